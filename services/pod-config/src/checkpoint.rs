@@ -1,8 +1,8 @@
-//! The last good content of each manifest file, which file's definition of each name counts, when each pod was first
-//! seen, and when the control plane was last heard, for the time after a restart (redb).
+//! What the service restores after a restart (redb): the last good content of each manifest file, which file owns each name, when
+//! each pod was first seen, and the last contact with the control plane.
 //!
-//! Nothing waits for it: contents are handed over in memory and written by a loop of its own. When the disk is
-//! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
+//! Nothing waits for it: rows are passed in memory and written by a loop of its own. If the disk is full or the folder cannot be
+//! written, a condition says so and the service continues. Secrets are never stored.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use keelson_pod_config_core::files::Holders;
-use keelson_pod_config_core::sight::Sight;
+use keelson_pod_config_core::files::NameOwners;
+use keelson_pod_config_core::sent_record::SentRecord;
 use keelson_service_kit::{Context, LoopHandle};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use tokio::sync::Notify;
@@ -21,31 +21,31 @@ use tokio::sync::Notify;
 type Table = TableDefinition<'static, &'static str, &'static [u8]>;
 const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");
-const HOLDERS: Table = TableDefinition::new("holders");
-const HEARD: Table = TableDefinition::new("heard");
+const NAME_OWNERS: Table = TableDefinition::new("holders");
+const LAST_CONTACT: Table = TableDefinition::new("heard");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
 const FILE_NAME: &str = "checkpoint.redb";
-/// The one cache of the store.
+/// The cache of the database.
 const CACHE_BYTES: usize = 1024 * 1024;
-/// After the first news, so that a file and its pods are one write.
-const GATHER: Duration = Duration::from_millis(20);
-/// Between two tries to write after a failure.
+/// Delay after the first change, so that a file and its pods are one write.
+const BATCH_DELAY: Duration = Duration::from_millis(20);
+/// Delay before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
 const CONDITION: &str = "checkpoint";
 
 /// Why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The folder cannot be made.
-    #[error("cannot make the folder {}", folder.display())]
+    /// The folder cannot be created.
+    #[error("cannot create the folder {}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
         /// The cause.
         source: std::io::Error,
     },
-    /// The store cannot be opened, read or written.
+    /// The database cannot be opened, read or written.
     #[error("cannot use {}", path.display())]
     Store {
         /// The file.
@@ -53,7 +53,7 @@ pub enum CheckpointError {
         /// The cause.
         source: Box<redb::Error>,
     },
-    /// A newer release wrote it.
+    /// It was written by a newer release.
     #[error("{} has schema version {found}, this binary knows {SCHEMA}; use the newer binaries or remove the file", path.display())]
     TooNew {
         /// The file.
@@ -63,38 +63,38 @@ pub enum CheckpointError {
     },
 }
 
-/// What a row is about.
+/// The key of a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Row {
     /// A manifest, by its path.
     Manifest(String),
     /// A pod, by its UID.
     Pod(String),
-    /// The file whose definition counts, by the name that it defines.
-    Holder(String),
-    /// When a source that may be away was last heard, by its name.
-    Heard(String),
+    /// The file that owns a name, by the name.
+    NameOwner(String),
+    /// The last contact with a control plane, by source.
+    LastContact(String),
 }
 
-type RowOf = fn(String) -> Row;
+type RowConstructor = fn(String) -> Row;
 
-/// The new content of rows, or `None` to forget one.
+/// New contents of rows; `None` deletes a row.
 type Pending = BTreeMap<Row, Option<Vec<u8>>>;
 
-/// What an earlier run of the service has left.
+/// The state of the run before the restart.
 #[derive(Debug, Default)]
-pub struct Remembered {
+pub struct Restored {
     /// The last good content of each manifest, by path.
     pub manifests: BTreeMap<String, Vec<u8>>,
-    /// When each pod was first seen, by UID; what cannot be read is left out.
-    pub pods: BTreeMap<String, Sight>,
-    /// The file whose definition of a name counts.
-    pub holders: Holders,
-    /// When a source that may be away was last heard, seconds since 1970, by its name.
-    pub heard: BTreeMap<String, i64>,
+    /// The records of sent pods, by UID; damaged ones are left out.
+    pub pods: BTreeMap<String, SentRecord>,
+    /// The file that owns each name.
+    pub name_owners: NameOwners,
+    /// The last contact with each control plane, in seconds since 1970, by source.
+    pub last_contact: BTreeMap<String, i64>,
 }
 
-/// The handing-over side.
+/// Passes rows to the writer. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Checkpoint(Arc<Shared>);
 
@@ -107,11 +107,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     pending: Pending,
-    /// Hash of what is stored or about to be, so that nothing is written twice.
+    /// Hashes of stored and pending rows, so that nothing is written twice.
     stored: BTreeMap<Row, u64>,
 }
 
-/// The writing side; [`Writer::run`] is its loop.
+/// Writes rows to the database; [`Writer::run`] is its loop.
 #[derive(Debug)]
 pub struct Writer {
     shared: Checkpoint,
@@ -120,9 +120,9 @@ pub struct Writer {
 }
 
 impl Checkpoint {
-    /// Opens the store in `folder` and reads what an earlier run has left there. Blocks. A store that cannot be
-    /// used gives an empty content and the reason.
-    pub fn open(folder: &Path) -> (Self, Writer, Remembered, Option<CheckpointError>) {
+    /// Opens the database in `folder` and reads it. Blocks. If it cannot be used, the restored state is empty and the error is
+    /// returned.
+    pub fn open(folder: &Path) -> (Self, Writer, Restored, Option<CheckpointError>) {
         let shared = Self::default();
         let (store, rows, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store))) {
             Ok((rows, store)) => (Some(Arc::new(store)), rows, None),
@@ -130,37 +130,42 @@ impl Checkpoint {
         };
         shared.state().stored = rows.iter().map(|(row, bytes)| (row.clone(), hash(bytes))).collect();
         let writer = Writer { shared: shared.clone(), folder: folder.to_owned(), store };
-        (shared, writer, Remembered::of(rows), error)
+        (shared, writer, Restored::from_rows(rows), error)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the good content of a file. Returns at once.
+    /// Stores the last good content of a file. Returns at once.
     pub fn put(&self, path: &str, bytes: Vec<u8>) {
         self.put_row(Row::Manifest(path.to_owned()), bytes);
     }
 
-    /// Remembers as what a pod was sent. Returns at once.
-    pub fn put_pod(&self, uid: &str, sight: &Sight) {
-        self.put_row(Row::Pod(uid.to_owned()), sight.encode());
+    /// Stores the record of a sent pod. Returns at once.
+    pub fn put_pod(&self, uid: &str, record: &SentRecord) {
+        self.put_row(Row::Pod(uid.to_owned()), record.encode());
     }
 
-    /// Remembers which file's definition of each name counts. Returns at once.
-    pub fn keep_holders(&self, holders: &Holders) {
-        let name = |row: &Row| if let Row::Holder(name) = row { Some(name.clone()) } else { None };
-        let gone: Vec<String> =
-            self.state().stored.keys().filter_map(name).filter(|name| !holders.contains_key(name)).collect();
-        gone.into_iter().for_each(|name| self.remove_row(Row::Holder(name)));
-        for (name, origin) in holders {
-            self.put_row(Row::Holder(name.clone()), origin.clone().into_bytes());
+    /// Stores which file owns each name. Returns at once.
+    pub fn put_name_owners(&self, name_owners: &NameOwners) {
+        let name = |row: &Row| if let Row::NameOwner(name) = row { Some(name.clone()) } else { None };
+        let removed: Vec<String> = self
+            .state()
+            .stored
+            .keys()
+            .filter_map(name)
+            .filter(|name| !name_owners.contains_key(name))
+            .collect();
+        removed.into_iter().for_each(|name| self.remove_row(Row::NameOwner(name)));
+        for (name, origin) in name_owners {
+            self.put_row(Row::NameOwner(name.clone()), origin.clone().into_bytes());
         }
     }
 
-    /// Remembers when a source was last heard, in seconds since 1970. Returns at once.
-    pub fn put_heard(&self, source: &str, unix_seconds: i64) {
-        self.put_row(Row::Heard(source.to_owned()), unix_seconds.to_be_bytes().to_vec());
+    /// Stores the last contact with a source, in seconds since 1970. Returns at once.
+    pub fn put_last_contact(&self, source: &str, unix_seconds: i64) {
+        self.put_row(Row::LastContact(source.to_owned()), unix_seconds.to_be_bytes().to_vec());
     }
 
     fn put_row(&self, row: Row, bytes: Vec<u8>) {
@@ -172,12 +177,12 @@ impl Checkpoint {
         }
     }
 
-    /// Forgets a file. Returns at once.
+    /// Deletes the content of a file. Returns at once.
     pub fn remove(&self, path: &str) {
         self.remove_row(Row::Manifest(path.to_owned()));
     }
 
-    /// Forgets a pod. Returns at once.
+    /// Deletes the record of a pod. Returns at once.
     pub fn remove_pod(&self, uid: &str) {
         self.remove_row(Row::Pod(uid.to_owned()));
     }
@@ -190,56 +195,59 @@ impl Checkpoint {
         }
     }
 
-    /// The paths that are remembered.
+    /// The paths of all stored contents.
     pub fn paths(&self) -> Vec<String> {
         let path = |row: &Row| if let Row::Manifest(path) = row { Some(path.clone()) } else { None };
         self.state().stored.keys().filter_map(path).collect()
     }
 
-    /// The UIDs that are remembered.
+    /// The UIDs of all stored pods.
     pub fn pods(&self) -> Vec<String> {
         let uid = |row: &Row| if let Row::Pod(uid) = row { Some(uid.clone()) } else { None };
         self.state().stored.keys().filter_map(uid).collect()
     }
 }
 
-impl Remembered {
-    fn of(rows: BTreeMap<Row, Vec<u8>>) -> Self {
-        let mut own = Self::default();
+impl Restored {
+    fn from_rows(rows: BTreeMap<Row, Vec<u8>>) -> Self {
+        let mut restored = Self::default();
         for (row, bytes) in rows {
             match row {
-                Row::Manifest(path) => drop(own.manifests.insert(path, bytes)),
-                Row::Holder(name) => {
-                    drop(own.holders.insert(name, String::from_utf8_lossy(&bytes).into_owned()));
+                Row::Manifest(path) => drop(restored.manifests.insert(path, bytes)),
+                Row::NameOwner(name) => {
+                    drop(restored.name_owners.insert(name, String::from_utf8_lossy(&bytes).into_owned()));
                 }
-                Row::Heard(source) => match bytes.try_into() {
-                    Ok(bytes) => drop(own.heard.insert(source, i64::from_be_bytes(bytes))),
+                Row::LastContact(source) => match bytes.try_into() {
+                    Ok(bytes) => drop(restored.last_contact.insert(source, i64::from_be_bytes(bytes))),
                     Err(_) => {
-                        tracing::warn!(source, "it is not known any more when this source was last heard")
+                        tracing::warn!(
+                            source,
+                            "the checkpoint's last contact with this source is damaged and is ignored"
+                        )
                     }
                 },
-                Row::Pod(uid) => match Sight::decode(&bytes) {
-                    Some(sight) => drop(own.pods.insert(uid, sight)),
+                Row::Pod(uid) => match SentRecord::decode(&bytes) {
+                    Some(record) => drop(restored.pods.insert(uid, record)),
                     None => tracing::warn!(
                         uid,
-                        "the entry of this pod in the checkpoint is damaged; it counts as new"
+                        "the checkpoint's record of this pod is damaged; the pod counts as new"
                     ),
                 },
             }
         }
-        own
+        restored
     }
 }
 
 impl Writer {
-    /// Writes what is handed over until the service ends. What fails is tried again.
+    /// Writes pending rows until the service shuts down. Retries after errors.
     pub async fn run(mut self, ctx: Context) {
-        let turn = ctx.progress.register("checkpoint");
+        let loop_handle = ctx.progress.register("checkpoint");
         let mut retry_at: Option<tokio::time::Instant> = None;
         loop {
-            turn.tick();
+            loop_handle.tick();
             let waiting = retry_at.is_some_and(|at| tokio::time::Instant::now() < at);
-            // Cancel-safe: nothing is taken while waiting.
+            // Cancel-safe: neither arm holds state.
             tokio::select! {
                 () = ctx.shutdown.cancelled() => break,
                 () = self.shared.0.wake.notified(), if !waiting => {}
@@ -249,15 +257,16 @@ impl Writer {
                 continue;
             }
             if !self.shared.state().pending.is_empty() {
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(BATCH_DELAY).await;
             }
-            retry_at = self.flush(&ctx, &turn).await.err().map(|()| tokio::time::Instant::now() + RETRY);
+            retry_at =
+                self.flush(&ctx, &loop_handle).await.err().map(|()| tokio::time::Instant::now() + RETRY);
         }
-        // What is handed over but not written is lost only if this takes longer than the service has left.
-        let _ = self.flush(&ctx, &turn).await;
+        // Pending rows are lost only if this takes longer than the drain time of the service.
+        let _ = self.flush(&ctx, &loop_handle).await;
     }
 
-    async fn flush(&mut self, ctx: &Context, turn: &LoopHandle) -> Result<(), ()> {
+    async fn flush(&mut self, ctx: &Context, loop_handle: &LoopHandle) -> Result<(), ()> {
         let pending = std::mem::take(&mut self.shared.state().pending);
         if pending.is_empty() {
             return Ok(());
@@ -267,11 +276,11 @@ impl Writer {
             let written = write(&folder, store, &pending);
             (pending, written)
         });
-        let Ok((pending, written)) = turn.while_at(work).await else { return Err(()) };
+        let Ok((pending, written)) = loop_handle.while_at(work).await else { return Err(()) };
         match written {
             Ok(store) => {
                 self.store = Some(store);
-                tracing::debug!(rows = pending.len(), "checkpoint written");
+                tracing::debug!(event = "checkpoint_written", rows = pending.len(), "checkpoint written");
                 ctx.progress.condition(CONDITION, Ok(()));
                 Ok(())
             }
@@ -282,17 +291,17 @@ impl Writer {
                     state.pending.entry(row).or_insert(content);
                 }
                 drop(state);
-                ctx.progress.condition(CONDITION, Err(complaint(&error)));
+                ctx.progress.condition(CONDITION, Err(condition_message(&error)));
                 Err(())
             }
         }
     }
 }
 
-/// What a person reads about an unusable checkpoint.
-pub fn complaint(error: &CheckpointError) -> String {
+/// The condition's message for an unusable checkpoint.
+pub fn condition_message(error: &CheckpointError) -> String {
     format!(
-        "{}; the last good manifests and the ages of pods are not remembered over a restart until the folder can be written",
+        "{}; the last good manifests and the ages of pods are lost in a restart until the folder can be written",
         keelson_service_kit::status::chain(error)
     )
 }
@@ -303,7 +312,7 @@ fn hash(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn failed<E: Into<redb::Error>>(path: &Path) -> impl Fn(E) -> CheckpointError {
+fn store_error<E: Into<redb::Error>>(path: &Path) -> impl Fn(E) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Store { path: path.clone(), source: Box::new(source.into()) }
 }
@@ -320,19 +329,19 @@ fn open(folder: &Path) -> Result<Database, CheckpointError> {
     };
     create().or_else(|error| {
         if !is_broken(&error) {
-            return Err(failed(&path)(error));
+            return Err(store_error(&path)(error));
         }
-        // It only repeats what the manifests say; a broken one is put aside for a person to look at.
-        tracing::warn!(file = %path.display(), %error, "the checkpoint is broken, starting with an empty one");
+        // The manifests have everything that matters; a broken file is kept for inspection.
+        tracing::warn!(file = %path.display(), %error, "the checkpoint is broken; starting with an empty one");
         let _ = std::fs::rename(&path, path.with_extension("broken"));
-        create().map_err(failed(&path))
+        create().map_err(store_error(&path))
     })
 }
 
-/// Schema version and contents.
-type Stored = (Option<u64>, BTreeMap<Row, Vec<u8>>);
+/// Schema version and rows.
+type Contents = (Option<u64>, BTreeMap<Row, Vec<u8>>);
 
-/// Whether the file itself is no good store, rather than the disk or its permissions.
+/// Whether the file itself is broken, rather than the disk or its permissions.
 fn is_broken(error: &redb::DatabaseError) -> bool {
     match error {
         redb::DatabaseError::Storage(redb::StorageError::Corrupted(_)) => true,
@@ -346,7 +355,7 @@ fn is_broken(error: &redb::DatabaseError) -> bool {
 
 fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, CheckpointError> {
     let path = folder.join(FILE_NAME);
-    let read = || -> Result<Stored, redb::Error> {
+    let read = || -> Result<Contents, redb::Error> {
         let transaction = store.begin_read()?;
         let version = match transaction.open_table(META) {
             Ok(meta) => meta.get("schema")?.map(|v| v.value()),
@@ -357,9 +366,13 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, Check
             return Ok((version, BTreeMap::new()));
         }
         let mut content = BTreeMap::new();
-        let tables: [(Table, RowOf); 4] =
-            [(MANIFESTS, Row::Manifest), (PODS, Row::Pod), (HOLDERS, Row::Holder), (HEARD, Row::Heard)];
-        for (table, row_of) in tables {
+        let tables: [(Table, RowConstructor); 4] = [
+            (MANIFESTS, Row::Manifest),
+            (PODS, Row::Pod),
+            (NAME_OWNERS, Row::NameOwner),
+            (LAST_CONTACT, Row::LastContact),
+        ];
+        for (table, constructor) in tables {
             let table = match transaction.open_table(table) {
                 Ok(table) => table,
                 Err(redb::TableError::TableDoesNotExist(_)) => continue,
@@ -367,12 +380,12 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, Check
             };
             for row in table.iter()? {
                 let (key, bytes) = row?;
-                content.insert(row_of(key.value().to_owned()), bytes.value().to_vec());
+                content.insert(constructor(key.value().to_owned()), bytes.value().to_vec());
             }
         }
         Ok((version, content))
     };
-    let (version, content) = read().map_err(failed(&path))?;
+    let (version, content) = read().map_err(store_error(&path))?;
     match version {
         Some(found) if found > SCHEMA => Err(CheckpointError::TooNew { path, found }),
         _ => Ok(content),
@@ -398,24 +411,24 @@ fn write(
         transaction.open_table(META)?.insert("schema", SCHEMA)?;
         let mut manifests = transaction.open_table(MANIFESTS)?;
         let mut pods = transaction.open_table(PODS)?;
-        let mut holders = transaction.open_table(HOLDERS)?;
-        let mut heard = transaction.open_table(HEARD)?;
+        let mut name_owners = transaction.open_table(NAME_OWNERS)?;
+        let mut last_contact = transaction.open_table(LAST_CONTACT)?;
         for (row, content) in pending {
             let (table, key) = match row {
                 Row::Manifest(path) => (&mut manifests, path),
                 Row::Pod(uid) => (&mut pods, uid),
-                Row::Holder(name) => (&mut holders, name),
-                Row::Heard(source) => (&mut heard, source),
+                Row::NameOwner(name) => (&mut name_owners, name),
+                Row::LastContact(source) => (&mut last_contact, source),
             };
             match content {
                 Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
             }
         }
-        drop((manifests, pods, holders, heard));
+        drop((manifests, pods, name_owners, last_contact));
         transaction.commit()?;
         Ok(())
     };
-    commit().map_err(failed(&path))?;
+    commit().map_err(store_error(&path))?;
     Ok(store)
 }

@@ -1,27 +1,27 @@
-//! What only a Kubernetes API has for pods: the variables of services, and tokens of service accounts.
+//! What only a Kubernetes API provides for pods: service variables and service account tokens.
 //!
-//! Services are followed in all namespaces, as their variables are those of the moment in which a container starts. What was
-//! read is kept in the checkpoint, so that containers start again while the server is away. Tokens are kept nowhere here.
+//! Services are followed in all namespaces, because their variables are computed when a container starts. They are stored in the
+//! checkpoint, so that containers can restart while the server is down. Tokens are never stored.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
-use keelson_pod_config_core::service_env::{Services, kept, service, variables};
-use keelson_pod_config_core::token::{MadeToken, WantedToken, answer, request};
+use keelson_pod_config_core::service_env::{Services, checkpoint_object, service, variables};
+use keelson_pod_config_core::token::{IssuedToken, TokenRequest, parse_response, request_object};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, Progress};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
-use crate::kubernetes_source::KEPT;
+use crate::kubernetes_source::CHECKPOINT_PREFIX;
 
-/// The condition that says whether the services are heard of.
+/// The condition for the connection to services.
 const CONDITION: &str = "control-plane-services";
 
-/// The delays between requests for a token while the server has not seen the pod: its own watch of pods lags behind the one
-/// that has told this node of the pod.
+/// Delays between token requests while the server has not seen the pod: the server's own watch of pods lags behind the watch of
+/// this node.
 const POD_UNSEEN_DELAYS_MS: [u64; 5] = [50, 100, 200, 400, 800];
 
 /// Whether a refusal of a token may mean that the server has not seen the pod, or its binding to this node, yet. These refusals
@@ -37,23 +37,23 @@ fn has_not_seen_the_pod(error: &KubeError, pod: &str) -> bool {
     }
 }
 
-/// Why there is no token.
+/// Why no token was issued.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The API server does not answer or refuses.
+    /// The API server is unreachable or refuses.
     #[error(transparent)]
     Server(#[from] KubeError),
-    /// Its answer has no token.
+    /// Its response has no token.
     #[error("the API server's answer to the request for a token of {namespace}/{account} has no token")]
     NoToken {
-        /// The account's namespace.
+        /// Namespace of the account.
         namespace: String,
-        /// The account.
+        /// Name of the account.
         account: String,
     },
 }
 
-/// A cluster. Cheap to clone.
+/// The services and tokens of a cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Cluster(Arc<Inner>);
 
@@ -66,12 +66,12 @@ struct Inner {
 #[derive(Default)]
 struct State {
     services: Services,
-    /// The services have been read once, in this run or one before.
+    /// The services have been read, in this run or before the restart.
     read: bool,
 }
 
 fn prefix() -> String {
-    format!("{KEPT}services/")
+    format!("{CHECKPOINT_PREFIX}services/")
 }
 
 fn key_of(namespace: &str, name: &str) -> String {
@@ -79,17 +79,17 @@ fn key_of(namespace: &str, name: &str) -> String {
 }
 
 impl Cluster {
-    /// Takes out of `earlier` what an earlier run of the service knew.
-    pub fn new(api: KubeApi, checkpoint: Checkpoint, earlier: &mut BTreeMap<String, Vec<u8>>) -> Self {
+    /// Takes the services of the checkpoint out of `restored`.
+    pub fn new(api: KubeApi, checkpoint: Checkpoint, restored: &mut BTreeMap<String, Vec<u8>>) -> Self {
         let prefix = prefix();
-        let keys: Vec<String> = earlier.keys().filter(|key| key.starts_with(&prefix)).cloned().collect();
-        let recalled = keys.into_iter().filter_map(|key| {
-            let object: Value = serde_json::from_slice(&earlier.remove(&key)?).ok()?;
+        let keys: Vec<String> = restored.keys().filter(|key| key.starts_with(&prefix)).cloned().collect();
+        let parsed = keys.into_iter().filter_map(|key| {
+            let object: Value = serde_json::from_slice(&restored.remove(&key)?).ok()?;
             let (namespace, name) = key.strip_prefix(&prefix)?.split_once('/')?;
             Some(((namespace.to_owned(), name.to_owned()), service(&object)?))
         });
-        let services: Services = recalled.collect();
-        // A cluster has at least the service of its API server.
+        let services: Services = parsed.collect();
+        // Every cluster has at least the service of its API server.
         let state = State { read: !services.is_empty(), services };
         Self(Arc::new(Inner { api, checkpoint, state: Mutex::new(state) }))
     }
@@ -98,13 +98,12 @@ impl Cluster {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection to its API server.
+    /// The client of its API server.
     pub fn api(&self) -> &KubeApi {
         &self.0.api
     }
 
-    /// The variables of a container in `namespace`; none while the services have not been read, unless what is known is
-    /// enough (`as_known`).
+    /// The variables of a container in `namespace`; `None` until the services have been read, unless `as_known` is set.
     pub fn variables(
         &self,
         namespace: &str,
@@ -115,18 +114,18 @@ impl Cluster {
         (state.read || as_known).then(|| variables(&state.services, namespace, links))
     }
 
-    /// Has the server make a token. While it does not know the pod yet, it is asked again for a moment.
+    /// Requests a token from the server. Retries for a moment while the server does not know the pod yet.
     ///
     /// # Errors
-    /// It does not answer or refuses.
-    pub async fn create_token(&self, wanted: &WantedToken) -> Result<MadeToken, TokenError> {
+    /// The server is unreachable or refuses.
+    pub async fn create_token(&self, wanted: &TokenRequest) -> Result<IssuedToken, TokenError> {
         let (namespace, account) = (&wanted.namespace, &wanted.service_account);
         let name = (account.as_str(), "token");
-        let body = request(wanted);
+        let body = request_object(wanted);
         let mut delays = POD_UNSEEN_DELAYS_MS.into_iter();
-        let made = loop {
+        let response = loop {
             match self.0.api.create_below(Resource::SERVICE_ACCOUNT, Some(namespace), name, &body).await {
-                Ok(made) => break made,
+                Ok(response) => break response,
                 Err(error) => match delays.next() {
                     Some(delay) if has_not_seen_the_pod(&error, &wanted.pod_name) => {
                         tokio::time::sleep(Duration::from_millis(delay)).await;
@@ -135,7 +134,7 @@ impl Cluster {
                 },
             }
         };
-        answer(&made.0, wanted.expiration_seconds)
+        parse_response(&response.0, wanted.expiration_seconds)
             .ok_or_else(|| TokenError::NoToken { namespace: namespace.clone(), account: account.clone() })
     }
 
@@ -143,18 +142,18 @@ impl Cluster {
     pub async fn follow(self, progress: Progress, shutdown: CancellationToken) {
         let mut follower = Follower::new(self.0.api.clone(), Range::all(Resource::SERVICE));
         loop {
-            // Cancel-safe: a follower reads again what it could not tell.
-            let news = tokio::select! {
+            // Cancel-safe: a follower reads again what it did not return.
+            let event = tokio::select! {
                 () = shutdown.cancelled() => return,
-                news = follower.next() => news,
+                event = follower.next() => event,
             };
-            match news {
-                News::Listed(objects) => self.take_all(&objects),
-                News::Changed(Change::Put(object)) => self.take(&object),
+            match event {
+                News::Listed(objects) => self.apply_list(&objects),
+                News::Changed(Change::Put(object)) => self.apply(&object),
                 News::Changed(Change::Deleted(object)) => self.forget(object.namespace(), object.name()),
                 News::InTouch => {}
                 News::Lost(error) => {
-                    let text = format!("{}; what is known of services goes on", chain(&error));
+                    let text = format!("{}; the last known services stay in effect", chain(&error));
                     progress.condition(CONDITION, Err(text));
                     continue;
                 }
@@ -163,21 +162,21 @@ impl Cluster {
         }
     }
 
-    fn take_all(&self, objects: &[Object]) {
-        let there: std::collections::BTreeSet<(String, String)> =
+    fn apply_list(&self, objects: &[Object]) {
+        let listed: std::collections::BTreeSet<(String, String)> =
             objects.iter().map(|o| (o.namespace().to_owned(), o.name().to_owned())).collect();
         let known: Vec<(String, String)> = self.state().services.keys().cloned().collect();
-        for (namespace, name) in known.iter().filter(|key| !there.contains(*key)) {
+        for (namespace, name) in known.iter().filter(|key| !listed.contains(*key)) {
             self.forget(namespace, name);
         }
-        objects.iter().for_each(|object| self.take(object));
+        objects.iter().for_each(|object| self.apply(object));
         self.state().read = true;
     }
 
-    fn take(&self, object: &Object) {
+    fn apply(&self, object: &Object) {
         let (namespace, name) = (object.namespace(), object.name());
         let Some(service) = service(&object.0) else { return self.forget(namespace, name) };
-        self.0.checkpoint.put(&key_of(namespace, name), kept(&service).to_string().into_bytes());
+        self.0.checkpoint.put(&key_of(namespace, name), checkpoint_object(&service).to_string().into_bytes());
         self.state().services.insert((namespace.to_owned(), name.to_owned()), service);
     }
 
@@ -198,46 +197,46 @@ mod tests {
             "spec": {"clusterIP": address, "ports": [{"port": 80}]}}))
     }
 
-    fn cluster(earlier: &mut BTreeMap<String, Vec<u8>>) -> Cluster {
-        Cluster::new(KubeApi::new("/none".into(), "test"), Checkpoint::default(), earlier)
+    fn cluster(restored: &mut BTreeMap<String, Vec<u8>>) -> Cluster {
+        Cluster::new(KubeApi::new("/none".into(), "test"), Checkpoint::default(), restored)
     }
 
     #[test]
-    fn nothing_is_told_of_services_before_they_have_been_read_unless_what_is_known_is_enough() {
+    fn service_variables_need_a_first_read_unless_as_known_is_set() {
         let cluster = cluster(&mut BTreeMap::new());
         assert_eq!(cluster.variables("a", true, false), None);
         assert_eq!(cluster.variables("a", true, true), Some(BTreeMap::new()));
-        cluster.take_all(&[object("a", "db", "10.0.0.3"), object("a", "head", "None")]);
+        cluster.apply_list(&[object("a", "db", "10.0.0.3"), object("a", "head", "None")]);
         let host = |name: &str| cluster.variables("a", true, false).unwrap().get(name).cloned();
         assert_eq!(host("DB_SERVICE_HOST").as_deref(), Some("10.0.0.3"));
         assert_eq!(host("HEAD_SERVICE_HOST"), None);
-        cluster.take(&object("a", "head", "10.0.0.4"));
+        cluster.apply(&object("a", "head", "10.0.0.4"));
         assert_eq!(host("HEAD_SERVICE_HOST").as_deref(), Some("10.0.0.4"));
-        // One that loses its address is as good as gone.
-        cluster.take(&object("a", "db", ""));
+        // A service without an address has no variables.
+        cluster.apply(&object("a", "db", ""));
         cluster.forget("a", "head");
         assert_eq!(cluster.variables("a", true, false), Some(BTreeMap::new()));
     }
 
     #[test]
-    fn services_are_known_over_a_restart_without_the_server() {
+    fn services_are_restored_after_a_restart_without_the_server() {
         let before = cluster(&mut BTreeMap::new());
-        before.take_all(&[object("default", "kubernetes", "10.0.0.1"), object("a", "db", "10.0.0.3")]);
-        let kept_of = |services: &Services| -> BTreeMap<String, Vec<u8>> {
+        before.apply_list(&[object("default", "kubernetes", "10.0.0.1"), object("a", "db", "10.0.0.3")]);
+        let checkpoint_rows = |services: &Services| -> BTreeMap<String, Vec<u8>> {
             let one = |((namespace, name), service): (&(String, String), _)| {
-                (key_of(namespace, name), kept(service).to_string().into_bytes())
+                (key_of(namespace, name), checkpoint_object(service).to_string().into_bytes())
             };
             services.iter().map(one).collect()
         };
-        let mut earlier = kept_of(&before.state().services);
-        assert_eq!(earlier.keys().cloned().collect::<Vec<_>>(), before.0.checkpoint.paths());
-        earlier.insert("api:pods/a/b".to_owned(), Vec::new());
-        let after = cluster(&mut earlier);
-        assert_eq!(earlier.len(), 1, "what is somebody else's stays");
+        let mut restored = checkpoint_rows(&before.state().services);
+        assert_eq!(restored.keys().cloned().collect::<Vec<_>>(), before.0.checkpoint.paths());
+        restored.insert("api:pods/a/b".to_owned(), Vec::new());
+        let after = cluster(&mut restored);
+        assert_eq!(restored.len(), 1, "rows of others stay");
         assert_eq!(after.variables("a", true, false), before.variables("a", true, false));
         assert!(after.variables("a", true, false).is_some_and(|found| found.len() > 2));
-        // What the server no longer has goes.
-        after.take_all(&[object("default", "kubernetes", "10.0.0.1")]);
+        // Services that the server no longer has are removed.
+        after.apply_list(&[object("default", "kubernetes", "10.0.0.1")]);
         assert_eq!(after.state().services.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The control plane as pod-config reads it (architecture §6). The files of the node stand beside it.
+//! The control plane as pod-config reads it (architecture §6). Manifests of the node are read independently of it.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use keelson_pod_config_core::node::standalone_node;
 use keelson_pod_config_core::static_pod::StaticRules;
 use tokio::sync::watch;
 
-/// The rules of the manifests that no control plane has.
+/// The rules for manifests from files and URLs.
 pub fn static_rules(config: &Config) -> StaticRules {
     StaticRules::new(&config.node_name, matches!(config.control_plane, ControlPlaneConfig::Kubernetes(_)))
 }
 
 /// The pods and objects of a control plane at one moment.
 #[derive(Debug, Default)]
-pub struct PlanePods {
+pub struct ControlPlanePods {
     /// All of them.
     pub set: SourceSet,
-    /// It has answered since the service began; before that this is what an earlier run knew.
+    /// Whether the control plane has answered since the start; if not, this is restored state.
     pub settled: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct PlanePods {
 pub struct NodeState {
     /// The Node as JSON.
     pub json: Vec<u8>,
-    /// False while the object is made up here.
+    /// False for a standalone Node, which no control plane has.
     pub registered: bool,
 }
 
@@ -44,47 +44,48 @@ pub struct ObjectRequest {
     pub name: String,
 }
 
-/// Why the control plane has no answer.
+/// Why the control plane returned nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
-    /// It does not answer; the cause is for people.
+    /// It is unavailable; the cause is for people.
     #[error("the control plane {name} does not answer: {cause}")]
     Unavailable {
         /// Its name.
         name: &'static str,
-        /// What happened.
+        /// The cause.
         cause: String,
     },
 }
 
-/// What pod-config reads from a control plane. Streams never end: an implementation reconnects by itself, and a
-/// broken connection takes nothing away.
+/// What pod-config reads from a control plane. Streams never end: an implementation reconnects by itself, and a lost connection
+/// removes nothing.
 pub trait ControlPlane: Send + Sync + 'static {
     /// Its name, for messages: `none`, `api` or `etcd`.
     fn name(&self) -> &'static str;
 
-    /// The source of pods that it is, when it is one.
+    /// The name of its source of pods, if it has one.
     fn source(&self) -> Option<&'static str>;
 
-    /// The pods of this node: with each change the complete set.
-    fn pods(&self) -> BoxStream<'static, PlanePods>;
+    /// The pods of this node: the complete set after each change.
+    fn pods(&self) -> BoxStream<'static, ControlPlanePods>;
 
-    /// The Node object, and each change of it.
+    /// The Node object: now and after each change.
     fn node(&self) -> BoxStream<'static, NodeState>;
 
-    /// An object that a pod refers to; `None` when there is none.
+    /// Reads an object to which a pod refers; `None` if it does not exist.
     fn get_object(&self, wanted: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>>;
 
-    /// Counts how often what [`ControlPlane::get_object`] answers may have changed; `None` where it tells nothing by itself.
-    fn objects_change(&self) -> Option<watch::Receiver<u64>> {
+    /// Incremented when [`ControlPlane::get_object`] may return something else; `None` if the control plane sends no
+    /// notifications.
+    fn subscribe_objects(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 
-    /// One more caller follows an object, or one less.
+    /// Adds (`watched`) or removes a user of an object.
     fn retain_objects(&self, _wanted: &ObjectRequest, _watched: bool) {}
 }
 
-/// Standalone: no pods and no objects but those of the manifests, and a Node that is made up here.
+/// No control plane: pods and objects only from manifests, and a standalone Node.
 #[derive(Debug)]
 pub struct NoControlPlane {
     config: Arc<Config>,
@@ -97,7 +98,7 @@ impl NoControlPlane {
     }
 }
 
-/// The Node that is made up here, once.
+/// A stream with the standalone Node as its only item.
 pub fn standalone(config: &Config) -> BoxStream<'static, NodeState> {
     let labels = &config.resources.node_labels;
     let node = standalone_node(&config.node_name, labels, std::env::consts::ARCH);
@@ -114,7 +115,7 @@ impl ControlPlane for NoControlPlane {
         None
     }
 
-    fn pods(&self) -> BoxStream<'static, PlanePods> {
+    fn pods(&self) -> BoxStream<'static, ControlPlanePods> {
         stream::pending().boxed()
     }
 
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_beside_an_api_server_may_static_pods_name_no_secrets() {
+    fn static_pods_may_not_reference_secrets_only_with_an_api_server() {
         for (control_plane, allowed) in [
             (ControlPlaneConfig::None, true),
             (ControlPlaneConfig::Etcd(Etcd::plain(Vec::new())), true),
@@ -142,7 +143,7 @@ mod tests {
         ] {
             let rules = static_rules(&Config { control_plane, ..Config::default() });
             assert_eq!((rules.allowed.secrets, rules.allowed.config_maps), (allowed, allowed));
-            assert_eq!(rules.clone().of_url().allowed, rules.allowed);
+            assert_eq!(rules.clone().for_url().allowed, rules.allowed);
         }
     }
 }

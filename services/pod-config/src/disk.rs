@@ -1,4 +1,4 @@
-//! Looking at and reading manifest files. Everything here may block and belongs on a thread that may wait.
+//! Lists and reads manifest files. All functions here may block; call them on a blocking thread.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata, OpenOptions};
@@ -10,30 +10,30 @@ use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_pod_config_core::scan::{Listing, Stamp, is_ignored};
 use keelson_service_kit::writable_by_others;
 
-/// Bytes that one call of [`read_all`] holds at most, a file more or less.
-const READ_AT_ONCE: usize = 8 * 1024 * 1024;
+/// Maximum number of bytes that [`read_batch`] holds, plus one file.
+const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
 
-/// What reading a file came to.
+/// The result of reading a file.
 #[derive(Debug)]
 pub enum Reading {
-    /// The bytes, up to the limit, and the version that they are of.
+    /// The bytes, up to the size limit, and the version of the file.
     Bytes(Vec<u8>, Stamp),
-    /// There is no file any more, or it is no regular one.
-    Gone,
-    /// The file is there but cannot be read.
+    /// The file does not exist, or is not a regular file.
+    Missing,
+    /// The file exists but cannot be read.
     Failed(io::Error),
 }
 
-/// Looks at the path of a source: a folder or one file.
+/// Lists the path of a source: a folder or one file.
 pub fn list(path: &Path) -> Listing {
     match fs::metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Listing::Missing,
-        Err(error) => Listing::Unreadable(trouble(path, &error)),
+        Err(error) => Listing::Unreadable(path_error(path, &error)),
         Ok(found) if found.is_dir() => list_folder(path).unwrap_or_else(|error| {
             if error.kind() == ErrorKind::NotFound {
                 Listing::Missing
             } else {
-                Listing::Unreadable(trouble(path, &error))
+                Listing::Unreadable(path_error(path, &error))
             }
         }),
         Ok(found) if found.is_file() => match path.to_str() {
@@ -47,15 +47,15 @@ pub fn list(path: &Path) -> Listing {
     }
 }
 
-fn trouble(path: &Path, error: &io::Error) -> String {
-    let way_out = match error.kind() {
+fn path_error(path: &Path, error: &io::Error) -> String {
+    let remedy = match error.kind() {
         ErrorKind::PermissionDenied => {
-            "; let the user of keelson-pod-config read it, or give the service CAP_DAC_READ_SEARCH"
+            "; grant read access to the user of keelson-pod-config, or CAP_DAC_READ_SEARCH to the service"
         }
-        ErrorKind::NotADirectory => "; a part of the path is a file, correct staticPodPath",
+        ErrorKind::NotADirectory => "; a parent of the path is a file, correct staticPodPath",
         _ => "",
     };
-    format!("cannot read {}: {error}{way_out}; its pods stay as they are", path.display())
+    format!("cannot read {}: {error}{remedy}; its pods keep running", path.display())
 }
 
 fn list_folder(path: &Path) -> io::Result<Listing> {
@@ -64,20 +64,24 @@ fn list_folder(path: &Path) -> io::Result<Listing> {
         let entry = entry?;
         let full = entry.path();
         let (Some(text), Some(name)) = (full.to_str(), full.file_name().and_then(|n| n.to_str())) else {
-            tracing::debug!(file = %full.display(), "skipped: the name is not UTF-8");
+            tracing::debug!(event = "file_skipped", file = %full.display(), "skipped: the name is not UTF-8");
             continue;
         };
         if is_ignored(name) {
-            tracing::debug!(file = text, "skipped: an editor's file or a hidden one");
+            tracing::debug!(
+                event = "file_skipped",
+                file = text,
+                "skipped: a hidden file or an editor's file"
+            );
             continue;
         }
         match fs::metadata(&full) {
             Ok(found) if found.is_file() => {
                 files.insert(text.to_owned(), stamp(&found));
             }
-            Ok(_) => tracing::debug!(file = text, "skipped: not a regular file"),
+            Ok(_) => tracing::debug!(event = "file_skipped", file = text, "skipped: not a regular file"),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // Reading it will say what is wrong.
+            // The error is reported when the file is read.
             Err(_) => {
                 files.insert(text.to_owned(), Stamp::default());
             }
@@ -86,9 +90,9 @@ fn list_folder(path: &Path) -> io::Result<Listing> {
     Ok(Listing::Files(files))
 }
 
-/// What of the path and of what [`list`] has found there others than root and this process may write: whoever can is root on the
-/// node, by way of a pod.
-pub fn of_others(path: &Path, listing: &Listing) -> Vec<String> {
+/// Describes the path, and the files in its `listing`, that others than root and this process may write: anyone who can write a
+/// manifest is root on the node, through a pod.
+pub fn paths_writable_by_others(path: &Path, listing: &Listing) -> Vec<String> {
     let files = match listing {
         Listing::Files(files) => Some(files.keys()),
         Listing::Missing | Listing::Unreadable(_) => None,
@@ -101,8 +105,8 @@ pub fn of_others(path: &Path, listing: &Listing) -> Vec<String> {
 pub fn read(path: &Path) -> Reading {
     match read_regular(path) {
         Ok(Some((bytes, stamp))) => Reading::Bytes(bytes, stamp),
-        Ok(None) => Reading::Gone,
-        Err(error) if error.kind() == ErrorKind::NotFound => Reading::Gone,
+        Ok(None) => Reading::Missing,
+        Err(error) if error.kind() == ErrorKind::NotFound => Reading::Missing,
         Err(error) => Reading::Failed(error),
     }
 }
@@ -119,17 +123,17 @@ fn read_regular(path: &Path) -> io::Result<Option<(Vec<u8>, Stamp)>> {
     Ok(Some((bytes, stamp(&found))))
 }
 
-/// Reads files one after the other until enough is held; the rest of the list comes back.
-pub fn read_all(mut paths: Vec<String>) -> (Vec<(String, Reading)>, Vec<String>) {
-    let mut held = 0;
+/// Reads files in order up to the batch limit. Returns the results and the paths that are left.
+pub fn read_batch(mut paths: Vec<String>) -> (Vec<(String, Reading)>, Vec<String>) {
+    let mut total = 0;
     let mut done = Vec::new();
     paths.reverse();
-    while held < READ_AT_ONCE
+    while total < MAX_BATCH_BYTES
         && let Some(path) = paths.pop()
     {
         let reading = read(Path::new(&path));
         if let Reading::Bytes(bytes, _) = &reading {
-            held += bytes.len();
+            total += bytes.len();
         }
         done.push((path, reading));
     }
@@ -137,13 +141,12 @@ pub fn read_all(mut paths: Vec<String>) -> (Vec<(String, Reading)>, Vec<String>)
     (done, paths)
 }
 
-/// Whether a file that has just come into being is whole already: a link, of which nobody will say that it was
-/// closed.
-pub fn came_whole(path: &Path) -> bool {
+/// Whether a new file is a symbolic or hard link. A link is complete at once, and no close event follows.
+pub fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink() || (m.is_file() && m.nlink() > 1))
 }
 
-/// The version of the regular file at the path; `None` when there is none or nobody can say.
+/// The version of the regular file at the path; `None` if there is none or it cannot be read.
 pub fn stamp_of(path: &Path) -> Option<Stamp> {
     fs::metadata(path).ok().filter(Metadata::is_file).map(|found| stamp(&found))
 }
@@ -166,8 +169,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folder_and_each_manifest_are_looked_at_and_nothing_else() {
-        let of_others = |path: &Path| of_others(path, &list(path));
+    fn folder_and_manifests_are_checked_for_writers_and_ignored_files_are_not() {
+        let paths_writable_by_others = |path: &Path| paths_writable_by_others(path, &list(path));
         let dir = tempfile::tempdir().unwrap();
         let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         let file = |name: &str, mode| {
@@ -178,14 +181,14 @@ mod tests {
         };
         let good = file("good.yaml", 0o644);
         file(".hidden", 0o666);
-        assert_eq!(of_others(dir.path()), Vec::<String>::new());
-        assert_eq!(of_others(&good), Vec::<String>::new());
-        assert_eq!(of_others(&dir.path().join("none")), Vec::<String>::new());
+        assert_eq!(paths_writable_by_others(dir.path()), Vec::<String>::new());
+        assert_eq!(paths_writable_by_others(&good), Vec::<String>::new());
+        assert_eq!(paths_writable_by_others(&dir.path().join("none")), Vec::<String>::new());
         let open = file("open.yaml", 0o666);
         set(dir.path(), 0o777);
-        let found = of_others(dir.path());
+        let found = paths_writable_by_others(dir.path());
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("mode 0777") && found[1].contains("open.yaml"), "{found:?}");
-        assert_eq!(of_others(&open).len(), 1, "a single manifest is named once");
+        assert_eq!(paths_writable_by_others(&open).len(), 1, "a single manifest is named once");
     }
 }

@@ -1,8 +1,8 @@
-//! The source `etcd`: the pods, Secrets and ConfigMaps that stand under this node's keys (architecture §6).
+//! The source `etcd`: the pods, Secrets and ConfigMaps under this node's keys (architecture §6).
 //!
-//! What was good is in the checkpoint, and Secrets are in memory: while etcd does not answer, pods of this boot go on over a
-//! restart of the service, and after a reboot those start that the offline policy lets start. Only what etcd says settles
-//! the source, so that nothing is ever removed because it is away.
+//! The last good state is in the checkpoint, Secrets are in memory. While etcd is down, pods of this boot keep running over a
+//! restart of the service; after a reboot those start that the offline policy allows. Only a response of etcd settles the source,
+//! so that an outage never removes pods.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,66 +13,66 @@ use keelson_config::{Config, Etcd as Settings, Offline, ServiceName};
 use keelson_etcd::keys::Named;
 use keelson_etcd::{Change, Entry, Etcd, Follower, News, NodeKeys};
 use keelson_kube_model::pod_ext::ETCD;
-use keelson_pod_config_core::files::{Holders, SourceFiles};
+use keelson_pod_config_core::files::{NameOwners, SourceFiles};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::ObjectKey;
-use keelson_pod_config_core::offline::{WaitingPod, age, waits_for};
+use keelson_pod_config_core::offline::{WaitingPod, contact_age, wait_reason};
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::stored::{StoredName, parse_stored};
+use keelson_pod_config_core::stored::{ExpectedObject, parse_stored};
 
-use keelson_pod_config_core::{FileContent, ManifestError, Why};
+use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, Progress};
 
+use crate::boot_state::BootState;
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{
-    ControlPlane, ControlPlaneError, NodeState, ObjectRequest, PlanePods, standalone,
+    ControlPlane, ControlPlaneError, ControlPlanePods, NodeState, ObjectRequest, standalone,
 };
-use crate::last_word::{LastWord, but, now_unix_seconds};
+use crate::last_contact::{LastContact, now_unix_seconds, waiting_suffix};
 use crate::secrets::{SecretName, Secrets};
-use crate::this_boot::ThisBoot;
 
-/// The condition that says how etcd is.
+/// The condition for the connection to etcd.
 const CONDITION: &str = "control-plane";
 
-/// What an earlier run of the service has left.
+/// State restored from the checkpoint.
 #[derive(Debug, Default)]
-pub struct Earlier {
-    /// What stood under the keys, by key; no Secrets.
+pub struct RestoredState {
+    /// Values by key; no Secrets.
     pub values: BTreeMap<String, Vec<u8>>,
-    /// When etcd was last heard, seconds since 1970; `None`: nobody knows.
-    pub heard: Option<i64>,
+    /// The last contact with etcd, in seconds since 1970; `None` if unknown.
+    pub last_contact: Option<i64>,
 }
 
-/// etcd as pod-config reads it.
-pub struct EtcdPlane {
+/// The control plane `etcd`.
+pub struct EtcdControlPlane {
     config: Arc<Config>,
     etcd: Etcd,
     progress: Progress,
     checkpoint: Checkpoint,
-    /// Until the pods are asked for.
-    earlier: Mutex<Earlier>,
+    /// Taken when the pods are first requested.
+    restored: Mutex<RestoredState>,
 }
 
-impl EtcdPlane {
-    /// For the node of `ctx`; `earlier` is what the checkpoint has of earlier runs.
-    pub fn new(ctx: &Context, settings: &Settings, checkpoint: Checkpoint, earlier: Earlier) -> Self {
+impl EtcdControlPlane {
+    /// For the node of `ctx`; `restored` is from the checkpoint.
+    pub fn new(ctx: &Context, settings: &Settings, checkpoint: Checkpoint, restored: RestoredState) -> Self {
         Self {
             config: Arc::clone(&ctx.config),
             etcd: Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig))),
             progress: ctx.progress.clone(),
             checkpoint,
-            earlier: Mutex::new(earlier),
+            restored: Mutex::new(restored),
         }
     }
 
-    /// The connection.
+    /// The etcd client.
     pub fn etcd(&self) -> Etcd {
         self.etcd.clone()
     }
 }
 
-impl ControlPlane for EtcdPlane {
+impl ControlPlane for EtcdControlPlane {
     fn name(&self) -> &'static str {
         ETCD
     }
@@ -81,14 +81,14 @@ impl ControlPlane for EtcdPlane {
         Some(ETCD)
     }
 
-    fn pods(&self) -> BoxStream<'static, PlanePods> {
+    fn pods(&self) -> BoxStream<'static, ControlPlanePods> {
         let keys = NodeKeys::new(&self.config.node_name);
-        let Earlier { mut values, heard } =
-            std::mem::take(&mut *self.earlier.lock().unwrap_or_else(PoisonError::into_inner));
+        let RestoredState { mut values, last_contact } =
+            std::mem::take(&mut *self.restored.lock().unwrap_or_else(PoisonError::into_inner));
         let run_dir = self.config.paths.socket_dir(ServiceName::PodConfig);
-        let (secrets, kept) = Secrets::open(&run_dir);
+        let (secrets, stored_secrets) = Secrets::open(&run_dir);
         let key_of = |(namespace, name): SecretName| keys.object(Kind::Secret.as_str(), &namespace, &name);
-        values.extend(kept.into_iter().map(|(name, bytes)| (key_of(name), bytes)));
+        values.extend(stored_secrets.into_iter().map(|(name, bytes)| (key_of(name), bytes)));
         let source = EtcdSource {
             follower: Follower::new(self.etcd.clone(), keys.desired()),
             keys,
@@ -96,13 +96,13 @@ impl ControlPlane for EtcdPlane {
             progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
             secrets,
-            remembered: values,
-            last_word: LastWord::new(ETCD, heard, &self.config.offline, self.checkpoint.clone()),
-            files: SourceFiles::resuming(Holders::new()),
+            restored: values,
+            last_contact: LastContact::new(ETCD, last_contact, &self.config.offline, self.checkpoint.clone()),
+            files: SourceFiles::restore(NameOwners::new()),
             known: BTreeMap::new(),
             settled: false,
-            begun: false,
-            boot: ThisBoot::new(&run_dir, ETCD, &self.config.resources.identity_files.boot_id),
+            started: false,
+            boot: BootState::new(&run_dir, ETCD, &self.config.resources.identity_files.boot_id),
             offline: self.config.offline.clone(),
             waiting: BTreeMap::new(),
         };
@@ -114,12 +114,12 @@ impl ControlPlane for EtcdPlane {
     }
 
     fn get_object(&self, _: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>> {
-        // All objects of the node are a part of its source.
+        // All objects of the node are part of its source.
         Box::pin(std::future::ready(Ok(None)))
     }
 }
 
-/// The revisions of a key that was read.
+/// The revisions of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Revisions {
     create: i64,
@@ -133,88 +133,92 @@ struct EtcdSource {
     progress: Progress,
     checkpoint: Checkpoint,
     secrets: Secrets,
-    /// What an earlier run of the service left of keys that have not been read.
-    remembered: BTreeMap<String, Vec<u8>>,
-    last_word: LastWord,
+    /// Restored values of keys that have not been read yet.
+    restored: BTreeMap<String, Vec<u8>>,
+    last_contact: LastContact,
     files: SourceFiles,
     known: BTreeMap<String, Revisions>,
     settled: bool,
-    begun: bool,
-    boot: ThisBoot,
+    started: bool,
+    boot: BootState,
     offline: Offline,
-    /// What does not start before etcd answers, by key.
+    /// Pods that do not start before etcd answers, by key.
     waiting: BTreeMap<String, Vec<WaitingPod>>,
 }
 
 impl EtcdSource {
-    /// The next set.
-    async fn next(&mut self) -> PlanePods {
-        if !std::mem::replace(&mut self.begun, true) && self.recall_all() {
+    /// Waits for the next complete set.
+    async fn next(&mut self) -> ControlPlanePods {
+        if !std::mem::replace(&mut self.started, true) && self.restore_all() {
             return self.set();
         }
         loop {
-            // Cancel-safe: a follower tells again what it could not tell.
-            let news = tokio::select! {
-                news = self.follower.next() => news,
-                () = self.last_word.due() => {
-                    self.last_word.write();
+            // Cancel-safe: a follower returns again what it did not return.
+            let event = tokio::select! {
+                event = self.follower.next() => event,
+                () = self.last_contact.write_due() => {
+                    self.last_contact.write_if_due();
                     continue;
                 }
             };
-            match news {
+            match event {
                 News::Listed(entries) => {
-                    self.in_touch();
-                    self.take_all(entries);
+                    self.record_contact();
+                    self.apply_list(entries);
                     return self.set();
                 }
                 News::Changed(changes) => {
-                    self.in_touch();
+                    self.record_contact();
                     for change in changes {
                         match change {
-                            Change::Put(entry) => self.take(&entry),
+                            Change::Put(entry) => self.apply_entry(&entry),
                             Change::Deleted(key) => self.forget(&key),
                         }
                     }
                     return self.set();
                 }
-                News::InTouch => self.in_touch(),
+                News::InTouch => self.record_contact(),
                 News::Lost(error) => {
-                    self.last_word.is_not_heard();
+                    self.last_contact.record_loss();
                     let waiting = self.waiting.values().flatten().count();
-                    let text = format!("{}; what is known of it goes on{}", chain(&error), but(waiting));
+                    let text = format!(
+                        "{}; the last known state stays in effect{}",
+                        chain(&error),
+                        waiting_suffix(waiting)
+                    );
                     self.progress.condition(CONDITION, Err(text));
                 }
             }
         }
     }
 
-    fn set(&mut self) -> PlanePods {
+    fn set(&mut self) -> ControlPlanePods {
         let mut set = self.files.assemble();
         set.waiting = self.waiting.values().flatten().cloned().collect();
-        PlanePods { set, settled: self.settled }
+        ControlPlanePods { set, settled: self.settled }
     }
 
-    fn in_touch(&mut self) {
+    fn record_contact(&mut self) {
         self.progress.condition(CONDITION, Ok(()));
-        self.last_word.is_heard();
+        self.last_contact.record_contact();
     }
 
-    /// Takes everything that there is.
-    fn take_all(&mut self, entries: Vec<Entry>) {
-        let gone: Vec<String> = self
+    /// Applies a complete list.
+    fn apply_list(&mut self, entries: Vec<Entry>) {
+        let removed: Vec<String> = self
             .known
             .keys()
-            .chain(self.remembered.keys())
+            .chain(self.restored.keys())
             .filter(|key| entries.binary_search_by(|entry| entry.key.as_str().cmp(key)).is_err())
             .cloned()
             .collect();
-        gone.iter().for_each(|key| self.forget(key));
+        removed.iter().for_each(|key| self.forget(key));
         for entry in &entries {
-            self.take(entry);
+            self.apply_entry(entry);
         }
-        self.remembered.clear();
+        self.restored.clear();
         self.waiting.clear();
-        self.files.all_are_known();
+        self.files.forget_unread_owners();
         let (keys, files) = (&self.keys, &self.files);
         self.secrets.retain(|(namespace, name)| {
             let key = keys.object(Kind::Secret.as_str(), namespace, name);
@@ -226,11 +230,11 @@ impl EtcdSource {
             }
         }
         if !std::mem::replace(&mut self.settled, true) {
-            self.boot.sees();
+            self.boot.record_contact();
         }
     }
 
-    fn take(&mut self, entry: &Entry) {
+    fn apply_entry(&mut self, entry: &Entry) {
         let revisions = Revisions { create: entry.create_revision, last: entry.mod_revision };
         let before = self.known.insert(entry.key.clone(), revisions);
         if before == Some(revisions) {
@@ -238,59 +242,61 @@ impl EtcdSource {
         }
         if before.is_some_and(|before| before.create != revisions.create) {
             self.files.remove(&entry.key);
-            self.forget_kept(&entry.key);
+            self.forget_stored(&entry.key);
         }
         match self.read(&entry.key, &entry.value, revisions.create) {
             Ok(mut content) => {
                 match std::mem::take(&mut content.checkpoint) {
                     none if none.is_empty() => self.checkpoint.remove(&entry.key),
-                    some => self.checkpoint.put(&entry.key, remember(revisions.create, &some)),
+                    some => self.checkpoint.put(&entry.key, encode_row(revisions.create, &some)),
                 }
                 let secrets = content.objects.iter().filter(|object| object.key.kind == Kind::Secret);
                 for ObjectKey { namespace, name, .. } in secrets.map(|object| object.key.clone()) {
-                    self.secrets.put((namespace, name), &remember(revisions.create, &entry.value));
+                    self.secrets.put((namespace, name), &encode_row(revisions.create, &entry.value));
                 }
-                self.files.read(&entry.key, Ok(content));
+                self.files.update(&entry.key, Ok(content));
             }
             Err(errors) => {
-                self.files.read(&entry.key, Err(errors));
-                if let Some((create, content)) = self.recall(&entry.key)
+                self.files.update(&entry.key, Err(errors));
+                if let Some((create, content)) = self.restore(&entry.key)
                     && create == revisions.create
                 {
-                    self.files.remember(&entry.key, content);
+                    self.files.restore_content(&entry.key, content);
                 }
             }
         }
     }
 
     fn read(&self, key: &str, value: &[u8], create: i64) -> Result<FileContent, Vec<ManifestError>> {
-        let refuse = |text: String| Err(vec![ManifestError::file(Why::WrongKind, text)]);
-        let promised = match self.keys.named(key) {
-            Some(Named::Pod { namespace, name }) => StoredName { kind: Kind::Pod, namespace, name },
+        let wrong_kind = |text: String| Err(vec![ManifestError::file(ManifestErrorKind::WrongKind, text)]);
+        let expected = match self.keys.named(key) {
+            Some(Named::Pod { namespace, name }) => ExpectedObject { kind: Kind::Pod, namespace, name },
             Some(Named::Object { kind, namespace, name }) => match Kind::parse(kind) {
-                Some(kind) if kind != Kind::Pod => StoredName { kind, namespace, name },
-                _ => return refuse(format!("there are keys for Secret and ConfigMap, none for {kind:?}")),
+                Some(kind) if kind != Kind::Pod => ExpectedObject { kind, namespace, name },
+                _ => {
+                    return wrong_kind(format!("there are keys for Secret and ConfigMap, none for {kind:?}"));
+                }
             },
             _ => {
-                return refuse(
+                return wrong_kind(
                     "this is no key of a pod (pods/<namespace>/<name>) nor of an object \
                      (objects/<kind>/<namespace>/<name>)"
                         .to_owned(),
                 );
             }
         };
-        parse_stored(value, key, promised, create, &self.rules)
+        parse_stored(value, key, expected, create, &self.rules)
     }
 
     fn forget(&mut self, key: &str) {
         self.known.remove(key);
-        self.remembered.remove(key);
-        self.forget_kept(key);
+        self.restored.remove(key);
+        self.forget_stored(key);
         self.files.remove(key);
     }
 
-    /// Nothing of the key is left for the time after a restart.
-    fn forget_kept(&mut self, key: &str) {
+    /// Removes the key from the checkpoint and from the stored Secrets.
+    fn forget_stored(&mut self, key: &str) {
         self.checkpoint.remove(key);
         if let Some(Named::Object { kind, namespace, name }) = self.keys.named(key)
             && kind == Kind::Secret.as_str()
@@ -299,53 +305,60 @@ impl EtcdSource {
         }
     }
 
-    /// What an earlier run knew of a key, with the revision that made it.
-    fn recall(&mut self, key: &str) -> Option<(i64, FileContent)> {
-        let bytes = self.remembered.remove(key)?;
-        let (create, value) = remembered(&bytes)?;
+    /// Takes the restored value of a key, with the revision at which the key was created.
+    fn restore(&mut self, key: &str) -> Option<(i64, FileContent)> {
+        let bytes = self.restored.remove(key)?;
+        let (create, value) = decode_row(&bytes)?;
         match self.read(key, value, create) {
             Ok(content) => Some((create, content)),
             Err(errors) => {
-                tracing::warn!(key, error = %errors[0], "the remembered version is not valid any more");
+                tracing::warn!(key, error = %errors[0], "the version in the checkpoint is no longer valid");
                 None
             }
         }
     }
 
-    /// Brings back what an earlier run knew, as far as it may start now. Whether that is anything.
-    fn recall_all(&mut self) -> bool {
-        let same_boot = self.boot.has_seen();
-        let keys: Vec<String> = self.remembered.keys().cloned().collect();
+    /// Restores the pods that may start now. Returns whether there is anything.
+    fn restore_all(&mut self) -> bool {
+        let same_boot = self.boot.has_contact();
+        let keys: Vec<String> = self.restored.keys().cloned().collect();
         let mut any = false;
         for key in keys {
-            let bytes = self.remembered.get(&key).cloned();
-            let Some((_, mut content)) = self.recall(&key) else { continue };
+            let bytes = self.restored.get(&key).cloned();
+            let Some((_, mut content)) = self.restore(&key) else { continue };
             if !same_boot {
                 self.hold_back(&key, &mut content);
             }
-            self.files.remember(&key, content);
-            self.remembered.extend(bytes.map(|bytes| (key, bytes)));
+            self.files.restore_content(&key, content);
+            self.restored.extend(bytes.map(|bytes| (key, bytes)));
             any = true;
         }
         if any {
-            tracing::info!(same_boot, "what etcd said last goes on until it answers");
+            tracing::info!(
+                event = "offline_state_restored",
+                same_boot,
+                "the last known pods of etcd stay in effect until it answers"
+            );
         }
         any
     }
 
-    /// Takes out what does not start after a reboot without etcd.
+    /// Removes the pods that must wait for etcd after a reboot, and records them as waiting.
     fn hold_back(&mut self, key: &str, content: &mut FileContent) {
-        let age = age(self.last_word.of_earlier_runs(), self.boot.first_look(now_unix_seconds()));
+        let age = contact_age(
+            self.last_contact.before_restart(),
+            self.boot.first_offline_check(now_unix_seconds()),
+        );
         let mut waiting = Vec::new();
         content.pods.retain(|pod| {
-            let why = waits_for(&pod.json, &self.offline, age);
-            if let Some(why) = &why {
+            let reason = wait_reason(&pod.json, &self.offline, age);
+            if let Some(reason) = &reason {
                 let name = format!("{}/{}", pod.namespace, pod.name);
-                tracing::info!(pod = name, %why, "the pod does not start after the reboot before etcd answers");
+                tracing::info!(event = "pod_waits_offline", pod = name, %reason, "after the reboot the pod waits for etcd");
                 let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-                waiting.push(WaitingPod { namespace, name, origin: key.to_owned(), why: why.clone() });
+                waiting.push(WaitingPod { namespace, name, origin: key.to_owned(), reason: reason.clone() });
             }
-            why.is_none()
+            reason.is_none()
         });
         if !waiting.is_empty() {
             self.waiting.insert(key.to_owned(), waiting);
@@ -353,14 +366,14 @@ impl EtcdSource {
     }
 }
 
-/// A value as the checkpoint keeps it: the revision that made its key stands before it.
-fn remember(create: i64, value: &[u8]) -> Vec<u8> {
+/// Encodes a checkpoint row: the create revision of the key, a newline, the value.
+fn encode_row(create: i64, value: &[u8]) -> Vec<u8> {
     let mut bytes = format!("{create}\n").into_bytes();
     bytes.extend_from_slice(value);
     bytes
 }
 
-fn remembered(bytes: &[u8]) -> Option<(i64, &[u8])> {
+fn decode_row(bytes: &[u8]) -> Option<(i64, &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     let create = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;
     Some((create, &bytes[end + 1..]))
@@ -371,10 +384,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_is_the_revision_and_the_value() {
-        assert_eq!(remembered(&remember(7, b"a\nb")), Some((7, &b"a\nb"[..])));
+    fn a_checkpoint_row_holds_the_create_revision_and_the_value() {
+        assert_eq!(decode_row(&encode_row(7, b"a\nb")), Some((7, &b"a\nb"[..])));
         for broken in [&b""[..], b"7", b"x\nvalue", b"\xff\nvalue"] {
-            assert_eq!(remembered(broken), None);
+            assert_eq!(decode_row(broken), None);
         }
     }
 }

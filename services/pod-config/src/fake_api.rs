@@ -1,4 +1,4 @@
-//! An API server for tests that answers what a test says, over plain HTTP.
+//! An API server for tests, over plain HTTP, whose responses a test defines.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -9,40 +9,40 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What was asked.
+/// A received request.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Asked {
+pub(crate) struct RecordedRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) content_type: String,
-    /// Null where there is none.
+    /// Null without a body.
     pub(crate) body: Value,
 }
 
-type Answers = Arc<Mutex<dyn FnMut(&Asked) -> Option<(u16, Value)> + Send>>;
+type Answers = Arc<Mutex<dyn FnMut(&RecordedRequest) -> Option<(u16, Value)> + Send>>;
 
-/// A server on loopback; it goes away when this is dropped.
+/// A server on loopback; dropping it stops it.
 pub(crate) struct FakeApi {
     pub(crate) api: KubeApi,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
     task: JoinHandle<()>,
 }
 
 impl FakeApi {
-    /// Its kubeconfig is written into `folder`. A request without an answer waits for ever.
+    /// Starts the server and writes its kubeconfig to `folder`. A request without a response hangs.
     pub(crate) async fn start(
         folder: &Path,
-        answer: impl FnMut(&Asked) -> Option<(u16, Value)> + Send + 'static,
+        answer: impl FnMut(&RecordedRequest) -> Option<(u16, Value)> + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (kept, answers) = (Arc::clone(&asked), Arc::new(Mutex::new(answer)) as Answers);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (recorded, answers) = (Arc::clone(&requests), Arc::new(Mutex::new(answer)) as Answers);
         let task = tokio::spawn(async move {
-            // They end with this task.
+            // The connections end with this task.
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&kept), Arc::clone(&answers)));
+                connections.spawn(serve(stream, Arc::clone(&recorded), Arc::clone(&answers)));
             }
         });
         let file = folder.join("kubeconfig");
@@ -50,12 +50,12 @@ impl FakeApi {
             "clusters": [{"name": "k", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]});
         std::fs::write(&file, config.to_string()).unwrap();
-        Self { api: KubeApi::new(file, "test"), asked, task }
+        Self { api: KubeApi::new(file, "test"), requests, task }
     }
 
-    /// The requests so far.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap().clone()
+    /// The requests received so far.
+    pub(crate) fn requests(&self) -> Vec<RecordedRequest> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
@@ -65,25 +65,25 @@ impl Drop for FakeApi {
     }
 }
 
-async fn serve(stream: TcpStream, kept: Arc<Mutex<Vec<Asked>>>, answers: Answers) {
+async fn serve(stream: TcpStream, recorded: Arc<Mutex<Vec<RecordedRequest>>>, answers: Answers) {
     let mut stream = BufReader::new(stream);
-    while let Some(asked) = request(&mut stream).await {
-        kept.lock().unwrap().push(asked.clone());
-        let answer = (*answers.lock().unwrap())(&asked);
+    while let Some(request) = read_request(&mut stream).await {
+        recorded.lock().unwrap().push(request.clone());
+        let answer = (*answers.lock().unwrap())(&request);
         let Some((code, body)) = answer else { return std::future::pending().await };
         let body = body.to_string();
         let head = format!(
             "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        // It fails when the other side goes away.
+        // Fails if the client is gone.
         if stream.write_all(format!("{head}{body}").as_bytes()).await.is_err() {
             return;
         }
     }
 }
 
-async fn request(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<RecordedRequest> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok().filter(|read| *read > 0)?;
     let mut words = line.split_whitespace().map(str::to_owned);
@@ -102,10 +102,15 @@ async fn request(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some(Asked { method, path, content_type, body: serde_json::from_slice(&body).unwrap_or_default() })
+    Some(RecordedRequest {
+        method,
+        path,
+        content_type,
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+    })
 }
 
-/// A refusal as the API has it.
+/// An error response of the API.
 pub(crate) fn refusal(code: u16) -> (u16, Value) {
     let reason = if code == 404 { "NotFound" } else { "X" };
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,

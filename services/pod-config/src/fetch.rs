@@ -1,7 +1,7 @@
-//! What stands at a URL, as the kubelet asks for it: a GET with the configured headers, within ten seconds.
+//! Requests the manifests at a URL as the kubelet does: a GET with the configured headers and a timeout of ten seconds.
 //!
-//! Parity: no proxy is used; headers stay with the scheme, host and port that they were configured for; nothing leads from https
-//! to http.
+//! Parity: no proxy is used; headers are sent only to the scheme, host and port for which they were configured; redirects from
+//! https to http are not followed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,110 +17,111 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use keelson_config::UrlHeaders;
 use keelson_pod_config_core::manifest::MAX_BYTES;
-use keelson_pod_config_core::redirect::{self, NotFollowed};
+use keelson_pod_config_core::redirect::{self, RedirectError};
 
-/// A whole answer, with all redirections, takes at most this long (pod-lifecycle.md §1).
-const WITHIN: Duration = Duration::from_secs(10);
-/// What a request says of itself, whatever the configuration has; Go's client leaves these out as well.
-static OURS: [HeaderName; 5] =
+/// Timeout of a request, including all redirects (pod-lifecycle.md §1).
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Headers that the client sets itself and that the configuration cannot override; Go's client ignores them, too.
+static RESERVED_HEADERS: [HeaderName; 5] =
     [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER, header::CONNECTION];
 const USER_AGENT: &str = concat!("keelson-pod-config/", env!("CARGO_PKG_VERSION"));
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why there is no answer that could be a manifest.
+/// Why a request returned no manifests.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The URL, or one that it leads to, is none.
-    #[error("this is no URL; correct staticPodURL")]
+    /// The URL, or the target of a redirect, is invalid.
+    #[error("the URL is invalid; correct staticPodURL")]
     Url(#[source] http::uri::InvalidUri),
-    /// The headers that init has handed over are not to be had.
-    #[error("the headers of the request cannot be read")]
+    /// The headers that init handed over cannot be read.
+    #[error("cannot read the request headers")]
     Headers(#[source] io::Error),
-    /// A header that HTTP does not have.
-    #[error("the header {name} of staticPodURLHeader cannot be sent")]
+    /// A header is not valid in HTTP.
+    #[error("the header {name} in staticPodURLHeader is not valid in HTTP")]
     Header {
         /// Its name.
         name: String,
     },
-    /// Nobody could be trusted.
-    #[error("no certificates of authorities can be read; install ca-certificates")]
+    /// No certificate authorities are available.
+    #[error("cannot read any certificate authorities; install ca-certificates")]
     Roots(#[source] io::Error),
-    /// No connection, or none that lasts.
-    #[error("there is no answer")]
-    NoAnswer(#[source] Cause),
-    /// It takes too long.
-    #[error("there is no whole answer within {} s", WITHIN.as_secs())]
-    Silent,
-    /// Another status than 200.
-    #[error("the answer is {0}, and manifests come with 200 OK")]
+    /// The connection failed.
+    #[error("the request failed")]
+    Request(#[source] BoxError),
+    /// The request timed out.
+    #[error("there was no complete response within {} s", TIMEOUT.as_secs())]
+    Timeout,
+    /// The status is not 200.
+    #[error("the response has the status {0} instead of 200 OK")]
     Status(StatusCode),
-    /// The connection ended before the answer did.
-    #[error("the answer breaks off")]
-    Broken(#[source] Cause),
-    /// More than a manifest may be.
-    #[error("the answer reaches the limit of {} MiB; a manifest holds a few pods", MAX_BYTES >> 20)]
+    /// The connection ended before the response was complete.
+    #[error("the connection ended before the response was complete")]
+    Body(#[source] BoxError),
+    /// The response exceeds the size limit of a manifest.
+    #[error("the response reaches the limit of {} MiB; a manifest contains a few pods", MAX_BYTES >> 20)]
     TooLong,
-    /// One redirection after another.
-    #[error("the answer leads elsewhere more than {} times", redirect::MOST)]
-    TooFar,
-    /// A redirection to where no manifest is taken from.
-    #[error("the answer leads elsewhere, {0}")]
-    NotFollowed(NotFollowed),
-    /// The work was given up.
-    #[error("the request was given up")]
-    GivenUp,
+    /// Too many redirects.
+    #[error("the server redirects more than {} times", redirect::MAX_REDIRECTS)]
+    TooManyRedirects,
+    /// A redirect that is not followed.
+    #[error("the server redirects {0}")]
+    Redirect(RedirectError),
+    /// The task was cancelled.
+    #[error("the request was cancelled")]
+    Cancelled,
 }
 
-/// Asks for what stands at a URL. The connection is kept while answers come.
+/// Requests the manifests at a URL. The connection is kept open while requests succeed.
 #[derive(Debug)]
-pub struct Fetch {
+pub struct Fetcher {
     url: String,
     credentials: PathBuf,
-    made: Option<Asker>,
+    client: Option<HttpClient>,
 }
 
 #[derive(Debug)]
-struct Asker {
+struct HttpClient {
     client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
     headers: HeaderMap,
 }
 
-impl Fetch {
-    /// For `url`, with the headers in the folder `credentials`.
+impl Fetcher {
+    /// Requests `url`, with the headers in the folder `credentials`.
     pub fn new(url: String, credentials: PathBuf) -> Self {
-        Self { url, credentials, made: None }
+        Self { url, credentials, client: None }
     }
 
-    /// The body of the answer, shorter than [`MAX_BYTES`]. Each call reads the headers anew, and after an error the next one
-    /// reads the authorities, too.
+    /// Returns the body of the response, shorter than [`MAX_BYTES`]. Each call reads the headers again; after an error the next
+    /// call also reads the certificate authorities again.
     ///
     /// # Errors
-    /// There is no such answer in time.
+    /// There is no valid response in time.
     pub async fn get(&mut self) -> Result<Vec<u8>, FetchError> {
-        let (before, credentials) = (self.made.take(), self.credentials.clone());
+        let (previous, credentials) = (self.client.take(), self.credentials.clone());
         let secure = self.url.starts_with("https://");
-        let made = tokio::task::spawn_blocking(move || Asker::with_headers(before, &credentials, secure));
-        let asker = made.await.map_err(|_| FetchError::GivenUp)??;
-        let answer = tokio::time::timeout(WITHIN, asker.get(&self.url)).await;
-        let answer = answer.unwrap_or(Err(FetchError::Silent));
-        self.made = answer.is_ok().then_some(asker);
-        answer
+        let opened =
+            tokio::task::spawn_blocking(move || HttpClient::with_headers(previous, &credentials, secure));
+        let client = opened.await.map_err(|_| FetchError::Cancelled)??;
+        let result = tokio::time::timeout(TIMEOUT, client.get(&self.url)).await;
+        let result = result.unwrap_or(Err(FetchError::Timeout));
+        self.client = result.is_ok().then_some(client);
+        result
     }
 }
 
-impl Asker {
-    /// The one `before` with the headers as they are handed over now, or a new one; blocks.
-    fn with_headers(before: Option<Self>, credentials: &Path, secure: bool) -> Result<Self, FetchError> {
+impl HttpClient {
+    /// Returns the previous client, or a new one, with the current headers. Blocks.
+    fn with_headers(previous: Option<Self>, credentials: &Path, secure: bool) -> Result<Self, FetchError> {
         let handed_over = UrlHeaders::handed_over(credentials).map_err(FetchError::Headers)?;
         let headers = headers(&handed_over)?;
-        match before {
-            Some(before) => Ok(Self { headers, ..before }),
+        match previous {
+            Some(previous) => Ok(Self { headers, ..previous }),
             None => Self::new(headers, secure),
         }
     }
 
-    /// Reads what a connection needs; blocks. Without TLS at first there may still be some behind a redirection.
+    /// Creates a client. Blocks. Certificate authorities are optional for an http URL, but a redirect may lead to https.
     fn new(headers: HeaderMap, secure: bool) -> Result<Self, FetchError> {
         let provider = || rustls::crypto::ring::default_provider();
         let builder = match HttpsConnectorBuilder::new().with_provider_and_native_roots(provider()) {
@@ -145,7 +146,7 @@ impl Asker {
 
     async fn get(&self, url: &str) -> Result<Vec<u8>, FetchError> {
         let (mut url, mut with_headers) = (url.to_owned(), true);
-        for _ in 0..=redirect::MOST {
+        for _ in 0..=redirect::MAX_REDIRECTS {
             let mut request = Request::new(Empty::new());
             *request.uri_mut() = url.parse::<Uri>().map_err(FetchError::Url)?;
             if with_headers {
@@ -153,32 +154,32 @@ impl Asker {
             }
             let agent = HeaderValue::from_static(USER_AGENT);
             request.headers_mut().entry(header::USER_AGENT).or_insert(agent);
-            let answer = self.client.request(request).await.map_err(|e| FetchError::NoAnswer(e.into()))?;
-            let location = answer.headers().get(header::LOCATION);
+            let response = self.client.request(request).await.map_err(|e| FetchError::Request(e.into()))?;
+            let location = response.headers().get(header::LOCATION);
             let location = location.and_then(|to| to.to_str().ok()).map(str::to_owned);
-            match (answer.status(), location) {
-                (StatusCode::OK, _) => return body(answer.into_body()).await,
-                (status, Some(to)) if leads_elsewhere(status) => {
-                    let next = redirect::follow(&url, &to).map_err(FetchError::NotFollowed)?;
-                    // What has once left its host is not said again, wherever it leads.
+            match (response.status(), location) {
+                (StatusCode::OK, _) => return body(response.into_body()).await,
+                (status, Some(to)) if is_redirect(status) => {
+                    let next = redirect::follow(&url, &to).map_err(FetchError::Redirect)?;
+                    // Once a redirect has left the origin, the headers are not sent again.
                     with_headers &= next.same_origin;
                     url = next.url;
                 }
                 (status, _) => return Err(FetchError::Status(status)),
             }
         }
-        Err(FetchError::TooFar)
+        Err(FetchError::TooManyRedirects)
     }
 }
 
-fn leads_elsewhere(status: StatusCode) -> bool {
+fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
 async fn body(mut body: hyper::body::Incoming) -> Result<Vec<u8>, FetchError> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| FetchError::Broken(error.into()))?;
+        let frame = frame.map_err(|error| FetchError::Body(error.into()))?;
         if let Some(data) = frame.data_ref() {
             if bytes.len() + data.len() >= MAX_BYTES {
                 return Err(FetchError::TooLong);
@@ -192,11 +193,11 @@ async fn body(mut body: hyper::body::Incoming) -> Result<Vec<u8>, FetchError> {
 fn headers(handed_over: &UrlHeaders) -> Result<HeaderMap, FetchError> {
     let mut headers = HeaderMap::new();
     for (name, value) in &handed_over.0 {
-        let wrong = || FetchError::Header { name: name.clone() };
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
-        let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
+        let invalid = || FetchError::Header { name: name.clone() };
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid())?;
+        let mut value = HeaderValue::from_str(value).map_err(|_| invalid())?;
         value.set_sensitive(true);
-        if !OURS.contains(&name) {
+        if !RESERVED_HEADERS.contains(&name) {
             headers.append(name, value);
         }
     }
@@ -208,18 +209,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_answer_is_not_waited_for() {
+    async fn a_server_that_does_not_respond_times_out() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", silent.local_addr().unwrap());
         let folder = tempfile::tempdir().unwrap();
         let begin = tokio::time::Instant::now();
-        let error = Fetch::new(url, folder.path().to_owned()).get().await.unwrap_err();
-        assert!(matches!(error, FetchError::Silent), "{error:?}");
-        assert_eq!(begin.elapsed().as_secs(), WITHIN.as_secs());
+        let error = Fetcher::new(url, folder.path().to_owned()).get().await.unwrap_err();
+        assert!(matches!(error, FetchError::Timeout), "{error:?}");
+        assert_eq!(begin.elapsed().as_secs(), TIMEOUT.as_secs());
     }
 
     #[test]
-    fn headers_are_sent_as_they_are_but_those_of_the_connection() {
+    fn configured_headers_are_sent_except_connection_headers() {
         let given =
             [("X-A", "1"), ("x-a", "2"), ("Host", "h"), ("content-length", "9"), ("Authorization", "t")];
         let given = given.map(|(name, value)| (name.to_owned(), value.to_owned()));

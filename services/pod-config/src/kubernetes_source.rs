@@ -1,8 +1,8 @@
 //! The source `api`: the pods that an API server has bound to this node, and the Node itself (pod-lifecycle.md §2.4).
 //!
-//! What was good is in the checkpoint: while the server does not answer, pods of this boot go on over a restart of the
-//! service, and after a reboot those start that the offline policy lets start. Only what the server says settles the source,
-//! so that nothing is ever removed because it is away.
+//! The last good state is in the checkpoint. While the server is down, pods of this boot keep running over a restart of the
+//! service; after a reboot those start that the offline policy allows. Only a response of the server settles the source, so that
+//! an outage never removes pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,56 +16,56 @@ use keelson_kube_api::{
 use keelson_kube_model::pod_ext::API;
 use keelson_pod_config_core::ManifestError;
 use keelson_pod_config_core::api_pod::api_pod;
-use keelson_pod_config_core::files::{Problem, SourceSet};
+use keelson_pod_config_core::files::{SourceError, SourceSet};
 use keelson_pod_config_core::merge::SourcePod;
-use keelson_pod_config_core::offline::{WaitingPod, age, waits_for};
+use keelson_pod_config_core::offline::{WaitingPod, contact_age, wait_reason};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, Metrics, Progress};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::boot_state::BootState;
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{
-    ControlPlane, ControlPlaneError, NodeState, ObjectRequest, PlanePods, standalone,
+    ControlPlane, ControlPlaneError, ControlPlanePods, NodeState, ObjectRequest, standalone,
 };
 use crate::kubernetes_objects::ObjectCache;
-use crate::last_word::{LastWord, but, now_unix_seconds};
+use crate::last_contact::{LastContact, now_unix_seconds, waiting_suffix};
 use crate::reviews::Reviewer;
-use crate::this_boot::ThisBoot;
 
-/// What everything of the API is kept under in the checkpoint.
-pub const KEPT: &str = "api:";
-/// The condition that says whether the pods are heard of.
+/// Prefix of all checkpoint keys of the API.
+pub const CHECKPOINT_PREFIX: &str = "api:";
+/// The condition for the connection to pods.
 const CONDITION: &str = "control-plane";
-/// The same of the Node.
+/// The condition for the connection to the Node.
 const NODE_CONDITION: &str = "control-plane-node";
-/// For how many seconds the Node's objects count as they were read, where they are not watched.
-const TTL: &str = "node.alpha.kubernetes.io/ttl";
-/// What is waited for before this node has a certificate.
-const AWAITED: &str = "this node has no client certificate yet; node-status asks for one (`keelson get services` shows how that goes)";
-/// The same before it has a kubeconfig that does.
-const AWAITED_KUBECONFIG: &str =
-    "there is no kubeconfig that does; `keelson get services` says at init what is wrong";
+/// Annotation of the Node: for how many seconds polled objects count as fresh.
+const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+/// Message while this node has no certificate.
+const NO_CERTIFICATE: &str = "this node has no client certificate yet; node-status is requesting one (`keelson get services` shows the progress)";
+/// Message while this node has no kubeconfig with a certificate.
+const NO_KUBECONFIG: &str =
+    "this node has no usable kubeconfig yet; `keelson get services` shows the error at init";
 
-/// What an earlier run of the service has left.
+/// State restored from the checkpoint.
 #[derive(Debug, Default)]
-pub struct Earlier {
-    /// Objects as JSON, by what they are kept under; no Secrets.
+pub struct RestoredState {
+    /// Objects as JSON, by checkpoint key; no Secrets.
     pub values: BTreeMap<String, Vec<u8>>,
-    /// When the server was last heard, seconds since 1970; `None`: nobody knows.
-    pub heard: Option<i64>,
+    /// The last contact with the server, in seconds since 1970; `None` if unknown.
+    pub last_contact: Option<i64>,
 }
 
-/// The Kubernetes API as pod-config reads it.
-pub struct KubernetesPlane {
+/// The control plane `api`.
+pub struct KubernetesControlPlane {
     config: Arc<Config>,
     api: KubeApi,
     progress: Progress,
     checkpoint: Checkpoint,
     objects: ObjectCache,
-    /// Until the pods and the Node are asked for.
-    earlier: Mutex<Earlier>,
-    /// Whether the Node was asked for once: pods come after it, as their admission looks at it.
+    /// Taken when the pods and the Node are first requested.
+    restored: Mutex<RestoredState>,
+    /// Whether the Node has been read: pods wait for it, because their admission needs it.
     node_read: watch::Sender<bool>,
 }
 
@@ -73,54 +73,55 @@ fn pod_key(namespace: &str, name: &str) -> String {
     format!("{}{namespace}/{name}", pods_prefix())
 }
 
-/// What every pod is kept below.
+/// Prefix of the checkpoint keys of pods.
 fn pods_prefix() -> String {
-    format!("{KEPT}pods/")
+    format!("{CHECKPOINT_PREFIX}pods/")
 }
 
 fn node_key() -> String {
-    format!("{KEPT}node")
+    format!("{CHECKPOINT_PREFIX}node")
 }
 
-/// The server that the configuration names.
+/// A client for the configured server.
 pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
     let metrics = RestMetrics::registered(&ctx.metrics);
     let user_agent = user_agent(ServiceName::PodConfig, &ctx.config.own_processes.kubelet_version);
     let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
-    let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
+    let pending_message = if bootstraps { NO_CERTIFICATE } else { NO_KUBECONFIG };
     let refusals = CredentialRefusal::file(&ctx.config.paths, ServiceName::PodConfig);
-    let api = KubeApi::awaiting(kubeconfig, &user_agent, metrics, awaited).reporting_refusals(refusals);
+    let api =
+        KubeApi::awaiting(kubeconfig, &user_agent, metrics, pending_message).reporting_refusals(refusals);
     api.limited(Limiter::new(settings.qps, settings.burst))
 }
 
-impl KubernetesPlane {
-    /// For the node of `ctx`; `earlier` is what the checkpoint has of earlier runs.
-    pub fn new(ctx: &Context, api: KubeApi, checkpoint: Checkpoint, mut earlier: Earlier) -> Self {
-        let objects = ObjectCache::new(ctx, api.clone(), checkpoint.clone(), &mut earlier.values);
+impl KubernetesControlPlane {
+    /// For the node of `ctx`; `restored` is from the checkpoint.
+    pub fn new(ctx: &Context, api: KubeApi, checkpoint: Checkpoint, mut restored: RestoredState) -> Self {
+        let objects = ObjectCache::new(ctx, api.clone(), checkpoint.clone(), &mut restored.values);
         Self {
             config: Arc::clone(&ctx.config),
             api,
             progress: ctx.progress.clone(),
             checkpoint,
             objects,
-            earlier: Mutex::new(earlier),
+            restored: Mutex::new(restored),
             node_read: watch::Sender::new(false),
         }
     }
 
-    /// What asks the server who somebody is and what they may do. Strangers make it ask, so it has a rate of its own, and leaves that
-    /// of pods, Secrets and tokens alone.
+    /// Creates a reviewer of tokens and access. Unauthenticated clients can trigger reviews, so it has a rate limit of its own,
+    /// apart from that of pods, Secrets and tokens.
     pub fn reviewer(&self, settings: &Settings, metrics: &Metrics) -> Reviewer {
         Reviewer::new(self.api.clone().limited(Limiter::new(settings.qps, settings.burst)), metrics)
     }
 
-    fn earlier(&self) -> MutexGuard<'_, Earlier> {
-        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
+    fn restored(&self) -> MutexGuard<'_, RestoredState> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ControlPlane for KubernetesPlane {
+impl ControlPlane for KubernetesControlPlane {
     fn name(&self) -> &'static str {
         API
     }
@@ -129,13 +130,13 @@ impl ControlPlane for KubernetesPlane {
         Some(API)
     }
 
-    fn pods(&self) -> BoxStream<'static, PlanePods> {
-        let (values, heard): (BTreeMap<_, _>, _) = {
-            let mut earlier = self.earlier();
-            let all = std::mem::take(&mut earlier.values);
+    fn pods(&self) -> BoxStream<'static, ControlPlanePods> {
+        let (values, last_contact): (BTreeMap<_, _>, _) = {
+            let mut restored = self.restored();
+            let all = std::mem::take(&mut restored.values);
             let (values, others) = all.into_iter().partition(|(key, _)| key.starts_with(&pods_prefix()));
-            earlier.values = others;
-            (values, earlier.heard)
+            restored.values = others;
+            (values, restored.last_contact)
         };
         let run_dir = self.config.paths.socket_dir(ServiceName::PodConfig);
         let range = Range::of_fields(Resource::POD, format!("spec.nodeName={}", self.config.node_name));
@@ -143,13 +144,13 @@ impl ControlPlane for KubernetesPlane {
             follower: Follower::new(self.api.clone(), range),
             progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
-            remembered: values,
-            last_word: LastWord::new(API, heard, &self.config.offline, self.checkpoint.clone()),
+            restored: values,
+            last_contact: LastContact::new(API, last_contact, &self.config.offline, self.checkpoint.clone()),
             pods: BTreeMap::new(),
-            problems: BTreeMap::new(),
+            errors: BTreeMap::new(),
             settled: false,
-            begun: false,
-            boot: ThisBoot::new(&run_dir, API, &self.config.resources.identity_files.boot_id),
+            started: false,
+            boot: BootState::new(&run_dir, API, &self.config.resources.identity_files.boot_id),
             offline: self.config.offline.clone(),
             waiting: Vec::new(),
             node_read: self.node_read.subscribe(),
@@ -158,7 +159,7 @@ impl ControlPlane for KubernetesPlane {
     }
 
     fn node(&self) -> BoxStream<'static, NodeState> {
-        let remembered = self.earlier().values.remove(&node_key());
+        let restored = self.restored().values.remove(&node_key());
         let source = NodeSource {
             follower: Follower::new(
                 self.api.clone(),
@@ -167,8 +168,8 @@ impl ControlPlane for KubernetesPlane {
             config: Arc::clone(&self.config),
             progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
-            remembered,
-            begun: false,
+            restored,
+            started: false,
             read: self.node_read.clone(),
             objects: self.objects.clone(),
         };
@@ -179,7 +180,7 @@ impl ControlPlane for KubernetesPlane {
         Box::pin(self.objects.get(wanted))
     }
 
-    fn objects_change(&self) -> Option<watch::Receiver<u64>> {
+    fn subscribe_objects(&self) -> Option<watch::Receiver<u64>> {
         Some(self.objects.changes())
     }
 
@@ -188,37 +189,37 @@ impl ControlPlane for KubernetesPlane {
     }
 }
 
-/// The Node, as it is told.
+/// The stream of the Node.
 struct NodeSource {
     follower: Follower,
     config: Arc<Config>,
     progress: Progress,
     checkpoint: Checkpoint,
-    remembered: Option<Vec<u8>>,
-    begun: bool,
+    restored: Option<Vec<u8>>,
+    started: bool,
     read: watch::Sender<bool>,
     objects: ObjectCache,
 }
 
 impl NodeSource {
     async fn next(&mut self) -> NodeState {
-        if !std::mem::replace(&mut self.begun, true) {
-            return match self.remembered.take() {
+        if !std::mem::replace(&mut self.started, true) {
+            return match self.restored.take() {
                 Some(json) => NodeState { json, registered: true },
-                None => unregistered(Arc::clone(&self.config)).await,
+                None => standalone_node_state(Arc::clone(&self.config)).await,
             };
         }
         loop {
             let object = match self.follower.next().await {
                 News::Listed(objects) => {
-                    self.in_touch();
+                    self.record_contact();
                     self.read.send_replace(true);
                     objects.into_iter().next()
                 }
                 News::Changed(Change::Put(object)) => Some(object),
                 News::Changed(Change::Deleted(_)) => None,
                 News::InTouch => {
-                    self.in_touch();
+                    self.record_contact();
                     continue;
                 }
                 News::Lost(error) => {
@@ -227,201 +228,212 @@ impl NodeSource {
                 }
             };
             return match object {
-                Some(object) => self.registered(object),
+                Some(object) => self.apply_registered(object),
                 None => {
                     self.checkpoint.remove(&node_key());
-                    unregistered(Arc::clone(&self.config)).await
+                    standalone_node_state(Arc::clone(&self.config)).await
                 }
             };
         }
     }
 
-    fn in_touch(&self) {
+    fn record_contact(&self) {
         self.progress.condition(NODE_CONDITION, Ok(()));
     }
 
-    fn registered(&self, Object(mut node): Object) -> NodeState {
+    fn apply_registered(&self, Object(mut node): Object) -> NodeState {
         if let Some(map) = node.as_object_mut() {
-            // Objects of a list do not say what they are.
+            // Items of a list lack apiVersion and kind.
             map.insert("apiVersion".to_owned(), "v1".into());
             map.insert("kind".to_owned(), "Node".into());
             if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
                 metadata.remove("managedFields");
             }
         }
-        let ttl = node["metadata"]["annotations"][TTL].as_str().and_then(|seconds| seconds.parse().ok());
-        self.objects.keeps_for(ttl);
+        let ttl =
+            node["metadata"]["annotations"][TTL_ANNOTATION].as_str().and_then(|seconds| seconds.parse().ok());
+        self.objects.set_ttl_seconds(ttl);
         let json = node.to_string().into_bytes();
         self.checkpoint.put(&node_key(), json.clone());
         NodeState { json, registered: true }
     }
 }
 
-/// One that is made up here while the server has none.
-async fn unregistered(config: Arc<Config>) -> NodeState {
+/// The standalone Node, while the server has none.
+async fn standalone_node_state(config: Arc<Config>) -> NodeState {
     match standalone(&config).next().await {
         Some(node) => node,
         None => std::future::pending().await,
     }
 }
 
-/// The pods of this node.
+/// The stream of this node's pods.
 struct PodSource {
     follower: Follower,
     progress: Progress,
     checkpoint: Checkpoint,
-    /// What an earlier run of the service left.
-    remembered: BTreeMap<String, Vec<u8>>,
-    last_word: LastWord,
-    /// By what each is kept under.
+    /// Pods restored from the checkpoint.
+    restored: BTreeMap<String, Vec<u8>>,
+    last_contact: LastContact,
+    /// By checkpoint key.
     pods: BTreeMap<String, SourcePod>,
-    /// Pods whose present version cannot be run.
-    problems: BTreeMap<String, ManifestError>,
+    /// Errors of pods whose current version cannot be run, by checkpoint key.
+    errors: BTreeMap<String, ManifestError>,
     settled: bool,
-    begun: bool,
-    boot: ThisBoot,
+    started: bool,
+    boot: BootState,
     offline: Offline,
-    /// What does not start before the server answers.
+    /// Pods that do not start before the server answers.
     waiting: Vec<WaitingPod>,
     node_read: watch::Receiver<bool>,
 }
 
 impl PodSource {
-    /// The next set.
-    async fn next(&mut self) -> PlanePods {
-        if !std::mem::replace(&mut self.begun, true) && self.recall_all() {
+    /// Waits for the next complete set.
+    async fn next(&mut self) -> ControlPlanePods {
+        if !std::mem::replace(&mut self.started, true) && self.restore_all() {
             return self.set();
         }
         if !self.settled {
-            // The sender lives as long as the plane.
+            // The sender lives as long as the control plane.
             let _ = self.node_read.wait_for(|read| *read).await;
         }
         loop {
-            // Cancel-safe: a follower reads again what it could not tell.
-            let news = tokio::select! {
-                news = self.follower.next() => news,
-                () = self.last_word.due() => {
-                    self.last_word.write();
+            // Cancel-safe: a follower reads again what it did not return.
+            let event = tokio::select! {
+                event = self.follower.next() => event,
+                () = self.last_contact.write_due() => {
+                    self.last_contact.write_if_due();
                     continue;
                 }
             };
-            match news {
+            match event {
                 News::Listed(objects) => {
-                    self.in_touch();
-                    self.take_all(objects);
+                    self.record_contact();
+                    self.apply_list(objects);
                     return self.set();
                 }
                 News::Changed(change) => {
-                    self.in_touch();
+                    self.record_contact();
                     match change {
-                        Change::Put(object) => self.take(object),
+                        Change::Put(object) => self.apply_object(object),
                         Change::Deleted(object) => self.forget(&pod_key(object.namespace(), object.name())),
                     }
                     return self.set();
                 }
-                News::InTouch => self.in_touch(),
+                News::InTouch => self.record_contact(),
                 News::Lost(error) => {
-                    self.last_word.is_not_heard();
-                    let text =
-                        format!("{}; what is known of it goes on{}", chain(&error), but(self.waiting.len()));
+                    self.last_contact.record_loss();
+                    let text = format!(
+                        "{}; the last known state stays in effect{}",
+                        chain(&error),
+                        waiting_suffix(self.waiting.len())
+                    );
                     self.progress.condition(CONDITION, Err(text));
                 }
             }
         }
     }
 
-    fn set(&self) -> PlanePods {
-        let problems = self.problems.iter().map(|(key, error)| Problem {
-            origin: key.trim_start_matches(KEPT).to_owned(),
+    fn set(&self) -> ControlPlanePods {
+        let errors = self.errors.iter().map(|(key, error)| SourceError {
+            origin: key.trim_start_matches(CHECKPOINT_PREFIX).to_owned(),
             error: error.clone(),
-            kept: self.pods.get(key).map(SourcePod::full_name).into_iter().collect(),
+            kept_pods: self.pods.get(key).map(SourcePod::full_name).into_iter().collect(),
         });
         let set = SourceSet {
             pods: self.pods.values().cloned().collect(),
-            problems: problems.collect(),
+            errors: errors.collect(),
             waiting: self.waiting.clone(),
             ..SourceSet::default()
         };
-        PlanePods { set, settled: self.settled }
+        ControlPlanePods { set, settled: self.settled }
     }
 
-    fn in_touch(&mut self) {
+    fn record_contact(&mut self) {
         self.progress.condition(CONDITION, Ok(()));
-        self.last_word.is_heard();
+        self.last_contact.record_contact();
     }
 
-    /// Takes everything that there is.
-    fn take_all(&mut self, objects: Vec<Object>) {
-        let there: BTreeSet<String> =
+    /// Applies a complete list.
+    fn apply_list(&mut self, objects: Vec<Object>) {
+        let listed: BTreeSet<String> =
             objects.iter().map(|object| pod_key(object.namespace(), object.name())).collect();
-        let known = self.pods.keys().chain(self.problems.keys());
-        let gone: Vec<String> = known.filter(|key| !there.contains(*key)).cloned().collect();
-        gone.iter().for_each(|key| self.forget(key));
+        let known = self.pods.keys().chain(self.errors.keys());
+        let removed: Vec<String> = known.filter(|key| !listed.contains(*key)).cloned().collect();
+        removed.iter().for_each(|key| self.forget(key));
         for object in objects {
-            self.take(object);
+            self.apply_object(object);
         }
         self.waiting.clear();
         let prefix = pods_prefix();
         for key in self.checkpoint.paths() {
-            if key.starts_with(&prefix) && !there.contains(&key) {
+            if key.starts_with(&prefix) && !listed.contains(&key) {
                 self.checkpoint.remove(&key);
             }
         }
         if !std::mem::replace(&mut self.settled, true) {
-            self.boot.sees();
+            self.boot.record_contact();
         }
     }
 
-    fn take(&mut self, object: Object) {
+    fn apply_object(&mut self, object: Object) {
         let key = pod_key(object.namespace(), object.name());
         let uid = object.uid().to_owned();
         match api_pod(object.0) {
             Ok(pod) => {
-                self.problems.remove(&key);
+                self.errors.remove(&key);
                 self.checkpoint.put(&key, pod.json.to_vec());
                 self.pods.insert(key, pod);
             }
             Err(error) => {
-                // Another pod of the name is not the one before.
+                // A new pod of the same name does not keep the old version.
                 if self.pods.get(&key).is_some_and(|pod| pod.uid != uid) {
                     self.pods.remove(&key);
                     self.checkpoint.remove(&key);
                 }
-                self.problems.insert(key, error);
+                self.errors.insert(key, error);
             }
         }
     }
 
     fn forget(&mut self, key: &str) {
         self.pods.remove(key);
-        self.problems.remove(key);
+        self.errors.remove(key);
         self.checkpoint.remove(key);
     }
 
-    /// Brings back what an earlier run knew, as far as it may start now. Whether that is anything.
-    fn recall_all(&mut self) -> bool {
-        let same_boot = self.boot.has_seen();
-        for (key, bytes) in std::mem::take(&mut self.remembered) {
+    /// Restores the pods that may start now. Returns whether there are any, running or waiting.
+    fn restore_all(&mut self) -> bool {
+        let same_boot = self.boot.has_contact();
+        for (key, bytes) in std::mem::take(&mut self.restored) {
             let object = serde_json::from_slice::<Value>(&bytes).map_err(|error| error.to_string());
             match object.and_then(|object| api_pod(object).map_err(|error| error.to_string())) {
-                Ok(pod) if same_boot || !self.is_held_back(&pod) => drop(self.pods.insert(key, pod)),
+                Ok(pod) if same_boot || !self.hold_back(&pod) => drop(self.pods.insert(key, pod)),
                 Ok(_) => {}
-                Err(error) => tracing::warn!(key, error, "the remembered pod is not valid any more"),
+                Err(error) => tracing::warn!(key, error, "the pod in the checkpoint is no longer valid"),
             }
         }
         if !self.pods.is_empty() {
-            tracing::info!(same_boot, "what the API server said last goes on until it answers");
+            tracing::info!(
+                event = "offline_state_restored",
+                same_boot,
+                "the last known pods of the API server stay in effect until it answers"
+            );
         }
         !self.pods.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Whether a pod does not start after a reboot without the server.
-    fn is_held_back(&mut self, pod: &SourcePod) -> bool {
-        let age = age(self.last_word.of_earlier_runs(), self.boot.first_look(now_unix_seconds()));
-        let Some(why) = waits_for(&pod.json, &self.offline, age) else { return false };
+    /// Whether a pod must wait for the server after a reboot; records it as waiting.
+    fn hold_back(&mut self, pod: &SourcePod) -> bool {
+        let age = contact_age(
+            self.last_contact.before_restart(),
+            self.boot.first_offline_check(now_unix_seconds()),
+        );
+        let Some(reason) = wait_reason(&pod.json, &self.offline, age) else { return false };
         let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-        tracing::info!(namespace, name, %why, "the pod does not start after the reboot before the API server answers");
-        self.waiting.push(WaitingPod { namespace, name, origin: pod.origin.clone(), why });
+        tracing::info!(event = "pod_waits_offline", namespace, name, %reason, "after the reboot the pod waits for the API server");
+        self.waiting.push(WaitingPod { namespace, name, origin: pod.origin.clone(), reason });
         true
     }
 }

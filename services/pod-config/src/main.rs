@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     keelson_service_kit::run(
         ServiceSpec {
             name: ServiceName::PodConfig,
-            about: "Answers what should run here: reads manifests, merges sources, serves desired pods and objects.",
+            about: "Reads manifests, merges sources, and serves the desired pods and objects.",
             version: env!("CARGO_PKG_VERSION"),
             descriptor: Some(descriptors::POD_CONFIG),
             threads: 1,

@@ -1,4 +1,4 @@
-//! The source `manifest`: what `ApplyManifest` stores, one file per object in `<state>/manifests`.
+//! The source `manifest`: stores applied manifests, one file per object in `<state>/manifests`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -12,52 +12,52 @@ use keelson_pod_config_core::manifest::{Document, Kind, read_manifest};
 use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{FileContent, ManifestError, ManifestWarning, Why, parse_file};
+use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind, ManifestWarning, parse_file};
 
 use keelson_proto::keelson::pod_config::v1::AppliedPod;
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::blocking::run_blocking;
 use crate::control_plane::static_rules;
-use crate::desired::{Desired, FILE, HTTP, MANIFEST};
+use crate::desired_state::{DesiredState, FILE, HTTP, MANIFEST};
 use crate::disk::{self, Reading};
-use crate::waiting::off_thread;
 
-/// The other sources of manifests, which come first.
+/// The configured sources of manifests, which take precedence.
 const CONFIGURED: [&str; 2] = [FILE, HTTP];
 const CONDITION: &str = "manifest-folder";
-/// Between two tries to read a folder that cannot be read.
+/// Delay before an unreadable folder is read again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Why a manifest was not stored or removed.
+/// Why a manifest was not stored or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The text is not a good manifest; the message has a line per error.
+    /// The manifest is invalid; the message has one line per error.
     #[error("{0}")]
     Invalid(String),
-    /// The pod comes from another source, or its UID belongs to another pod.
-    #[error("{what} comes from {origin}; change it there")]
-    Elsewhere {
+    /// The pod belongs to another source, or its UID to another pod.
+    #[error("{what} is defined in {origin}; change it there")]
+    OwnedBySource {
         /// The pod.
         what: String,
-        /// Its file.
+        /// Where it was read.
         origin: String,
     },
-    /// The file holds more than the one pod.
-    #[error("{} holds other objects beside {what}; remove the file by hand", path.display())]
+    /// The file contains other objects besides the pod.
+    #[error("{} contains other objects besides {what}; delete the file by hand", path.display())]
     Shared {
         /// The pod.
         what: String,
         /// The file.
         path: PathBuf,
     },
-    /// There is no such pod.
-    #[error("no manifest of {namespace}/{name} is stored; `keelson get pods` lists what runs")]
+    /// No such pod is stored.
+    #[error("no manifest of {namespace}/{name} is stored; `keelson get pods` lists the running pods")]
     Unknown {
-        /// Namespace asked for.
+        /// The requested namespace.
         namespace: String,
-        /// Name asked for.
+        /// The requested name.
         name: String,
     },
     /// The folder has not been read yet.
@@ -66,7 +66,7 @@ pub enum StoreError {
         /// The folder.
         path: PathBuf,
     },
-    /// The disk refuses.
+    /// The file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The file.
@@ -74,9 +74,9 @@ pub enum StoreError {
         /// The cause.
         source: io::Error,
     },
-    /// The service ends.
-    #[error("pod-config is ending; try again")]
-    Ending,
+    /// The service is shutting down.
+    #[error("pod-config is shutting down; try again")]
+    ShuttingDown,
 }
 
 #[derive(Debug)]
@@ -85,40 +85,43 @@ enum Command {
     Delete { namespace: String, name: String, reply: oneshot::Sender<Result<String, StoreError>> },
 }
 
-/// The way to the store's loop, which takes one command after the other.
+/// Sends commands to the loop of the store, which executes them one at a time.
 #[derive(Debug, Clone)]
 pub struct ManifestStore(mpsc::Sender<Command>);
 
 impl ManifestStore {
-    /// Checks the whole text and stores its objects.
+    /// Validates the complete manifest and stores its objects.
     pub async fn apply(&self, manifest: Vec<u8>, hint: String) -> Result<Vec<AppliedPod>, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Command::Apply { manifest, hint, reply }).await.map_err(|_| StoreError::Ending)?;
-        answer.await.map_err(|_| StoreError::Ending)?
+        self.0.send(Command::Apply { manifest, hint, reply }).await.map_err(|_| StoreError::ShuttingDown)?;
+        answer.await.map_err(|_| StoreError::ShuttingDown)?
     }
 
-    /// Removes a pod, or else the Secrets and ConfigMaps of the name. The pod's UID, empty for an object.
+    /// Deletes a pod, or else the Secrets and ConfigMaps of this name. Returns the pod's UID, empty for an object.
     pub async fn delete(&self, namespace: String, name: String) -> Result<String, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Command::Delete { namespace, name, reply }).await.map_err(|_| StoreError::Ending)?;
-        answer.await.map_err(|_| StoreError::Ending)?
+        self.0
+            .send(Command::Delete { namespace, name, reply })
+            .await
+            .map_err(|_| StoreError::ShuttingDown)?;
+        answer.await.map_err(|_| StoreError::ShuttingDown)?
     }
 }
 
-/// The loop behind [`ManifestStore`], the only one that touches the folder.
+/// The loop of [`ManifestStore`]. Nothing else changes the folder.
 #[derive(Debug)]
 pub struct StoreLoop {
     ctx: Context,
-    turn: LoopHandle,
+    loop_handle: LoopHandle,
     folder: PathBuf,
     rules: StaticRules,
-    desired: Desired,
+    desired: DesiredState,
     files: SourceFiles,
     commands: mpsc::Receiver<Command>,
     read: bool,
 }
 
-/// A file that is to be written.
+/// A file to write.
 #[derive(Debug)]
 struct Planned {
     path: PathBuf,
@@ -127,12 +130,12 @@ struct Planned {
 }
 
 impl StoreLoop {
-    /// The store in `folder` and its loop.
-    pub fn new(ctx: &Context, folder: &Path, desired: Desired) -> (ManifestStore, Self) {
+    /// Creates the store in `folder` and its loop.
+    pub fn new(ctx: &Context, folder: &Path, desired: DesiredState) -> (ManifestStore, Self) {
         let (sender, commands) = mpsc::channel(16);
         let own = Self {
             ctx: ctx.clone(),
-            turn: ctx.progress.register("manifest-store"),
+            loop_handle: ctx.progress.register("manifest-store"),
             folder: folder.to_owned(),
             rules: static_rules(&ctx.config),
             desired,
@@ -143,11 +146,11 @@ impl StoreLoop {
         (ManifestStore(sender), own)
     }
 
-    /// Reads the folder, then takes commands until the service ends.
+    /// Reads the folder, then executes commands until the service shuts down.
     pub async fn run(mut self) {
         let shutdown = self.ctx.shutdown.clone();
         loop {
-            self.turn.tick();
+            self.loop_handle.tick();
             if !self.read {
                 self.load().await;
             }
@@ -165,14 +168,14 @@ impl StoreLoop {
     }
 
     async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        off_thread(&self.ctx, &self.turn, CONDITION, &self.folder, work).await
+        run_blocking(&self.ctx, &self.loop_handle, CONDITION, &self.folder, work).await
     }
 
     async fn load(&mut self) {
         let folder = self.folder.clone();
-        let looked = self.blocking(move || {
-            let made = make_folder(&folder);
-            // Without a folder there are no manifests, also where none can be made.
+        let loaded = self.blocking(move || {
+            let folder_created = create_folder(&folder);
+            // Without a folder there are no manifests, even if it cannot be created.
             let listing = match fs::metadata(&folder) {
                 Err(error) if error.kind() == ErrorKind::NotADirectory => Listing::Missing,
                 Ok(_) | Err(_) => disk::list(&folder),
@@ -183,28 +186,29 @@ impl StoreLoop {
                 }
                 Listing::Missing | Listing::Unreadable(_) => Vec::new(),
             };
-            (made, listing, readings)
+            (folder_created, listing, readings)
         });
-        let Some((made, listing, readings)) = looked.await else { return };
-        if let Listing::Unreadable(why) = listing {
-            self.ctx.progress.condition(CONDITION, Err(why));
+        let Some((folder_created, listing, readings)) = loaded.await else { return };
+        if let Listing::Unreadable(message) = listing {
+            self.ctx.progress.condition(CONDITION, Err(message));
             return;
         }
-        let state = made.map_err(|error| {
+        let state = folder_created.map_err(|error| {
             format!(
-                "cannot make {}: {error}; `keelson apply` does not work until it can",
+                "cannot create {}: {error}; `keelson apply` does not work until the folder can be created",
                 self.folder.display()
             )
         });
         self.ctx.progress.condition(CONDITION, state);
         for (path, reading) in readings {
             match reading {
-                Reading::Bytes(bytes, _) => self.files.read(&path, parse_file(&bytes, &path, &self.rules)),
+                Reading::Bytes(bytes, _) => self.files.update(&path, parse_file(&bytes, &path, &self.rules)),
                 Reading::Failed(error) => {
                     let text = format!("cannot be read: {error}");
-                    self.files.read(&path, Err(vec![ManifestError::file(Why::Unreadable, text)]));
+                    self.files
+                        .update(&path, Err(vec![ManifestError::file(ManifestErrorKind::Unreadable, text)]));
                 }
-                Reading::Gone => {}
+                Reading::Missing => {}
             }
         }
         self.read = true;
@@ -216,7 +220,7 @@ impl StoreLoop {
     }
 
     async fn take(&mut self, command: Command) {
-        // A caller that has gone needs no answer.
+        // If the caller is gone, nobody needs the reply.
         match command {
             Command::Apply { manifest, hint, reply } => {
                 let _ = reply.send(self.apply(&manifest, &hint).await);
@@ -233,17 +237,17 @@ impl StoreLoop {
         }
         let (planned, warnings) = self.plan(manifest, hint)?;
         let mut applied = Vec::new();
-        let mut failure = None;
+        let mut error = None;
         for Planned { path, bytes, content } in planned {
             let target = path.clone();
             let Some(written) = self.blocking(move || replace(&target, &bytes)).await else {
-                failure = Some(StoreError::Ending);
+                error = Some(StoreError::ShuttingDown);
                 break;
             };
             let result = match written {
                 Ok(result) => result,
                 Err(source) => {
-                    failure = Some(StoreError::Write { path, source });
+                    error = Some(StoreError::Write { path, source });
                     break;
                 }
             };
@@ -252,40 +256,40 @@ impl StoreLoop {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 result: result.to_owned(),
-                warnings: of_pod(&warnings, &pod.full_name()),
+                warnings: warnings_of_pod(&warnings, &pod.full_name()),
             }));
-            self.files.read(&path.to_string_lossy(), Ok(content));
+            self.files.update(&path.to_string_lossy(), Ok(content));
         }
         self.publish();
-        failure.map_or(Ok(applied), Err)
+        error.map_or(Ok(applied), Err)
     }
 
-    /// Checks everything before anything is written.
+    /// Validates everything before anything is written.
     fn plan(&self, manifest: &[u8], hint: &str) -> Result<(Vec<Planned>, Vec<ManifestWarning>), StoreError> {
         let hint = if hint.is_empty() { "manifest" } else { hint };
-        let refuse = |errors: Vec<ManifestError>| {
+        let invalid = |errors: Vec<ManifestError>| {
             let lines: Vec<String> = errors.iter().map(|error| error.at(hint)).collect();
             StoreError::Invalid(lines.join("\n"))
         };
-        let content = parse_file(manifest, hint, &self.rules).map_err(refuse)?;
+        let content = parse_file(manifest, hint, &self.rules).map_err(invalid)?;
         let warnings = content.warnings.clone();
-        let mut alone = SourceFiles::default();
-        alone.read(hint, Ok(content));
-        let set = alone.assemble();
-        if !set.problems.is_empty() {
-            return Err(refuse(set.problems.into_iter().map(|problem| problem.error).collect()));
+        let mut applied_files = SourceFiles::default();
+        applied_files.update(hint, Ok(content));
+        let set = applied_files.assemble();
+        if !set.errors.is_empty() {
+            return Err(invalid(set.errors.into_iter().map(|source_error| source_error.error).collect()));
         }
-        let documents = read_manifest(manifest).map_err(|error| refuse(vec![error]))?;
+        let documents = read_manifest(manifest).map_err(|error| invalid(vec![error]))?;
         let planned: Vec<Planned> = documents
             .into_iter()
-            .map(|document| self.planned(document))
+            .map(|document| self.plan_document(document))
             .collect::<Result<_, _>>()
-            .map_err(refuse)?;
+            .map_err(invalid)?;
         planned.iter().try_for_each(|file| self.check_owner(file))?;
         Ok((planned, warnings))
     }
 
-    fn planned(&self, document: Document) -> Result<Planned, Vec<ManifestError>> {
+    fn plan_document(&self, document: Document) -> Result<Planned, Vec<ManifestError>> {
         let Document { kind, mut value, .. } = document;
         let text =
             |pointer: &str| value.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
@@ -306,21 +310,21 @@ impl StoreLoop {
         Ok(Planned { path, bytes, content })
     }
 
-    /// Where a source that is not ours has the pod of this name.
-    fn elsewhere(&self, name: &PodFullName) -> Option<String> {
+    /// The origin of the pod with this name in a configured source.
+    fn configured_origin(&self, name: &PodFullName) -> Option<String> {
         CONFIGURED.into_iter().find_map(|source| self.desired.find(source, name)).map(|(_, origin)| origin)
     }
 
     fn check_owner(&self, file: &Planned) -> Result<(), StoreError> {
         for pod in &file.content.pods {
             let what = format!("the pod {}/{}", pod.namespace, pod.name);
-            if let Some(origin) = self.elsewhere(&pod.full_name()) {
-                return Err(StoreError::Elsewhere { what, origin });
+            if let Some(origin) = self.configured_origin(&pod.full_name()) {
+                return Err(StoreError::OwnedBySource { what, origin });
             }
             if let Some(other) = self.desired.pod(&pod.uid)
                 && (other.namespace != pod.namespace || other.name != pod.name)
             {
-                return Err(StoreError::Elsewhere {
+                return Err(StoreError::OwnedBySource {
                     what: format!("the UID {}", pod.uid),
                     origin: other.origin.clone(),
                 });
@@ -329,7 +333,7 @@ impl StoreLoop {
         for object in &file.content.objects {
             let of = |source| self.desired.object_origin(source, &object.key);
             if let Some(origin) = CONFIGURED.into_iter().find_map(of) {
-                return Err(StoreError::Elsewhere { what: describe(&object.key), origin });
+                return Err(StoreError::OwnedBySource { what: describe(&object.key), origin });
             }
         }
         Ok(())
@@ -345,7 +349,7 @@ impl StoreLoop {
         let removed =
             self.blocking(move || targets.iter().try_for_each(|path| remove(Path::new(path)))).await;
         match removed {
-            None => return Err(StoreError::Ending),
+            None => return Err(StoreError::ShuttingDown),
             Some(Err((path, source))) => return Err(StoreError::Write { path, source }),
             Some(Ok(())) => {}
         }
@@ -356,8 +360,8 @@ impl StoreLoop {
         Ok(uid)
     }
 
-    /// The UID and the files behind a name: the pod of exactly this name, else the one that has the node's name
-    /// behind it, else Secrets and ConfigMaps.
+    /// The UID and the files of a name: the pod with exactly this name, else with the node's name appended, else Secrets and
+    /// ConfigMaps.
     fn stored(&self, namespace: &str, name: &str) -> Result<(String, Vec<String>), StoreError> {
         let names = [name.to_owned(), self.rules.name_on_node(name)];
         for name in &names {
@@ -373,8 +377,11 @@ impl StoreLoop {
             }
         }
         for name in &names {
-            if let Some(origin) = self.elsewhere(&PodFullName::new(name, namespace)) {
-                return Err(StoreError::Elsewhere { what: format!("the pod {namespace}/{name}"), origin });
+            if let Some(origin) = self.configured_origin(&PodFullName::new(name, namespace)) {
+                return Err(StoreError::OwnedBySource {
+                    what: format!("the pod {namespace}/{name}"),
+                    origin,
+                });
             }
         }
         let of_name = |content: &FileContent| {
@@ -401,18 +408,17 @@ fn describe(key: &ObjectKey) -> String {
 fn file_name(kind: Kind, namespace: &str, name: &str) -> String {
     match kind {
         Kind::Pod => format!("{namespace}_{name}.json"),
-        // An underscore is in no name, so that these never meet a pod's file.
+        // Names have no underscore, so these never collide with the file of a pod.
         Kind::Secret => format!("{namespace}_{name}_secret.json"),
         Kind::ConfigMap => format!("{namespace}_{name}_configmap.json"),
     }
 }
 
-fn make_folder(folder: &Path) -> io::Result<()> {
+fn create_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// Replaces the file by rename once its bytes are on the disk. What that was: `created`, `configured` or
-/// `unchanged`.
+/// Replaces the file by rename after fsync. Returns `created`, `configured` or `unchanged`.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
     let result = match fs::read(path) {
         Ok(old) if old == bytes => return Ok("unchanged"),
@@ -421,8 +427,8 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
         Err(error) => return Err(error),
     };
     let folder = path.parent().unwrap_or(Path::new("."));
-    make_folder(folder)?;
-    // A name that is no manifest's, should the service die before the rename.
+    create_folder(folder)?;
+    // A name that is ignored as a manifest, in case the service dies before the rename.
     let temporary = path.with_extension("tmp");
     let written = OpenOptions::new()
         .write(true)
@@ -440,17 +446,17 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
 }
 
 fn remove(path: &Path) -> Result<(), (PathBuf, io::Error)> {
-    let gone = match fs::remove_file(path) {
+    let removed = match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => {
             File::open(path.parent().unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
         }
     };
-    gone.map_err(|error| (path.to_owned(), error))
+    removed.map_err(|error| (path.to_owned(), error))
 }
 
-/// What is said of one pod.
-fn of_pod(warnings: &[ManifestWarning], name: &PodFullName) -> Vec<String> {
-    let of_it = warnings.iter().filter(|warning| warning.pod.as_ref() == Some(name));
-    of_it.map(|warning| warning.message.clone()).collect()
+/// The messages of the warnings about one pod.
+fn warnings_of_pod(warnings: &[ManifestWarning], name: &PodFullName) -> Vec<String> {
+    let matching = warnings.iter().filter(|warning| warning.pod.as_ref() == Some(name));
+    matching.map(|warning| warning.message.clone()).collect()
 }

@@ -1,4 +1,4 @@
-//! The figures of the sources.
+//! The metrics of the sources.
 
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -10,30 +10,30 @@ struct SourceLabel {
     source: String,
 }
 
-/// Pods per source and refused manifests.
+/// Pods per source, and manifest errors.
 #[derive(Debug, Clone)]
 pub struct SourceMetrics {
     pods: Family<SourceLabel, Gauge>,
-    problems: Gauge,
+    errors: Gauge,
 }
 
 impl SourceMetrics {
-    /// Registers the figures.
+    /// Registers the metrics.
     pub fn register(metrics: &Metrics) -> Self {
-        let own = Self { pods: Family::default(), problems: Gauge::default() };
+        let own = Self { pods: Family::default(), errors: Gauge::default() };
         metrics.register("keelson_pod_config_pods", "Desired pods by source", own.pods.clone());
         metrics.register(
             "keelson_pod_config_manifest_problems",
-            "Manifests, or documents of them, that are not used as they stand",
-            own.problems.clone(),
+            "Manifests, or documents in them, that are rejected",
+            own.errors.clone(),
         );
         own
     }
 
-    /// Takes the figures after a change of one source; `problems` counts those of all sources.
-    pub fn set(&self, source: &str, pods: usize, problems: usize) {
+    /// Updates the metrics after a change of `source`; `errors` counts the errors of all sources.
+    pub fn set(&self, source: &str, pods: usize, errors: usize) {
         let label = SourceLabel { source: source.to_owned() };
         self.pods.get_or_create(&label).set(i64::try_from(pods).unwrap_or(i64::MAX));
-        self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
+        self.errors.set(i64::try_from(errors).unwrap_or(i64::MAX));
     }
 }

@@ -1,8 +1,8 @@
-//! Changes of objects at the API server, for services that have to wait for the outcome. What may be changed is
-//! [`keelson_pod_config_core::mutation`]'s to say.
+//! Changes objects at the API server for services that have to wait for the outcome. [`keelson_pod_config_core::mutation`] has
+//! the rules.
 
 use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource};
-use keelson_pod_config_core::mutation::{Mutation, NotAllowed, Rule, Verb, judge};
+use keelson_pod_config_core::mutation::{Mutation, PermissionError, Rule, Verb, authorize};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::mutate_request::Verb as WireVerb;
 use keelson_service_kit::status::{chain, error};
@@ -12,24 +12,24 @@ use tonic::{Code, Status};
 /// Why nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum MutateError {
-    /// The caller may not do it.
+    /// The caller may not make this change.
     #[error(transparent)]
-    NotAllowed(#[from] NotAllowed),
-    /// The request cannot be meant.
+    Permission(#[from] PermissionError),
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// There is no API server.
-    #[error("objects are changed at an API server, and the control plane of this node is {0}")]
+    #[error("changing objects needs an API server, and the control plane of this node is {0}")]
     NoApiServer(&'static str),
-    /// The API server does not answer or refuses.
+    /// The API server is unreachable or refuses.
     #[error(transparent)]
     Server(#[from] KubeError),
 }
 
-/// Makes a change that one of `callers` asks for, and gives the object as it is then; nothing after a deletion.
+/// Makes a change for a caller that may be any of `callers`. Returns the changed object; `None` after a deletion.
 ///
 /// # Errors
-/// It may not be made, cannot be meant, or the server has not made it.
+/// The change is not allowed, is invalid, or failed at the server.
 pub async fn mutate(
     api: Option<&KubeApi>,
     control_plane: &'static str,
@@ -48,7 +48,7 @@ pub async fn mutate(
     let pb::MutateRequest { kind, subresource, namespace, name, body_json, uid, .. } = request;
     let mutation =
         Mutation { kind: &kind, subresource: &subresource, namespace: &namespace, name: &name, verb };
-    let rule = judge(callers, node_name, &mutation)?;
+    let rule = authorize(callers, node_name, &mutation)?;
     let body = if verb == Verb::Delete { json!({}) } else { object(&body_json)? };
     check(rule, &mutation, &body, &uid)?;
     let Some(api) = api else { return Err(MutateError::NoApiServer(control_plane)) };
@@ -56,7 +56,7 @@ pub async fn mutate(
         return Err(MutateError::Invalid(format!("{kind} is not known to pod-config")));
     };
     let namespace = rule.namespaced.then_some(namespace.as_str());
-    tracing::debug!(callers = callers.join(","), verb = verb.as_str(), kind, name, "an object is changed");
+    tracing::debug!(callers = callers.join(","), verb = verb.as_str(), kind, name, "changing an object");
     let part = (!subresource.is_empty()).then_some(subresource.as_str());
     let changed = match wire_verb {
         WireVerb::Create => api.create(resource, namespace, &body).await?,
@@ -75,40 +75,49 @@ pub async fn mutate(
 
 fn object(json: &[u8]) -> Result<Value, MutateError> {
     let value: Value = serde_json::from_slice(json)
-        .map_err(|error| MutateError::Invalid(format!("body_json is no JSON: {error}")))?;
-    if value.is_object() { Ok(value) } else { Err(MutateError::Invalid("body_json is no object".to_owned())) }
+        .map_err(|error| MutateError::Invalid(format!("body_json is not JSON: {error}")))?;
+    if value.is_object() {
+        Ok(value)
+    } else {
+        Err(MutateError::Invalid("body_json is not an object".to_owned()))
+    }
 }
 
-/// The body must be about the object that was judged.
+/// Checks that the body is about the object that was authorized.
 fn check(rule: &Rule, mutation: &Mutation<'_>, body: &Value, uid: &str) -> Result<(), MutateError> {
     let Mutation { kind, namespace, name, verb, .. } = *mutation;
     let metadata = &body["metadata"];
-    let wrong = |what: String| Err(MutateError::Invalid(what));
-    let whole = matches!(verb, Verb::Create | Verb::Update);
+    let invalid = |what: String| Err(MutateError::Invalid(what));
+    let is_whole_object = matches!(verb, Verb::Create | Verb::Update);
     for (field, found, expected) in [
         ("kind", &body["kind"], kind),
         ("metadata.name", &metadata["name"], name),
         ("metadata.namespace", &metadata["namespace"], namespace),
     ] {
-        let missing_is_well = !whole || (field == "metadata.namespace" && !rule.namespaced);
+        let may_be_missing = !is_whole_object || (field == "metadata.namespace" && !rule.namespaced);
         match found.as_str() {
             Some(text) if text == expected => {}
-            None if found.is_null() && missing_is_well => {}
-            _ => return wrong(format!("{field} of body_json is {found}, and {expected:?} was named")),
+            None if found.is_null() && may_be_missing => {}
+            _ => {
+                return invalid(format!(
+                    "{field} of body_json is {found}, but the request names {expected:?}"
+                ));
+            }
         }
     }
     if verb == Verb::Update && metadata["resourceVersion"].as_str().is_none_or(str::is_empty) {
-        return wrong(
-            "metadata.resourceVersion of body_json says which version is replaced, and is missing".to_owned(),
+        return invalid(
+            "metadata.resourceVersion of body_json is missing; it must name the version to replace"
+                .to_owned(),
         );
     }
     if verb == Verb::Delete && uid.is_empty() {
-        return wrong("uid says which object of the name is deleted, and is missing".to_owned());
+        return invalid("uid is missing; it must name the object to delete".to_owned());
     }
     Ok(())
 }
 
-/// Where the objects of a rule are.
+/// The API resource of a rule.
 fn resource(rule: &Rule) -> Option<Resource> {
     match rule.kind {
         "CSINode" => Some(Resource {
@@ -127,17 +136,17 @@ fn resource(rule: &Rule) -> Option<Resource> {
     }
 }
 
-/// What a caller is told.
+/// The gRPC status of an error.
 pub fn status(cause: &MutateError) -> Status {
     let (code, reason) = match cause {
-        MutateError::NotAllowed(NotAllowed::Name { .. }) => (Code::InvalidArgument, "BAD_FIELD"),
-        MutateError::NotAllowed(_) => (Code::PermissionDenied, "MUTATION_NOT_ALLOWED"),
+        MutateError::Permission(PermissionError::InvalidName { .. }) => (Code::InvalidArgument, "BAD_FIELD"),
+        MutateError::Permission(_) => (Code::PermissionDenied, "MUTATION_NOT_ALLOWED"),
         MutateError::Invalid(_) => (Code::InvalidArgument, "BAD_FIELD"),
         MutateError::NoApiServer(_) => (Code::FailedPrecondition, "NO_API_SERVER"),
         MutateError::Server(error) => match error.code() {
             None | Some(408 | 429 | 500..) => (Code::Unavailable, "CONTROL_PLANE_AWAY"),
             Some(404) => (Code::NotFound, "OBJECT_UNKNOWN"),
-            // Another version, another UID, or one of the name is there.
+            // The version or UID differs, or the name exists already.
             Some(409) => (Code::Aborted, "CONFLICT"),
             Some(_) => (Code::FailedPrecondition, "MUTATION_REFUSED"),
         },

@@ -1,9 +1,9 @@
 use super::*;
-use crate::fake_api::{Asked, FakeApi, refusal};
+use crate::fake_api::{FakeApi, RecordedRequest, refusal};
 
 const CALLER: [&str; 1] = ["volume-manager"];
 
-fn of_node(verb: WireVerb, body: &Value) -> pb::MutateRequest {
+fn csinode_request(verb: WireVerb, body: &Value) -> pb::MutateRequest {
     pb::MutateRequest {
         kind: "CSINode".into(),
         name: "n1".into(),
@@ -14,7 +14,7 @@ fn of_node(verb: WireVerb, body: &Value) -> pb::MutateRequest {
     }
 }
 
-fn of_claim(verb: WireVerb, body: &Value) -> pb::MutateRequest {
+fn claim_request(verb: WireVerb, body: &Value) -> pb::MutateRequest {
     pb::MutateRequest {
         kind: "PersistentVolumeClaim".into(),
         subresource: "status".into(),
@@ -32,17 +32,17 @@ fn node() -> Value {
 }
 
 #[tokio::test]
-async fn what_is_listed_is_done_with_the_method_and_the_path_of_the_api() {
+async fn allowed_mutations_use_the_api_method_and_path() {
     let folder = tempfile::tempdir().unwrap();
     let now = json!({"kind": "X", "metadata": {"name": "now"}});
     let server = FakeApi::start(folder.path(), move |_| Some((200, now.clone()))).await;
     let patch = json!({"metadata": {"resourceVersion": "3"}, "status": {"capacity": {"storage": "2Gi"}}});
     let requests = [
-        of_node(WireVerb::Create, &node()),
-        of_node(WireVerb::Update, &node()),
-        of_node(WireVerb::MergePatch, &patch),
-        of_node(WireVerb::Delete, &json!(null)),
-        of_claim(WireVerb::StrategicPatch, &patch),
+        csinode_request(WireVerb::Create, &node()),
+        csinode_request(WireVerb::Update, &node()),
+        csinode_request(WireVerb::MergePatch, &patch),
+        csinode_request(WireVerb::Delete, &json!(null)),
+        claim_request(WireVerb::StrategicPatch, &patch),
     ];
     let mut names = Vec::new();
     for request in requests {
@@ -61,41 +61,44 @@ async fn what_is_listed_is_done_with_the_method_and_the_path_of_the_api() {
         ("DELETE", format!("{root}/n1"), json_of("json"), json!({"preconditions": {"uid": "u1"}})),
         ("PATCH", claim.to_owned(), json_of("strategic-merge-patch+json"), patch),
     ];
-    let asked = expected.map(|(method, path, content_type, body)| Asked {
+    let requests = expected.map(|(method, path, content_type, body)| RecordedRequest {
         method: method.to_owned(),
         path,
         content_type,
         body,
     });
-    assert_eq!(server.asked(), asked);
+    assert_eq!(server.requests(), requests);
 }
 
 #[tokio::test]
-async fn what_is_not_listed_is_refused_before_anything_is_asked() {
+async fn mutations_that_are_not_listed_are_denied_before_any_api_request() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(folder.path(), |_| Some((200, json!({})))).await;
     let other = |change: fn(&mut pb::MutateRequest)| {
-        let mut request = of_claim(WireVerb::MergePatch, &json!({}));
+        let mut request = claim_request(WireVerb::MergePatch, &json!({}));
         change(&mut request);
         request
     };
     for (callers, request) in [
-        (&["node-api"][..], of_node(WireVerb::Create, &node())),
-        (&[][..], of_node(WireVerb::Create, &node())),
+        (&["node-api"][..], csinode_request(WireVerb::Create, &node())),
+        (&[][..], csinode_request(WireVerb::Create, &node())),
         (&CALLER[..], other(|r| r.kind = "Secret".into())),
         (&CALLER[..], other(|r| r.subresource = String::new())),
         (&CALLER[..], other(|r| r.verb = WireVerb::Update.into())),
-        (&CALLER[..], pb::MutateRequest { name: "n2".into(), ..of_node(WireVerb::MergePatch, &json!({})) }),
+        (
+            &CALLER[..],
+            pb::MutateRequest { name: "n2".into(), ..csinode_request(WireVerb::MergePatch, &json!({})) },
+        ),
     ] {
-        let told = format!("{request:?}");
+        let description = format!("{request:?}");
         let refused = mutate(Some(&server.api), "api", callers, "n1", request).await.unwrap_err();
-        assert_eq!(status(&refused).code(), Code::PermissionDenied, "{told}");
+        assert_eq!(status(&refused).code(), Code::PermissionDenied, "{description}");
     }
-    assert!(server.asked().is_empty());
+    assert!(server.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_body_about_something_else_is_refused_by_its_field() {
+async fn a_mutation_body_for_another_object_is_rejected_by_field() {
     let with = |pointer: &str, value: Value| {
         let mut node = node();
         *node.pointer_mut(pointer).unwrap() = value;
@@ -103,20 +106,26 @@ async fn a_body_about_something_else_is_refused_by_its_field() {
     };
     let bare = json!({"metadata": {}});
     for (request, field) in [
-        (of_node(WireVerb::Unspecified, &node()), "verb"),
-        (of_node(WireVerb::Create, &json!([])), "body_json is no object"),
-        (pb::MutateRequest { body_json: b"{".to_vec(), ..of_node(WireVerb::Create, &node()) }, "no JSON"),
-        (of_node(WireVerb::Create, &with("/kind", json!("Secret"))), "kind"),
-        (of_node(WireVerb::Create, &with("/metadata/name", json!("n2"))), "metadata.name"),
+        (csinode_request(WireVerb::Unspecified, &node()), "verb"),
+        (csinode_request(WireVerb::Create, &json!([])), "body_json is not an object"),
         (
-            of_node(WireVerb::Update, &with("/metadata/resourceVersion", json!(""))),
+            pb::MutateRequest { body_json: b"{".to_vec(), ..csinode_request(WireVerb::Create, &node()) },
+            "not JSON",
+        ),
+        (csinode_request(WireVerb::Create, &with("/kind", json!("Secret"))), "kind"),
+        (csinode_request(WireVerb::Create, &with("/metadata/name", json!("n2"))), "metadata.name"),
+        (
+            csinode_request(WireVerb::Update, &with("/metadata/resourceVersion", json!(""))),
             "metadata.resourceVersion",
         ),
-        (of_node(WireVerb::Create, &bare), "kind"),
-        (of_node(WireVerb::MergePatch, &json!({"metadata": {"name": "n2"}})), "metadata.name"),
-        (of_claim(WireVerb::MergePatch, &json!({"metadata": {"namespace": "b"}})), "metadata.namespace"),
-        (pb::MutateRequest { uid: String::new(), ..of_node(WireVerb::Delete, &bare) }, "uid"),
-        (pb::MutateRequest { namespace: "a".into(), ..of_node(WireVerb::Create, &node()) }, "namespace"),
+        (csinode_request(WireVerb::Create, &bare), "kind"),
+        (csinode_request(WireVerb::MergePatch, &json!({"metadata": {"name": "n2"}})), "metadata.name"),
+        (claim_request(WireVerb::MergePatch, &json!({"metadata": {"namespace": "b"}})), "metadata.namespace"),
+        (pb::MutateRequest { uid: String::new(), ..csinode_request(WireVerb::Delete, &bare) }, "uid"),
+        (
+            pb::MutateRequest { namespace: "a".into(), ..csinode_request(WireVerb::Create, &node()) },
+            "namespace",
+        ),
     ] {
         let refused = status(&mutate(None, "none", &CALLER, "n1", request).await.unwrap_err());
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
@@ -125,7 +134,7 @@ async fn a_body_about_something_else_is_refused_by_its_field() {
 }
 
 #[tokio::test]
-async fn each_answer_of_the_server_has_a_code_of_its_own_and_no_server_is_said() {
+async fn mutation_errors_map_to_grpc_codes_and_a_missing_api_server_is_reported() {
     for (code, expected, reason) in [
         (403, Code::FailedPrecondition, "MUTATION_REFUSED"),
         (404, Code::NotFound, "OBJECT_UNKNOWN"),
@@ -136,20 +145,22 @@ async fn each_answer_of_the_server_has_a_code_of_its_own_and_no_server_is_said()
     ] {
         let folder = tempfile::tempdir().unwrap();
         let server = FakeApi::start(folder.path(), move |_| Some(refusal(code))).await;
-        let request = of_claim(WireVerb::MergePatch, &json!({}));
-        let told = status(&mutate(Some(&server.api), "api", &CALLER, "n1", request).await.unwrap_err());
+        let request = claim_request(WireVerb::MergePatch, &json!({}));
+        let refused = status(&mutate(Some(&server.api), "api", &CALLER, "n1", request).await.unwrap_err());
         assert_eq!(
-            (told.code(), keelson_service_kit::status::reason(&told).as_deref()),
+            (refused.code(), keelson_service_kit::status::reason(&refused).as_deref()),
             (expected, Some(reason))
         );
-        assert!(told.message().contains("in its words"), "{told:?}");
+        assert!(refused.message().contains("in its words"), "{refused:?}");
     }
-    for plane in ["none", "etcd"] {
-        let told = status(
-            &mutate(None, plane, &CALLER, "n1", of_node(WireVerb::Create, &node())).await.unwrap_err(),
+    for control_plane in ["none", "etcd"] {
+        let refused = status(
+            &mutate(None, control_plane, &CALLER, "n1", csinode_request(WireVerb::Create, &node()))
+                .await
+                .unwrap_err(),
         );
-        assert_eq!(told.code(), Code::FailedPrecondition);
-        assert_eq!(keelson_service_kit::status::reason(&told).as_deref(), Some("NO_API_SERVER"));
-        assert!(told.message().contains(plane), "{told:?}");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert_eq!(keelson_service_kit::status::reason(&refused).as_deref(), Some("NO_API_SERVER"));
+        assert!(refused.message().contains(control_plane), "{refused:?}");
     }
 }

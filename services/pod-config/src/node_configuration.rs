@@ -1,7 +1,8 @@
-//! The loop `node-configuration`: what etcd says under this node's key, in a file of the state folder for init.
+//! The loop `node-configuration`: writes the value of this node's configuration key in etcd to a file in the state folder, for
+//! init.
 //!
-//! Here it is not judged: init knows the rest of the configuration, tries it and takes it back. While etcd is away the
-//! file stays as it is.
+//! The value is not validated here: init knows the rest of the configuration, tries it and reverts it. While etcd is down the
+//! file stays unchanged.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -12,46 +13,46 @@ use keelson_config::AssignedConfiguration;
 use keelson_etcd::{Change, Entry, Etcd, Follower, News, NodeKeys, Range};
 use keelson_service_kit::{Context, LoopHandle};
 
-/// The condition that says whether the file is what stands under the key.
+/// The condition for whether the file has the value of the key.
 const CONDITION: &str = "node configuration";
 
-/// Keeps the file as the key is, until the shutdown.
+/// Keeps the file equal to the key until shutdown.
 pub(crate) async fn run(ctx: Context, etcd: Etcd) {
-    let turn = ctx.progress.register("node-configuration");
+    let loop_handle = ctx.progress.register("node-configuration");
     let key = NodeKeys::new(&ctx.config.node_name).config();
     let mut follower = Follower::new(etcd, Range::key(key));
     let path = ctx.config.paths.assigned_configuration();
-    // What is still to be written.
-    let mut open = None;
+    // The value that is still to be written.
+    let mut pending = None;
     loop {
-        turn.tick();
-        if let Some(wanted) = open.take() {
+        loop_handle.tick();
+        if let Some(wanted) = pending.take() {
             let written = write(&path, &wanted).await;
-            let told = written.as_ref().map_err(|error| {
-                format!("cannot write {}, the node configuration stays as it is: {error}", path.display())
+            let result = written.as_ref().map_err(|error| {
+                format!("cannot write {}: {error}; the node configuration stays unchanged", path.display())
             });
-            ctx.progress.condition(CONDITION, told.copied());
+            ctx.progress.condition(CONDITION, result.copied());
             if written.is_err() {
-                open = Some(wanted);
+                pending = Some(wanted);
             }
         }
-        // Cancel-safe: the follower tells again what was not taken, and the sleep holds nothing.
-        let news = tokio::select! {
+        // Cancel-safe: the follower returns again what was not taken, and the sleep holds no state.
+        let event = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            news = follower.next() => news,
+            event = follower.next() => event,
             () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
         };
-        match news {
-            News::Listed(entries) => open = Some(entries.into_iter().next().map(assigned)),
+        match event {
+            News::Listed(entries) => pending = Some(entries.into_iter().next().map(assigned)),
             News::Changed(changes) => {
                 for change in changes {
-                    open = Some(match change {
+                    pending = Some(match change {
                         Change::Put(entry) => Some(assigned(entry)),
                         Change::Deleted(_) => None,
                     });
                 }
             }
-            // The source of pods says that etcd is away.
+            // The source of pods reports that etcd is down.
             News::InTouch | News::Lost(_) => {}
         }
     }
@@ -61,14 +62,14 @@ fn assigned(entry: Entry) -> AssignedConfiguration {
     AssignedConfiguration::new(entry.mod_revision, entry.value)
 }
 
-/// Makes the file what it should be; `None`: there is none.
+/// Writes the file; `None` deletes it.
 async fn write(path: &Path, wanted: &Option<AssignedConfiguration>) -> io::Result<()> {
     let (path, wanted) = (path.to_owned(), wanted.clone());
     let done = tokio::task::spawn_blocking(move || replace(&path, wanted.as_ref())).await;
     done.unwrap_or_else(|panic| Err(io::Error::other(panic)))
 }
 
-/// By rename, mode 0600. A file that is so already is left alone.
+/// Replaces the file by rename, mode 0600. Leaves an equal file untouched.
 fn replace(path: &Path, wanted: Option<&AssignedConfiguration>) -> io::Result<()> {
     let Some(wanted) = wanted else {
         return match fs::remove_file(path) {
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_what_stands_under_the_key_and_is_not_written_twice() {
+    fn the_configuration_file_equals_the_key_and_is_not_rewritten_if_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("node-configuration.json");
         let of = |revision| AssignedConfiguration::new(revision, b"maxPods: 7".to_vec());

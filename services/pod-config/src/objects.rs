@@ -1,4 +1,4 @@
-//! The objects that pods refer to: read once by `GetObject`, followed by `WatchObjects`.
+//! The objects to which pods refer: read once by `GetObject`, followed by `WatchObjects`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,57 +15,57 @@ use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
 
 use crate::control_plane::{ControlPlane, ControlPlaneError, ObjectRequest};
-use crate::desired::{Desired, Found};
+use crate::desired_state::{DesiredState, ObjectLookup};
 
-/// When a control plane that did not answer is asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Delay before a control plane that did not respond is asked again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Where objects come from: the manifests first, then the control plane.
+/// Looks up objects in the manifests first, then in the control plane.
 #[derive(Clone)]
 pub struct Objects {
     /// The merged manifests.
-    pub desired: Desired,
-    /// Where objects come from that no manifest has.
-    pub plane: Arc<dyn ControlPlane>,
+    pub desired: DesiredState,
+    /// The control plane, for objects that are not in a manifest.
+    pub control_plane: Arc<dyn ControlPlane>,
 }
 
 impl Objects {
-    /// What is known of an object now.
+    /// Looks up an object.
     ///
     /// # Errors
-    /// No manifest has it, and the control plane does not answer.
-    pub async fn find(&self, wanted: &ObjectRequest) -> Result<Found, ControlPlaneError> {
+    /// The object is in no manifest, and the control plane is unavailable.
+    pub async fn find(&self, wanted: &ObjectRequest) -> Result<ObjectLookup, ControlPlaneError> {
         let ObjectRequest { kind, namespace, name } = wanted.clone();
-        let of_manifest = match Kind::parse(&kind) {
+        let in_manifests = match Kind::parse(&kind) {
             Some(kind) => self.desired.object(&ObjectKey { kind, namespace, name }),
-            None if self.desired.is_ready() => Found::Nothing,
-            None => Found::NotRead,
+            None if self.desired.is_ready() => ObjectLookup::NotFound,
+            None => ObjectLookup::SourcesNotRead,
         };
-        if matches!(of_manifest, Found::Object(_)) {
-            return Ok(of_manifest);
+        if matches!(in_manifests, ObjectLookup::Object(_)) {
+            return Ok(in_manifests);
         }
-        let of_plane = self.plane.get_object(wanted.clone()).await?;
-        Ok(of_plane.map_or(of_manifest, |json| Found::Object(json.into())))
+        let in_control_plane = self.control_plane.get_object(wanted.clone()).await?;
+        Ok(in_control_plane.map_or(in_manifests, |json| ObjectLookup::Object(json.into())))
     }
 }
 
-/// The answers of one `WatchObjects` call.
-pub fn answers(
+/// The response stream of a `WatchObjects` call.
+pub fn watch_objects(
     objects: Objects,
     requests: Streaming<pb::WatchObjectsRequest>,
 ) -> impl Stream<Item = Result<pb::WatchObjectsResponse, Status>> + Send {
-    let changes = objects.desired.objects_change();
-    let plane_changes = objects.plane.objects_change();
-    let watch = Watch {
+    let changes = objects.desired.subscribe_objects();
+    let control_plane_changes = objects.control_plane.subscribe_objects();
+    let watch = ObjectWatch {
         objects,
         requests,
         changes,
-        plane_changes,
-        told: BTreeMap::new(),
-        to_look_at: VecDeque::new(),
+        control_plane_changes,
+        last_sent: BTreeMap::new(),
+        pending: VecDeque::new(),
         first: None,
         synced: false,
-        away: false,
+        retry_control_plane: false,
     };
     futures_util::stream::unfold(Some(watch), |watch| async move {
         let mut watch = watch?;
@@ -77,66 +77,66 @@ pub fn answers(
     })
 }
 
-/// What was told of an object: the object, or that there is none.
-type Told = Option<Arc<[u8]>>;
+/// The state of an object that was sent: the object, or that it does not exist.
+type LastSent = Option<Arc<[u8]>>;
 
-struct Watch {
+struct ObjectWatch {
     objects: Objects,
     requests: Streaming<pb::WatchObjectsRequest>,
     changes: watch::Receiver<u64>,
-    plane_changes: Option<watch::Receiver<u64>>,
-    /// The watched objects with what was told of each last; none before anything was.
-    told: BTreeMap<ObjectRequest, Option<Told>>,
-    /// The keys of `told` that may have changed. One answer is made at a time, however many there are.
-    to_look_at: VecDeque<ObjectRequest>,
-    /// What of the first request has not been told; none before there was a request.
+    control_plane_changes: Option<watch::Receiver<u64>>,
+    /// The watched objects with the state that was sent last; `None` before the first one.
+    last_sent: BTreeMap<ObjectRequest, Option<LastSent>>,
+    /// Keys of `last_sent` that may have changed. They are processed one at a time.
+    pending: VecDeque<ObjectRequest>,
+    /// Objects of the first request that have not been sent yet; `None` before the first request.
     first: Option<BTreeSet<ObjectRequest>>,
     synced: bool,
-    /// The control plane did not answer.
-    away: bool,
+    /// The control plane was unavailable.
+    retry_control_plane: bool,
 }
 
-impl Watch {
-    /// The next answer; none when the caller has gone.
+impl ObjectWatch {
+    /// The next item of the stream; `None` when the caller has closed it.
     async fn next(&mut self) -> Result<Option<Item>, Status> {
         loop {
             if !self.synced && self.first.as_ref().is_some_and(BTreeSet::is_empty) {
                 self.synced = true;
                 return Ok(Some(Item::Synced(Synced {})));
             }
-            if let Some(key) = self.to_look_at.pop_front() {
-                if let Some(state) = self.look(&key).await {
+            if let Some(key) = self.pending.pop_front() {
+                if let Some(state) = self.read_change(&key).await {
                     return Ok(Some(Item::Object(state)));
                 }
                 continue;
             }
-            // Cancel-safe: a message is taken whole or not at all, and `changed` marks nothing as seen unless it
+            // Cancel-safe: a message is received completely or not at all, and `changed` marks a value as seen only when it
             // returns.
             tokio::select! {
                 request = self.requests.message() => match request? {
-                    Some(request) => self.take(request)?,
+                    Some(request) => self.apply_request(request)?,
                     None => return Ok(None),
                 },
                 changed = self.changes.changed() => match changed {
-                    Ok(()) => self.to_look_at = self.told.keys().cloned().collect(),
+                    Ok(()) => self.pending = self.last_sent.keys().cloned().collect(),
                     Err(_) => return Ok(None),
                 },
-                () = changed(self.plane_changes.as_mut()) => {
-                    self.to_look_at = self.told.keys().cloned().collect();
+                () = changed(self.control_plane_changes.as_mut()) => {
+                    self.pending = self.last_sent.keys().cloned().collect();
                 }
-                () = tokio::time::sleep(ASK_AGAIN), if self.away => {
-                    self.away = false;
-                    self.to_look_at = self.told.keys().cloned().collect();
+                () = tokio::time::sleep(RETRY_DELAY), if self.retry_control_plane => {
+                    self.retry_control_plane = false;
+                    self.pending = self.last_sent.keys().cloned().collect();
                 }
             }
         }
     }
 
-    fn take(&mut self, request: pb::WatchObjectsRequest) -> Result<(), Status> {
+    fn apply_request(&mut self, request: pb::WatchObjectsRequest) -> Result<(), Status> {
         for reference in request.unwatch {
             let key = key_of(reference)?;
-            if self.told.remove(&key).is_some() {
-                self.objects.plane.retain_objects(&key, false);
+            if self.last_sent.remove(&key).is_some() {
+                self.objects.control_plane.retain_objects(&key, false);
             }
             if let Some(first) = &mut self.first {
                 first.remove(&key);
@@ -145,62 +145,62 @@ impl Watch {
         let mut watched = BTreeSet::new();
         for reference in request.watch {
             let key = key_of(reference)?;
-            if !self.told.contains_key(&key) {
-                self.objects.plane.retain_objects(&key, true);
-                self.told.insert(key.clone(), None);
+            if !self.last_sent.contains_key(&key) {
+                self.objects.control_plane.retain_objects(&key, true);
+                self.last_sent.insert(key.clone(), None);
             }
-            self.to_look_at.push_back(key.clone());
+            self.pending.push_back(key.clone());
             watched.insert(key);
         }
         self.first.get_or_insert(watched);
         Ok(())
     }
 
-    /// What is to be told of an object; none when it is known, or nobody can tell.
-    async fn look(&mut self, key: &ObjectRequest) -> Option<pb::ObjectState> {
-        if !self.told.contains_key(key) {
+    /// Looks up an object. Returns its state if it has changed; `None` if it has not, or if it cannot be determined yet.
+    async fn read_change(&mut self, key: &ObjectRequest) -> Option<pb::ObjectState> {
+        if !self.last_sent.contains_key(key) {
             return None;
         }
         let now = match self.objects.find(key).await {
-            Ok(Found::Object(json)) => Some(json),
-            Ok(Found::Nothing) => None,
-            Ok(Found::NotRead) => return None,
+            Ok(ObjectLookup::Object(json)) => Some(json),
+            Ok(ObjectLookup::NotFound) => None,
+            Ok(ObjectLookup::SourcesNotRead) => return None,
             Err(cause) => {
-                tracing::debug!(kind = key.kind, name = key.name, %cause, "nobody can tell of an object yet");
-                self.away = true;
+                tracing::debug!(kind = key.kind, name = key.name, %cause, "the object cannot be looked up yet");
+                self.retry_control_plane = true;
                 return None;
             }
         };
         if let Some(first) = &mut self.first {
             first.remove(key);
         }
-        let told = self.told.get_mut(key)?;
-        if told.as_ref() == Some(&now) {
+        let last = self.last_sent.get_mut(key)?;
+        if last.as_ref() == Some(&now) {
             return None;
         }
-        *told = Some(now.clone());
+        *last = Some(now.clone());
         let ObjectRequest { kind, namespace, name } = key.clone();
         let reference = Some(pb::ObjectReference { kind, namespace, name });
         Some(pb::ObjectState { reference, object_json: now.map(|json| json.to_vec()) })
     }
 }
 
-impl Drop for Watch {
+impl Drop for ObjectWatch {
     fn drop(&mut self) {
-        for key in self.told.keys() {
-            self.objects.plane.retain_objects(key, false);
+        for key in self.last_sent.keys() {
+            self.objects.control_plane.retain_objects(key, false);
         }
     }
 }
 
-/// Returns when the control plane may tell something else of an object; never where it tells nothing by itself.
+/// Returns when an object of the control plane may have changed; never if the control plane sends no notifications.
 async fn changed(changes: Option<&mut watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {
         return;
     }
-    // The sender lives as long as the plane.
+    // The sender lives as long as the control plane.
     std::future::pending().await
 }
 

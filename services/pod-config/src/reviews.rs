@@ -1,5 +1,5 @@
-//! What the API server says of somebody who asks something of this node: whose token it is, and what somebody may do
-//! (node-and-api.md §7). Nothing is remembered here; who asks does that.
+//! Token reviews and access reviews of the API server, for clients of this node (node-and-api.md §7). Nothing is cached here; the
+//! caller does that.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::Metrics;
 use serde_json::{Map, Value, json};
 
-use crate::review_metrics::{Asked, ReviewMetrics};
+use crate::review_metrics::{ReviewCounters, ReviewMetrics};
 
-/// How often a question is put, until it is answered.
+/// Maximum number of attempts.
 const ATTEMPTS: u32 = 5;
-/// The pause before the second time.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// How much longer each pause is than the one before.
-const LONGER: f64 = 1.5;
-/// By how much of its length a pause is longer at random, at most.
+/// The delay before the second attempt.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
+/// Factor between successive delays.
+const BACKOFF_FACTOR: f64 = 1.5;
+/// Maximum random part of a delay, relative to its length.
 const JITTER: f64 = 0.2;
 
 const TOKEN_REVIEWS: Resource =
@@ -29,7 +29,7 @@ const ACCESS_REVIEWS: Resource = Resource {
     namespaced: false,
 };
 
-/// Puts the questions.
+/// Sends reviews to the API server.
 #[derive(Debug, Clone)]
 pub struct Reviewer {
     api: KubeApi,
@@ -37,48 +37,54 @@ pub struct Reviewer {
 }
 
 impl Reviewer {
-    /// One that asks this server, and counts what it asks among the metrics of a service.
+    /// Sends reviews to this server and counts them in `metrics`.
     pub fn new(api: KubeApi, metrics: &Metrics) -> Self {
         Self { api, metrics: ReviewMetrics::registered(metrics) }
     }
 
-    /// Whose token it is, for whatever audience the server itself has.
+    /// Returns the user of a token, for the default audience of the server.
     ///
     /// # Errors
-    /// The server does not answer, also when asked again, or refuses.
-    pub async fn token(&self, token: &str) -> Result<pb::ReviewTokenResponse, KubeError> {
+    /// The server is unreachable, also after retries, or refuses.
+    pub async fn review_token(&self, token: &str) -> Result<pb::ReviewTokenResponse, KubeError> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
-        Ok(whose(&self.ask(TOKEN_REVIEWS, &review, &self.metrics.tokens).await?))
+        Ok(token_response(&self.create_review(TOKEN_REVIEWS, &review, &self.metrics.tokens).await?))
     }
 
-    /// Whether somebody may do something.
+    /// Returns whether a user may do something.
     ///
     /// # Errors
-    /// As [`Reviewer::token`].
-    pub async fn access(
+    /// As for [`Reviewer::review_token`].
+    pub async fn review_access(
         &self,
-        asked: &pb::ReviewAccessRequest,
+        request: &pb::ReviewAccessRequest,
     ) -> Result<pb::ReviewAccessResponse, KubeError> {
-        let status = self.ask(ACCESS_REVIEWS, &access_review(asked), &self.metrics.access).await?;
-        // What is both allowed and denied contradicts itself: it is not allowed.
+        let status =
+            self.create_review(ACCESS_REVIEWS, &access_review(request), &self.metrics.access).await?;
+        // A contradictory review, allowed and denied, is not allowed.
         let allowed = status["allowed"] == true && status["denied"] != true;
         Ok(pb::ReviewAccessResponse { allowed, reason: text(&status["reason"]) })
     }
 
-    /// The status of the review that the server makes of `review`.
-    async fn ask(&self, resource: Resource, review: &Value, counted: &Asked) -> Result<Value, KubeError> {
+    /// Creates a review and returns its status.
+    async fn create_review(
+        &self,
+        resource: Resource,
+        review: &Value,
+        counters: &ReviewCounters,
+    ) -> Result<Value, KubeError> {
         let mut attempt = 1;
         loop {
-            let began = Instant::now();
-            let answer = self.api.create(resource, None, review).await;
-            counted.ended(&answer, began.elapsed());
-            match answer {
+            let started_at = Instant::now();
+            let result = self.api.create(resource, None, review).await;
+            counters.record(&result, started_at.elapsed());
+            match result {
                 Ok(mut object) => return Ok(object.0["status"].take()),
-                Err(error) if attempt < ATTEMPTS && may_be_answered_later(&error) => {
-                    let pause = pause(attempt, fastrand::f64());
-                    let wanted = Duration::from_secs(u64::from(error.retry_after()));
-                    tracing::debug!(%error, attempt, "a review is asked for again");
-                    tokio::time::sleep(pause.max(wanted)).await;
+                Err(error) if attempt < ATTEMPTS && is_retryable(&error) => {
+                    let backoff = backoff(attempt, fastrand::f64());
+                    let retry_after = Duration::from_secs(u64::from(error.retry_after()));
+                    tracing::debug!(%error, attempt, "retrying a review");
+                    tokio::time::sleep(backoff.max(retry_after)).await;
                     attempt += 1;
                 }
                 Err(error) => return Err(error),
@@ -87,14 +93,14 @@ impl Reviewer {
     }
 }
 
-/// The pause after so many attempts; `random` is from 0 to 1.
-fn pause(attempts: u32, random: f64) -> Duration {
-    let longer = LONGER.powi(i32::try_from(attempts).unwrap_or(1) - 1);
-    FIRST_PAUSE.mul_f64(longer * (1.0 + JITTER * random))
+/// The delay after so many attempts; `random` is between 0 and 1.
+fn backoff(attempts: u32, random: f64) -> Duration {
+    let factor = BACKOFF_FACTOR.powi(i32::try_from(attempts).unwrap_or(1) - 1);
+    INITIAL_BACKOFF.mul_f64(factor * (1.0 + JITTER * random))
 }
 
-/// Whether it is worth while to ask again: a refusal by what somebody may, or of what was asked, stays one.
-fn may_be_answered_later(error: &KubeError) -> bool {
+/// Whether a retry may succeed; a refusal for permissions or content is final.
+fn is_retryable(error: &KubeError) -> bool {
     match error {
         KubeError::Kubeconfig { .. } | KubeError::Awaited { .. } => false,
         KubeError::Unreachable { .. } => true,
@@ -102,8 +108,8 @@ fn may_be_answered_later(error: &KubeError) -> bool {
     }
 }
 
-fn access_review(asked: &pb::ReviewAccessRequest) -> Value {
-    let pb::ReviewAccessRequest { user, verb, resource, subresource, name } = asked;
+fn access_review(request: &pb::ReviewAccessRequest) -> Value {
+    let pb::ReviewAccessRequest { user, verb, resource, subresource, name } = request;
     let user = user.clone().unwrap_or_default();
     let extra: Map<String, Value> =
         user.extra.into_iter().map(|(key, values)| (key, values.values.into())).collect();
@@ -119,8 +125,8 @@ fn access_review(asked: &pb::ReviewAccessRequest) -> Value {
     })
 }
 
-/// Whose token it is, from the status of a TokenReview.
-fn whose(status: &Value) -> pb::ReviewTokenResponse {
+/// Converts the status of a TokenReview.
+fn token_response(status: &Value) -> pb::ReviewTokenResponse {
     let user = &status["user"];
     let result = if status["authenticated"] == true {
         pb::review_token_response::Result::User(pb::User {

@@ -2,28 +2,28 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use pb::review_token_response::Result as Told;
+use pb::review_token_response::Result as ReviewResult;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 
 use super::*;
 
-/// A path and an object that was posted there.
+/// Paths and bodies of received requests.
 type Posted = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// An API server that gives each request the next answer, and says nothing more when there is none.
+/// Starts an API server that sends these responses in order; later requests hang.
 async fn server(folder: &Path, answers: Vec<(u16, Value)>) -> (Reviewer, Posted) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let posted = Posted::default();
-    let (kept, answers) = (Arc::clone(&posted), Arc::new(Mutex::new(VecDeque::from(answers))));
+    let (recorded, answers) = (Arc::clone(&posted), Arc::new(Mutex::new(VecDeque::from(answers))));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (kept, answers) = (Arc::clone(&kept), Arc::clone(&answers));
+            let (recorded, answers) = (Arc::clone(&recorded), Arc::clone(&answers));
             tokio::spawn(async move {
                 let mut stream = BufReader::new(stream);
-                while let Some(asked) = request(&mut stream).await {
-                    kept.lock().unwrap().push(asked);
+                while let Some(posted) = request(&mut stream).await {
+                    recorded.lock().unwrap().push(posted);
                     let next = answers.lock().unwrap().pop_front();
                     let Some((code, body)) = next else { return std::future::pending().await };
                     let body = body.to_string();
@@ -76,7 +76,7 @@ fn jane() -> pb::User {
 }
 
 #[tokio::test]
-async fn a_token_is_reviewed_and_its_user_told_whole() {
+async fn a_token_review_returns_the_complete_user() {
     let folder = tempfile::tempdir().unwrap();
     let user = json!({"username": "jane", "uid": "u1", "groups": ["ops"], "extra": {"scopes": ["a", "b"]}});
     let answers = vec![
@@ -85,12 +85,12 @@ async fn a_token_is_reviewed_and_its_user_told_whole() {
         (201, json!({"status": {}})),
     ];
     let (reviewer, posted) = server(folder.path(), answers).await;
-    let mut told = Vec::new();
+    let mut results = Vec::new();
     for _ in 0..3 {
-        told.push(reviewer.token("secret").await.unwrap().result.unwrap());
+        results.push(reviewer.review_token("secret").await.unwrap().result.unwrap());
     }
-    let rejected = |text: &str| Told::Rejected(text.to_owned());
-    assert_eq!(told, [Told::User(jane()), rejected("the keys cannot be fetched"), rejected("")]);
+    let rejected = |text: &str| ReviewResult::Rejected(text.to_owned());
+    assert_eq!(results, [ReviewResult::User(jane()), rejected("the keys cannot be fetched"), rejected("")]);
     let (path, review) = posted.lock().unwrap()[0].clone();
     assert_eq!(path, "/apis/authentication.k8s.io/v1/tokenreviews");
     let spec = json!({"token": "secret"});
@@ -101,7 +101,7 @@ async fn a_token_is_reviewed_and_its_user_told_whole() {
 }
 
 #[tokio::test]
-async fn access_is_reviewed_for_the_user_as_it_is_and_a_contradiction_is_a_no() {
+async fn an_access_review_sends_the_complete_user_and_denied_wins_over_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let answers = vec![
         (201, json!({"status": {"allowed": true, "reason": "a role"}})),
@@ -109,7 +109,7 @@ async fn access_is_reviewed_for_the_user_as_it_is_and_a_contradiction_is_a_no() 
         (201, json!({"status": {"allowed": true, "denied": true}})),
     ];
     let (reviewer, posted) = server(folder.path(), answers).await;
-    let asked = pb::ReviewAccessRequest {
+    let request = pb::ReviewAccessRequest {
         user: Some(jane()),
         verb: "get".into(),
         resource: "nodes".into(),
@@ -117,8 +117,8 @@ async fn access_is_reviewed_for_the_user_as_it_is_and_a_contradiction_is_a_no() 
         name: "n1".into(),
     };
     for (allowed, reason) in [(true, "a role"), (false, ""), (false, "")] {
-        let told = reviewer.access(&asked).await.unwrap();
-        assert_eq!((told.allowed, told.reason.as_str()), (allowed, reason));
+        let response = reviewer.review_access(&request).await.unwrap();
+        assert_eq!((response.allowed, response.reason.as_str()), (allowed, reason));
     }
     let (path, review) = posted.lock().unwrap()[0].clone();
     assert_eq!(path, "/apis/authorization.k8s.io/v1/subjectaccessreviews");
@@ -130,34 +130,34 @@ async fn access_is_reviewed_for_the_user_as_it_is_and_a_contradiction_is_a_no() 
 }
 
 #[tokio::test]
-async fn trouble_of_the_server_is_asked_through_and_a_refusal_is_not() {
+async fn a_review_is_retried_on_server_errors_and_not_on_a_refusal() {
     let folder = tempfile::tempdir().unwrap();
     let answers = vec![refusal(500), refusal(429), (201, json!({"status": {"authenticated": true}}))];
     let (reviewer, posted) = server(folder.path(), answers).await;
-    let begun = std::time::Instant::now();
-    assert!(matches!(reviewer.token("t").await.unwrap().result, Some(Told::User(_))));
-    assert!(begun.elapsed() >= pause(1, 0.0) + pause(2, 0.0), "{:?}", begun.elapsed());
+    let started = std::time::Instant::now();
+    assert!(matches!(reviewer.review_token("t").await.unwrap().result, Some(ReviewResult::User(_))));
+    assert!(started.elapsed() >= backoff(1, 0.0) + backoff(2, 0.0), "{:?}", started.elapsed());
     assert_eq!(posted.lock().unwrap().len(), 3);
 
     let folder = tempfile::tempdir().unwrap();
     let (reviewer, posted) = server(folder.path(), vec![refusal(403)]).await;
-    assert_eq!(reviewer.token("t").await.unwrap_err().code(), Some(403));
+    assert_eq!(reviewer.review_token("t").await.unwrap_err().code(), Some(403));
     assert_eq!(posted.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn each_question_counts_with_what_was_said_to_it() {
+async fn review_metrics_count_requests_by_status_code() {
     let folder = tempfile::tempdir().unwrap();
     let status = json!({"status": {"authenticated": true, "allowed": true}});
     let answers = vec![refusal(500), (201, status.clone()), refusal(403), (201, status)];
     let (mut reviewer, _) = server(folder.path(), answers).await;
     let metrics = Metrics::new();
     reviewer.metrics = ReviewMetrics::registered(&metrics);
-    reviewer.token("t").await.unwrap();
-    reviewer.token("t").await.unwrap_err();
-    reviewer.access(&pb::ReviewAccessRequest::default()).await.unwrap();
-    let nobody = Reviewer { api: KubeApi::new(folder.path().join("none"), "test"), ..reviewer.clone() };
-    nobody.token("t").await.unwrap_err();
+    reviewer.review_token("t").await.unwrap();
+    reviewer.review_token("t").await.unwrap_err();
+    reviewer.review_access(&pb::ReviewAccessRequest::default()).await.unwrap();
+    let unreachable = Reviewer { api: KubeApi::new(folder.path().join("none"), "test"), ..reviewer.clone() };
+    unreachable.review_token("t").await.unwrap_err();
     let text = metrics.text();
     for (kind, code, count) in [
         ("authn", "500", 1),
@@ -174,14 +174,14 @@ async fn each_question_counts_with_what_was_said_to_it() {
 }
 
 #[test]
-fn pauses_grow_by_half_and_a_fifth_of_each_is_random() {
-    let whole: Vec<u128> = (1..ATTEMPTS).map(|n| pause(n, 0.0).as_millis()).collect();
+fn review_backoff_grows_by_half_with_a_jitter_of_a_fifth() {
+    let whole: Vec<u128> = (1..ATTEMPTS).map(|n| backoff(n, 0.0).as_millis()).collect();
     assert_eq!(whole, [500, 750, 1125, 1687]);
-    assert_eq!(pause(1, 1.0), Duration::from_millis(600));
+    assert_eq!(backoff(1, 1.0), Duration::from_millis(600));
 }
 
 #[test]
-fn what_stays_a_no_is_not_asked_again() {
+fn only_retryable_review_errors_are_retried() {
     let refused = |code, retry_after| KubeError::Refused {
         server: String::new(),
         what: String::new(),
@@ -190,7 +190,7 @@ fn what_stays_a_no_is_not_asked_again() {
         message: String::new(),
         retry_after,
     };
-    for (error, again) in [
+    for (error, retryable) in [
         (refused(401, 0), false),
         (refused(403, 0), false),
         (refused(409, 0), false),
@@ -209,6 +209,6 @@ fn what_stays_a_no_is_not_asked_again() {
             true,
         ),
     ] {
-        assert_eq!(may_be_answered_later(&error), again, "{error}");
+        assert_eq!(is_retryable(&error), retryable, "{error}");
     }
 }

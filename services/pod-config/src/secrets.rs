@@ -1,7 +1,7 @@
-//! Secrets of the control plane over a restart of the service: files in memory (tmpfs), gone with the boot.
+//! Keeps Secrets of the control plane over a restart of the service: as files in memory (tmpfs), which do not survive a reboot.
 //!
-//! They are never on a disk. Where the run folder is on one, nothing is kept, and what needs a Secret waits after a restart
-//! until the control plane answers.
+//! They are never written to a disk. If the run folder is on a disk, nothing is stored, and after a restart pods wait for their
+//! Secrets until the control plane answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -11,87 +11,88 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FsWord, statfs};
 
-/// Below the run folder of the service.
+/// Folder in the run folder of the service.
 const FOLDER: &str = "secrets";
-/// A file that is being written.
-const UNFINISHED: &str = ".new";
-/// File systems that are memory alone (statfs(2)).
+/// Name of a file that is being written.
+const TEMPORARY: &str = ".new";
+/// Magic numbers of file systems in memory (statfs(2)).
 const TMPFS: FsWord = 0x0102_1994;
 const RAMFS: FsWord = 0x8584_58f6;
 
 /// Namespace and name of a Secret.
 pub type SecretName = (String, String);
 
-/// The files, one per Secret: `secrets/<namespace>/<name>`.
+/// The stored Secrets, one file each: `secrets/<namespace>/<name>`.
 #[derive(Debug)]
 pub struct Secrets {
-    /// `None`: nothing is kept.
+    /// `None` if nothing is stored.
     folder: Option<PathBuf>,
-    kept: BTreeSet<SecretName>,
+    names: BTreeSet<SecretName>,
 }
 
 impl Secrets {
-    /// Below `run_dir`, with what an earlier run of the service has left there. Without memory there, nothing is kept, and
-    /// what may lie there is removed.
+    /// Opens the store below `run_dir` and reads the Secrets of the run before the restart. If `run_dir` is not in memory,
+    /// nothing is stored, and existing files are deleted.
     pub fn open(run_dir: &Path) -> (Self, BTreeMap<SecretName, Vec<u8>>) {
         let folder = run_dir.join(FOLDER);
         match is_memory(run_dir) {
             Ok(true) => {}
             found => {
                 if let Err(error) = found {
-                    tracing::warn!(folder = %run_dir.display(), %error, "it is not known whether this is memory");
+                    tracing::warn!(folder = %run_dir.display(), %error, "cannot determine whether the folder is in memory");
                 }
                 tracing::info!(
+                    event = "secrets_not_stored",
                     folder = %run_dir.display(),
-                    "the run folder is no tmpfs: Secrets are not kept over a restart of this service; what needs one \
-                     waits then until the control plane answers"
+                    "the run folder is not on a tmpfs: Secrets are not stored over a restart of this service, and pods that \
+                     need one then wait until the control plane answers"
                 );
                 let _ = fs::remove_dir_all(&folder);
-                return (Self { folder: None, kept: BTreeSet::new() }, BTreeMap::new());
+                return (Self { folder: None, names: BTreeSet::new() }, BTreeMap::new());
             }
         }
         let found = read_all(&folder);
-        (Self { folder: Some(folder), kept: found.keys().cloned().collect() }, found)
+        (Self { folder: Some(folder), names: found.keys().cloned().collect() }, found)
     }
 
-    /// Removes all that an earlier run has left below `run_dir`.
+    /// Deletes all stored Secrets below `run_dir`.
     pub fn remove_all(run_dir: &Path) {
         let _ = fs::remove_dir_all(run_dir.join(FOLDER));
     }
 
-    /// Keeps a Secret as it is now. Both names are those of objects, which no path can leave its folder with.
+    /// Stores a Secret. Namespace and name are valid object names, so that the path stays in its folder.
     pub fn put(&mut self, name: SecretName, bytes: &[u8]) {
         let Some(folder) = &self.folder else { return };
         match write(folder, &name, bytes) {
-            Ok(()) => drop(self.kept.insert(name)),
+            Ok(()) => drop(self.names.insert(name)),
             Err(error) => {
-                tracing::warn!(secret = %path_of(folder, &name).display(), %error, "a Secret is not kept over a restart");
-                // A stale one is worse than none.
+                tracing::warn!(secret = %path_of(folder, &name).display(), %error, "cannot store a Secret over a restart");
+                // A stale Secret is worse than none.
                 self.remove(&name);
             }
         }
     }
 
-    /// A Secret is gone. One that is not kept is left alone: its name may be any text.
+    /// Deletes a Secret. One that is not stored is ignored: its name may be any text.
     pub fn remove(&mut self, name: &SecretName) {
-        let Some(folder) = self.folder.as_ref().filter(|_| self.kept.contains(name)) else { return };
+        let Some(folder) = self.folder.as_ref().filter(|_| self.names.contains(name)) else { return };
         if let Err(error) = fs::remove_file(path_of(folder, name))
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(secret = %path_of(folder, name).display(), %error, "a Secret that is gone stays in memory");
+            tracing::warn!(secret = %path_of(folder, name).display(), %error, "cannot delete the file of a deleted Secret");
             return;
         }
-        self.kept.remove(name);
+        self.names.remove(name);
     }
 
-    /// Removes all but those of which `stays` says yes.
-    pub fn retain(&mut self, stays: impl Fn(&SecretName) -> bool) {
-        let gone: Vec<SecretName> = self.kept.iter().filter(|name| !stays(name)).cloned().collect();
-        gone.iter().for_each(|name| self.remove(name));
+    /// Deletes all Secrets for which `keep` returns false.
+    pub fn retain(&mut self, keep: impl Fn(&SecretName) -> bool) {
+        let removed: Vec<SecretName> = self.names.iter().filter(|name| !keep(name)).cloned().collect();
+        removed.iter().for_each(|name| self.remove(name));
     }
 }
 
-/// Whether what is written below the folder stays in memory.
+/// Whether the folder is on a file system in memory.
 fn is_memory(folder: &Path) -> io::Result<bool> {
     let kind = statfs(folder)?.f_type;
     Ok(kind == TMPFS || kind == RAMFS)
@@ -105,24 +106,23 @@ fn write(folder: &Path, name: &SecretName, bytes: &[u8]) -> io::Result<()> {
     let path = path_of(folder, name);
     let parent = folder.join(&name.0);
     DirBuilder::new().recursive(true).mode(0o700).create(&parent)?;
-    // No name of an object begins with a dot.
-    let unfinished = parent.join(UNFINISHED);
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    // Object names never begin with a dot.
+    let temporary = parent.join(TEMPORARY);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(bytes)?;
-    fs::rename(&unfinished, &path)
+    fs::rename(&temporary, &path)
 }
 
 fn read_all(folder: &Path) -> BTreeMap<SecretName, Vec<u8>> {
     let mut found = BTreeMap::new();
-    for namespace in names(folder) {
-        for name in names(&folder.join(&namespace)) {
+    for namespace in entry_names(folder) {
+        for name in entry_names(&folder.join(&namespace)) {
             let secret = (namespace.clone(), name);
             match fs::read(path_of(folder, &secret)) {
                 Ok(bytes) => drop(found.insert(secret, bytes)),
                 Err(error) => {
                     let file = path_of(folder, &secret);
-                    tracing::warn!(secret = %file.display(), %error, "a Secret of before the restart cannot be read");
+                    tracing::warn!(secret = %file.display(), %error, "cannot read a Secret stored before the restart");
                 }
             }
         }
@@ -130,7 +130,7 @@ fn read_all(folder: &Path) -> BTreeMap<SecretName, Vec<u8>> {
     found
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn entry_names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_in_memory_is_there_after_a_restart_until_it_is_gone() {
+    fn secrets_on_tmpfs_are_restored_after_a_restart_until_removed() {
         let run = memory();
         let (mut secrets, found) = Secrets::open(run.path());
         assert!(found.is_empty());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_read_them_and_half_a_file_is_none() {
+    fn secret_files_are_private_and_partial_files_are_ignored() {
         let run = memory();
         let (mut secrets, _) = Secrets::open(run.path());
         secrets.put(name("a"), b"1");
@@ -181,12 +181,12 @@ mod tests {
             let found = fs::metadata(folder.join(path)).unwrap().permissions().mode() & 0o777;
             assert_eq!(found, mode, "{path}");
         }
-        fs::write(folder.join("default").join(UNFINISHED), b"half").unwrap();
+        fs::write(folder.join("default").join(TEMPORARY), b"half").unwrap();
         assert_eq!(Secrets::open(run.path()).1.len(), 1);
     }
 
     #[test]
-    fn on_a_disk_nothing_is_kept_and_what_lies_there_is_removed() {
+    fn on_a_disk_no_secrets_are_stored_and_old_ones_are_removed() {
         let run = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let old = run.path().join(FOLDER).join("default");
         fs::create_dir_all(&old).unwrap();
@@ -197,12 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_not_left_as_it_was() {
+    fn a_secret_that_cannot_be_replaced_is_removed() {
         let run = memory();
         let (mut secrets, _) = Secrets::open(run.path());
         secrets.put(name("a"), b"1");
-        // A folder stands where the new file would be written.
-        fs::create_dir(run.path().join(FOLDER).join("default").join(UNFINISHED)).unwrap();
+        // A folder has the name of the temporary file.
+        fs::create_dir(run.path().join(FOLDER).join("default").join(TEMPORARY)).unwrap();
         secrets.put(name("a"), b"2");
         assert!(Secrets::open(run.path()).1.is_empty());
     }

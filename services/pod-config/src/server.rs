@@ -1,4 +1,4 @@
-//! The `PodConfig` API.
+//! The gRPC API `PodConfig`.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
 use keelson_kube_api::KubeError;
-use keelson_pod_config_core::token::WantedToken;
+use keelson_pod_config_core::token::TokenRequest;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
@@ -18,27 +18,27 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
-use crate::desired::{Desired, Entry, Found, Key};
+use crate::desired_state::{DesiredState, ObjectLookup, WatchKey, WatchValue};
 use crate::manifest_store::{ManifestStore, StoreError};
 use crate::mutations::{self, mutate};
 use crate::objects::{self, Objects};
 use crate::reviews::Reviewer;
 
-/// Answers the RPCs.
+/// Implements the RPCs.
 pub struct Server {
     /// The merged pods and objects.
-    pub desired: Desired,
-    /// The Node object under the only key.
+    pub desired: DesiredState,
+    /// The Node object, under its only key.
     pub node: WatchHub<(), Arc<NodeState>>,
-    /// What `ApplyManifest` writes to.
+    /// Stores applied manifests.
     pub store: ManifestStore,
-    /// Where the objects come from that pods refer to.
+    /// Looks up the objects to which pods refer.
     pub objects: Objects,
-    /// Who puts questions about people to the API server; none where there is no such server.
+    /// Reviews tokens and access; `None` without an API server.
     pub reviewer: Option<Reviewer>,
-    /// Where services and tokens come from, when there is a Kubernetes API.
+    /// Services and tokens; `None` without an API server.
     pub cluster: Option<Cluster>,
-    /// Who is behind a connection.
+    /// Identifies callers.
     pub policy: CallerPolicy,
     /// Name of this node.
     pub node_name: String,
@@ -46,25 +46,25 @@ pub struct Server {
     pub shutdown: CancellationToken,
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Server {
-    /// A stream that ends with the service, so that its end needs no drain time-out.
+    /// A stream that ends on shutdown, so that draining needs no time-out.
     fn until_shutdown<T: 'static>(
         &self,
         stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
-    ) -> Answers<T> {
+    ) -> ResponseStream<T> {
         Box::pin(stream.take_until(self.shutdown.clone().cancelled_owned()))
     }
 
     #[allow(clippy::result_large_err, reason = "a Status is what an RPC answers")]
     fn reviewer(&self) -> Result<&Reviewer, Status> {
         self.reviewer.as_ref().ok_or_else(|| {
-            let name = self.objects.plane.name();
+            let name = self.objects.control_plane.name();
             error(
                 Code::FailedPrecondition,
                 "NO_API_SERVER",
-                format!("the control plane is {name}: there is no API server that could say who somebody is or what they may do"),
+                format!("reviews need an API server, and the control plane of this node is {name}"),
             )
         })
     }
@@ -72,16 +72,16 @@ impl Server {
 
 #[tonic::async_trait]
 impl PodConfig for Server {
-    type WatchPodsStream = Answers<pb::WatchPodsResponse>;
-    type WatchNodeStream = Answers<pb::WatchNodeResponse>;
-    type WatchObjectsStream = Answers<pb::WatchObjectsResponse>;
+    type WatchPodsStream = ResponseStream<pb::WatchPodsResponse>;
+    type WatchNodeStream = ResponseStream<pb::WatchNodeResponse>;
+    type WatchObjectsStream = ResponseStream<pb::WatchObjectsResponse>;
 
     async fn watch_pods(
         &self,
         _: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         let configured = self.desired.configured().to_vec();
-        let stream = self.desired.subscribe().into_stream(move |item| item_of(item, &configured));
+        let stream = self.desired.subscribe().into_stream(move |item| watch_item(item, &configured));
         let stream = stream.filter_map(|item| std::future::ready(item.map(Ok)));
         Ok(Response::new(self.until_shutdown(stream)))
     }
@@ -110,20 +110,20 @@ impl PodConfig for Server {
         }
         let wanted = ObjectRequest { kind: kind.clone(), namespace: namespace.clone(), name: name.clone() };
         match self.objects.find(&wanted).await {
-            Ok(Found::Object(json)) => {
+            Ok(ObjectLookup::Object(json)) => {
                 Ok(Response::new(pb::GetObjectResponse { object_json: json.to_vec() }))
             }
-            Ok(Found::NotRead) => Err(error(
+            Ok(ObjectLookup::SourcesNotRead) => Err(error(
                 Code::Unavailable,
                 "SOURCES_NOT_READ",
                 format!(
                     "the sources have not been read yet; {kind} {namespace}/{name} may be in one of them"
                 ),
             )),
-            Ok(Found::Nothing) => Err(error(
+            Ok(ObjectLookup::NotFound) => Err(error(
                 Code::NotFound,
                 "OBJECT_UNKNOWN",
-                format!("there is no {kind} {namespace}/{name}; put it beside the manifests"),
+                format!("{kind} {namespace}/{name} does not exist; add it to the manifests"),
             )),
             Err(cause @ ControlPlaneError::Unavailable { .. }) => {
                 Err(error(Code::Unavailable, "CONTROL_PLANE_AWAY", cause.to_string()))
@@ -135,7 +135,7 @@ impl PodConfig for Server {
         &self,
         request: Request<Streaming<pb::WatchObjectsRequest>>,
     ) -> Result<Response<Self::WatchObjectsStream>, Status> {
-        let stream = objects::answers(self.objects.clone(), request.into_inner());
+        let stream = objects::watch_objects(self.objects.clone(), request.into_inner());
         Ok(Response::new(self.until_shutdown(stream)))
     }
 
@@ -147,18 +147,18 @@ impl PodConfig for Server {
         if token.is_empty() {
             return Err(error(Code::InvalidArgument, "TOKEN_MISSING", "a token must be given"));
         }
-        self.reviewer()?.token(&token).await.map(Response::new).map_err(|e| no_review(&e))
+        self.reviewer()?.review_token(&token).await.map(Response::new).map_err(|e| review_status(&e))
     }
 
     async fn review_access(
         &self,
         request: Request<pb::ReviewAccessRequest>,
     ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
-        let asked = request.into_inner();
-        if asked.user.as_ref().is_none_or(|user| user.name.is_empty()) || asked.resource.is_empty() {
+        let request = request.into_inner();
+        if request.user.as_ref().is_none_or(|user| user.name.is_empty()) || request.resource.is_empty() {
             return Err(error(Code::InvalidArgument, "NAME_MISSING", "user.name and resource must be given"));
         }
-        self.reviewer()?.access(&asked).await.map(Response::new).map_err(|e| no_review(&e))
+        self.reviewer()?.review_access(&request).await.map(Response::new).map_err(|e| review_status(&e))
     }
 
     async fn get_service_env(
@@ -168,7 +168,7 @@ impl PodConfig for Server {
         let pb::GetServiceEnvRequest { namespace, service_links, as_known } = request.into_inner();
         let variables = match &self.cluster {
             Some(cluster) => cluster.variables(&namespace, service_links, as_known).ok_or_else(|| {
-                // As a kubelet says it.
+                // The kubelet's message.
                 let text = "services have not yet been read at least once, cannot construct envvars";
                 error(Code::Unavailable, "SERVICES_NOT_READ", text)
             })?,
@@ -181,16 +181,16 @@ impl PodConfig for Server {
         &self,
         request: Request<pb::CreateTokenRequest>,
     ) -> Result<Response<pb::CreateTokenResponse>, Status> {
-        let wanted = wanted_token(request.into_inner())?;
+        let wanted = token_request(request.into_inner())?;
         let Some(cluster) = &self.cluster else {
             let text = "tokens of service accounts need an API server, and this node runs without one";
             return Err(error(Code::FailedPrecondition, "NO_API_SERVER", text));
         };
-        let made = cluster.create_token(&wanted).await.map_err(|cause| no_token(&cause))?;
+        let token = cluster.create_token(&wanted).await.map_err(|cause| token_status(&cause))?;
         Ok(Response::new(pb::CreateTokenResponse {
-            token: made.token,
-            expires_unix_seconds: made.expires,
-            lifetime_seconds: made.lifetime,
+            token: token.token,
+            expires_unix_seconds: token.expires,
+            lifetime_seconds: token.lifetime,
         }))
     }
 
@@ -201,12 +201,12 @@ impl PodConfig for Server {
         let peer = request.extensions().get::<PeerIdentity>();
         let callers = peer.map(|peer| self.policy.may_be(peer)).unwrap_or_default();
         let api = self.cluster.as_ref().map(Cluster::api);
-        let (name, node) = (self.objects.plane.name(), self.node_name.as_str());
+        let (name, node) = (self.objects.control_plane.name(), self.node_name.as_str());
         let changed = mutate(api, name, &callers, node, request.into_inner()).await;
         let changed = changed.map_err(|cause| {
             let status = mutations::status(&cause);
             if status.code() == Code::PermissionDenied {
-                tracing::warn!("refused a change: {}", status.message());
+                tracing::warn!("denied a mutation: {}", status.message());
             }
             status
         })?;
@@ -219,7 +219,7 @@ impl PodConfig for Server {
         request: Request<pb::ApplyManifestRequest>,
     ) -> Result<Response<pb::ApplyManifestResponse>, Status> {
         let pb::ApplyManifestRequest { manifest, name_hint } = request.into_inner();
-        let pods = self.store.apply(manifest, name_hint).await.map_err(|e| status(&e))?;
+        let pods = self.store.apply(manifest, name_hint).await.map_err(|e| store_status(&e))?;
         Ok(Response::new(pb::ApplyManifestResponse { pods }))
     }
 
@@ -231,7 +231,7 @@ impl PodConfig for Server {
         if name.is_empty() {
             return Err(error(Code::InvalidArgument, "NAME_MISSING", "the name of a pod must be given"));
         }
-        let uid = self.store.delete(namespace, name).await.map_err(|e| status(&e))?;
+        let uid = self.store.delete(namespace, name).await.map_err(|e| store_status(&e))?;
         Ok(Response::new(pb::DeleteManifestResponse { uid }))
     }
 
@@ -243,23 +243,23 @@ impl PodConfig for Server {
     }
 }
 
-fn item_of(item: WatchItem<Key, Entry>, configured: &[String]) -> Option<pb::WatchPodsResponse> {
+fn watch_item(item: WatchItem<WatchKey, WatchValue>, configured: &[String]) -> Option<pb::WatchPodsResponse> {
     let item = match item {
-        WatchItem::Set(Key::Pod(_), Entry::Pod(pod)) => Item::Pod(Arc::unwrap_or_clone(pod)),
-        WatchItem::Set(Key::Source(source), Entry::Ready) => {
+        WatchItem::Set(WatchKey::Pod(_), WatchValue::Pod(pod)) => Item::Pod(Arc::unwrap_or_clone(pod)),
+        WatchItem::Set(WatchKey::Source(source), WatchValue::Ready) => {
             Item::SourceReady(pb::SourceReady { source, configured: configured.to_vec() })
         }
-        WatchItem::Gone(Key::Pod(uid)) => Item::GoneUid(uid),
+        WatchItem::Gone(WatchKey::Pod(uid)) => Item::GoneUid(uid),
         WatchItem::Synced => Item::Synced(Synced {}),
-        // A source is never taken back, and the two kinds of entry do not mix.
-        WatchItem::Gone(Key::Source(_))
-        | WatchItem::Set(Key::Pod(_), Entry::Ready)
-        | WatchItem::Set(Key::Source(_), Entry::Pod(_)) => return None,
+        // A source never becomes unready, and keys and values always have the same kind.
+        WatchItem::Gone(WatchKey::Source(_))
+        | WatchItem::Set(WatchKey::Pod(_), WatchValue::Ready)
+        | WatchItem::Set(WatchKey::Source(_), WatchValue::Pod(_)) => return None,
     };
     Some(pb::WatchPodsResponse { item: Some(item) })
 }
 
-fn no_review(cause: &KubeError) -> Status {
+fn review_status(cause: &KubeError) -> Status {
     let (code, reason) = match cause {
         KubeError::Kubeconfig { .. } | KubeError::Awaited { .. } | KubeError::Unreachable { .. } => {
             (Code::Unavailable, "CONTROL_PLANE_AWAY")
@@ -269,7 +269,7 @@ fn no_review(cause: &KubeError) -> Status {
     error(code, reason, chain(cause))
 }
 
-fn wanted_token(request: pb::CreateTokenRequest) -> Result<WantedToken, Status> {
+fn token_request(request: pb::CreateTokenRequest) -> Result<TokenRequest, Status> {
     let pb::CreateTokenRequest {
         namespace,
         service_account,
@@ -284,24 +284,28 @@ fn wanted_token(request: pb::CreateTokenRequest) -> Result<WantedToken, Status> 
         ("pod_name", &pod_name),
         ("pod_uid", &pod_uid),
     ];
-    // Each is a part of a path or of what the token is bound to.
-    if let Some((field, value)) = fields.iter().find(|(_, value)| !is_plain(value)) {
-        return Err(error(Code::InvalidArgument, "BAD_FIELD", format!("{field} {value:?} is no name")));
+    // Each is part of a URL path or of the token's binding.
+    if let Some((field, value)) = fields.iter().find(|(_, value)| !is_object_name(value)) {
+        return Err(error(
+            Code::InvalidArgument,
+            "BAD_FIELD",
+            format!("{field} {value:?} is not a valid name"),
+        ));
     }
-    Ok(WantedToken { namespace, service_account, pod_name, pod_uid, audiences, expiration_seconds })
+    Ok(TokenRequest { namespace, service_account, pod_name, pod_uid, audiences, expiration_seconds })
 }
 
-/// A name as objects have them.
-fn is_plain(name: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
-    !name.is_empty() && !name.starts_with('.') && name.chars().all(is_plain)
+/// Whether it is a valid object name.
+fn is_object_name(name: &str) -> bool {
+    let is_object_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(is_object_name)
 }
 
-fn no_token(cause: &TokenError) -> Status {
+fn token_status(cause: &TokenError) -> Status {
     let (code, reason) = match cause {
         TokenError::Server(error) if error.is_not_found() => (Code::NotFound, "SERVICE_ACCOUNT_UNKNOWN"),
         TokenError::Server(error) => match error.code() {
-            // Too many requests, and what the server itself has not managed.
+            // Too many requests, or a server error.
             None | Some(408 | 429 | 500..) => (Code::Unavailable, "CONTROL_PLANE_AWAY"),
             Some(_) => (Code::FailedPrecondition, "TOKEN_REFUSED"),
         },
@@ -310,10 +314,10 @@ fn no_token(cause: &TokenError) -> Status {
     error(code, reason, chain(cause))
 }
 
-fn status(cause: &StoreError) -> Status {
+fn store_status(cause: &StoreError) -> Status {
     let (code, reason) = match cause {
         StoreError::Invalid(_) => (Code::InvalidArgument, "MANIFEST_INVALID"),
-        StoreError::Elsewhere { .. } => (Code::FailedPrecondition, "OTHER_SOURCE"),
+        StoreError::OwnedBySource { .. } => (Code::FailedPrecondition, "OTHER_SOURCE"),
         StoreError::Shared { .. } => (Code::FailedPrecondition, "FILE_SHARED"),
         StoreError::Unknown { .. } => (Code::NotFound, "POD_UNKNOWN"),
         StoreError::NotRead { .. } => (Code::Unavailable, "FOLDER_NOT_READ"),
@@ -321,7 +325,7 @@ fn status(cause: &StoreError) -> Status {
             (Code::ResourceExhausted, "DISK_FULL")
         }
         StoreError::Write { .. } => (Code::Internal, "WRITE_FAILED"),
-        StoreError::Ending => (Code::Unavailable, "ENDING"),
+        StoreError::ShuttingDown => (Code::Unavailable, "ENDING"),
     };
     error(code, reason, chain(cause))
 }
@@ -335,9 +339,8 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use crate::fake_api::{FakeApi, refusal};
 
-    /// What `CreateToken` answers when the server answers so.
-    fn wanted_by(pod: &str) -> WantedToken {
-        WantedToken {
+    fn request_for(pod: &str) -> TokenRequest {
+        TokenRequest {
             namespace: "a".into(),
             service_account: "builder".into(),
             pod_name: pod.into(),
@@ -347,19 +350,19 @@ mod tests {
         }
     }
 
-    async fn no_token_for(answer: Option<(u16, serde_json::Value)>) -> Status {
+    async fn failed_token_status(answer: Option<(u16, serde_json::Value)>) -> Status {
         let folder = tempfile::tempdir().unwrap();
         let server = FakeApi::start(folder.path(), move |_| answer.clone()).await;
         let cluster = Cluster::new(server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
-        let status = no_token(&cluster.create_token(&wanted_by("p")).await.unwrap_err());
-        let asked = server.asked();
-        assert_eq!(asked.len(), 1, "a token is asked for once: {asked:?}");
-        assert_eq!(asked[0].path, "/api/v1/namespaces/a/serviceaccounts/builder/token");
+        let status = token_status(&cluster.create_token(&request_for("p")).await.unwrap_err());
+        let requests = server.requests();
+        assert_eq!(requests.len(), 1, "a token is requested once: {requests:?}");
+        assert_eq!(requests[0].path, "/api/v1/namespaces/a/serviceaccounts/builder/token");
         status
     }
 
     #[tokio::test]
-    async fn each_refusal_of_a_token_has_a_code_that_says_whether_it_is_worth_asking_again() {
+    async fn token_request_errors_map_to_grpc_codes_by_whether_a_retry_can_help() {
         for (answer, code, expected) in [
             (refusal(404), Code::NotFound, "SERVICE_ACCOUNT_UNKNOWN"),
             (refusal(400), Code::FailedPrecondition, "TOKEN_REFUSED"),
@@ -373,7 +376,7 @@ mod tests {
             ((201, json!({"kind": "TokenRequest", "status": {}})), Code::FailedPrecondition, "TOKEN_REFUSED"),
         ] {
             let http = answer.0;
-            let status = no_token_for(Some(answer)).await;
+            let status = failed_token_status(Some(answer)).await;
             assert_eq!((status.code(), reason(&status).as_deref()), (code, Some(expected)), "{http}");
             let words = if http == 201 { "has no token" } else { "in its words" };
             assert!(status.message().contains(words), "{http}: {status:?}");
@@ -381,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_requested_again_for_a_moment_while_the_server_has_not_seen_the_pod() {
+    async fn a_token_request_is_retried_while_the_server_has_not_seen_the_pod() {
         let unseen = [
             (403, "Forbidden", "node requested token bound to a pod scheduled on a different node"),
             (403, "Forbidden", "no relationship found between node 'n1' and this object"),
@@ -395,37 +398,37 @@ mod tests {
             for refusals in [1, 99] {
                 let folder = tempfile::tempdir().unwrap();
                 let status = json!({"kind": "Status", "code": code, "reason": cause, "message": message});
-                let made = json!({"kind": "TokenRequest",
+                let token = json!({"kind": "TokenRequest",
                     "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
-                let mut asked = 0;
+                let mut requests = 0;
                 let server = FakeApi::start(folder.path(), move |_| {
-                    asked += 1;
-                    Some(if asked > refusals { (201, made.clone()) } else { (code, status.clone()) })
+                    requests += 1;
+                    Some(if requests > refusals { (201, token.clone()) } else { (code, status.clone()) })
                 })
                 .await;
                 let cluster = Cluster::new(server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
-                let token = cluster.create_token(&wanted_by("p")).await;
+                let token = cluster.create_token(&request_for("p")).await;
                 let (expected, tries) = match (is_unseen, refusals) {
                     (true, 1) => (true, 2),
                     (true, _) => (false, 6),
                     (false, _) => (false, 1),
                 };
-                assert_eq!((token.is_ok(), server.asked().len()), (expected, tries), "{message}");
+                assert_eq!((token.is_ok(), server.requests().len()), (expected, tries), "{message}");
             }
         }
     }
 
     #[test]
-    fn without_an_answer_a_token_is_worth_asking_for_again() {
-        let away = KubeError::Unreachable {
+    fn a_token_request_without_a_response_is_unavailable() {
+        let unreachable = KubeError::Unreachable {
             server: "s".into(),
             what: "w".into(),
             message: "m".into(),
             retry_after: 0,
         };
         let kubeconfig = KubeError::Kubeconfig { path: "k".into(), message: "m".into() };
-        for cause in [away, kubeconfig] {
-            let status = no_token(&TokenError::Server(cause));
+        for cause in [unreachable, kubeconfig] {
+            let status = token_status(&TokenError::Server(cause));
             assert_eq!(reason(&status).as_deref(), Some("CONTROL_PLANE_AWAY"), "{status:?}");
         }
     }

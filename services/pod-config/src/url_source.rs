@@ -1,7 +1,7 @@
-//! The source `http`: manifests that stand at a URL (pod-lifecycle.md §2.3).
+//! The source `http`: manifests at a URL (pod-lifecycle.md §2.3).
 //!
-//! It is asked every `httpCheckFrequency`. What it says is read like one file; while it says nothing, or nothing good, the last
-//! good answer goes on, also over a restart.
+//! The URL is requested every `httpCheckFrequency`. A response is read like one file. After an error or an invalid response the
+//! last good response stays in effect, also over a restart.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -9,99 +9,99 @@ use std::time::Duration;
 use keelson_config::ServiceName;
 use keelson_pod_config_core::files::SourceFiles;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{ManifestError, Why, parse_file};
+use keelson_pod_config_core::{ManifestError, ManifestErrorKind, parse_file};
 
 use keelson_service_kit::{Context, LoopHandle, status};
 use tokio::time::Instant;
 
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::static_rules;
-use crate::desired::{Desired, HTTP};
-use crate::fetch::{Fetch, FetchError};
+use crate::desired_state::{DesiredState, HTTP};
+use crate::fetch::{FetchError, Fetcher};
 
-/// How often in a row an answer must be empty before its pods go.
-const EMPTY_ANSWERS: u32 = 2;
-/// After an empty answer that takes nothing away yet.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Consecutive empty responses after which the pods are removed.
+const EMPTY_RESPONSES: u32 = 2;
+/// Delay after an empty response that removes no pods yet.
+const EMPTY_RETRY_DELAY: Duration = Duration::from_secs(1);
 const CONDITION: &str = "static-pod-url";
 
-/// Whether a row of the checkpoint is of a URL; rows of files are absolute paths.
+/// Whether a checkpoint key is a URL; the keys of files are absolute paths.
 pub fn is_url(key: &str) -> bool {
     ["http://", "https://"].iter().any(|scheme| key.starts_with(scheme))
 }
 
-/// The source and all that it knows.
+/// The loop of the source `http` and its state.
 #[derive(Debug)]
 pub struct UrlSource {
     ctx: Context,
-    turn: LoopHandle,
+    loop_handle: LoopHandle,
     url: String,
     period: Duration,
     rules: StaticRules,
-    desired: Desired,
+    desired: DesiredState,
     checkpoint: Checkpoint,
-    /// What an earlier run of the service left, until the URL has answered once.
-    remembered: Option<Vec<u8>>,
-    answer: SourceFiles,
-    fetch: Fetch,
-    last: Option<Last>,
-    empty: u32,
+    /// The restored response, until the URL has answered.
+    restored: Option<Vec<u8>>,
+    files: SourceFiles,
+    fetcher: Fetcher,
+    last_result: Option<LastResult>,
+    empty_responses: u32,
     settled: bool,
 }
 
-/// What came of the last request.
+/// The result of the last request.
 #[derive(Debug, PartialEq, Eq)]
-enum Last {
-    /// An answer, by its hash.
-    Answer(u64),
-    /// None, and why.
-    Nothing(String),
+enum LastResult {
+    /// Hash of the response.
+    Response(u64),
+    /// Why there was no response with manifests.
+    Error(String),
 }
 
 impl UrlSource {
-    /// A source at `url`; `remembered` is of the checkpoint of an earlier run.
+    /// A source at `url`; `restored` is from the checkpoint.
     pub fn new(
         ctx: &Context,
         url: String,
-        desired: Desired,
+        desired: DesiredState,
         checkpoint: Checkpoint,
-        remembered: Option<Vec<u8>>,
+        restored: Option<Vec<u8>>,
     ) -> Self {
         Self {
             ctx: ctx.clone(),
-            turn: ctx.progress.register("url-source"),
+            loop_handle: ctx.progress.register("url-source"),
             period: Duration::from_millis(ctx.config.sources.http_check_ms.max(100)),
-            rules: static_rules(&ctx.config).of_url(),
+            rules: static_rules(&ctx.config).for_url(),
             desired,
             checkpoint,
-            remembered,
-            answer: SourceFiles::default(),
-            fetch: Fetch::new(url.clone(), ctx.config.paths.credentials(ServiceName::PodConfig)),
+            restored,
+            files: SourceFiles::default(),
+            fetcher: Fetcher::new(url.clone(), ctx.config.paths.credentials(ServiceName::PodConfig)),
             url,
-            last: None,
-            empty: 0,
+            last_result: None,
+            empty_responses: 0,
             settled: false,
         }
     }
 
-    /// Asks until the service ends.
+    /// Requests the URL until the service shuts down.
     pub async fn run(mut self) {
         let shutdown = self.ctx.shutdown.clone();
-        let mut ask_at = Instant::now();
+        let mut request_at = Instant::now();
         loop {
-            self.turn.tick();
+            self.loop_handle.tick();
             let now = Instant::now();
-            if now >= ask_at {
-                // Cancel-safe: the service ends.
-                let answer = tokio::select! {
+            if now >= request_at {
+                // Cancel-safe: the service is shutting down.
+                let result = tokio::select! {
                     () = shutdown.cancelled() => return,
-                    answer = self.fetch.get() => answer,
+                    result = self.fetcher.get() => result,
                 };
-                ask_at = now + self.take(answer);
-                self.turn.tick();
+                request_at = now + self.apply_result(result);
+                self.loop_handle.tick();
             }
-            let wake = ask_at.min(Instant::now() + LoopHandle::HEARTBEAT);
-            // Cancel-safe: nothing is taken while waiting.
+            let wake = request_at.min(Instant::now() + LoopHandle::HEARTBEAT);
+            // Cancel-safe: neither arm holds state.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep_until(wake) => {}
@@ -109,99 +109,105 @@ impl UrlSource {
         }
     }
 
-    /// Takes what came of a request. In how long to ask again.
-    fn take(&mut self, answer: Result<Vec<u8>, FetchError>) -> Duration {
-        match answer {
-            Ok(body) if body.is_empty() => return self.take_empty(),
-            Ok(body) => self.take_body(&body),
-            Err(error) => self.take_error(status::chain(&error)),
+    /// Applies the result of a request. Returns the delay before the next request.
+    fn apply_result(&mut self, result: Result<Vec<u8>, FetchError>) -> Duration {
+        match result {
+            Ok(body) if body.is_empty() => return self.apply_empty_response(),
+            Ok(body) => self.apply_body(&body),
+            Err(error) => self.apply_error(status::chain(&error)),
         }
-        self.empty = 0;
+        self.empty_responses = 0;
         self.period
     }
 
-    fn take_body(&mut self, body: &[u8]) {
+    fn apply_body(&mut self, body: &[u8]) {
         let mut hasher = DefaultHasher::new();
         body.hash(&mut hasher);
-        let answer = Some(Last::Answer(hasher.finish()));
-        if self.last == answer {
+        let response = Some(LastResult::Response(hasher.finish()));
+        if self.last_result == response {
             return;
         }
-        self.last = answer;
+        self.last_result = response;
         match parse_file(body, &self.url, &self.rules) {
             Ok(mut content) => {
                 match std::mem::take(&mut content.checkpoint) {
                     none if none.is_empty() => self.checkpoint.remove(&self.url),
                     some => self.checkpoint.put(&self.url, some),
                 }
-                self.answer.read(&self.url, Ok(content));
-                self.has_answered();
+                self.files.update(&self.url, Ok(content));
+                self.mark_settled();
                 self.ctx.progress.condition(CONDITION, Ok(()));
             }
-            Err(errors) => self.refuse(errors),
+            Err(errors) => self.reject(errors),
         }
         self.publish();
     }
 
-    /// The kubelet lets its pods go at once; a server that is being set up says nothing as well.
-    fn take_empty(&mut self) -> Duration {
-        self.empty = self.empty.saturating_add(1);
-        self.recall();
-        let known = self.answer.content(&self.url);
-        let something = known.is_some_and(|known| !known.pods.is_empty() || !known.objects.is_empty());
-        if something && self.empty < EMPTY_ANSWERS {
-            self.take_error("the answer is empty; if the next one is as well, its pods end".to_owned());
-            return AGAIN.min(self.period);
+    /// The kubelet removes the pods at once; but a server that is being set up also returns an empty response.
+    fn apply_empty_response(&mut self) -> Duration {
+        self.empty_responses = self.empty_responses.saturating_add(1);
+        self.restore();
+        let known = self.files.content(&self.url);
+        let has_content = known.is_some_and(|known| !known.pods.is_empty() || !known.objects.is_empty());
+        if has_content && self.empty_responses < EMPTY_RESPONSES {
+            self.apply_error(
+                "the response is empty; if the next one is empty too, the pods are removed".to_owned(),
+            );
+            return EMPTY_RETRY_DELAY.min(self.period);
         }
         self.checkpoint.remove(&self.url);
-        self.answer.remove(&self.url);
-        self.has_answered();
-        self.take_error(
-            "the answer is empty; write an empty PodList where there are to be no pods".to_owned(),
+        self.files.remove(&self.url);
+        self.mark_settled();
+        self.apply_error(
+            "the response is empty; return an empty PodList if there are to be no pods".to_owned(),
         );
         self.period
     }
 
-    fn take_error(&mut self, why: String) {
-        let nothing = Some(Last::Nothing(why));
-        if self.last == nothing {
+    fn apply_error(&mut self, message: String) {
+        let result = Some(LastResult::Error(message));
+        if self.last_result == result {
             return;
         }
-        if let Some(Last::Nothing(why)) = &nothing {
-            self.refuse(vec![ManifestError::file(Why::Unreadable, why)]);
+        if let Some(LastResult::Error(message)) = &result {
+            self.reject(vec![ManifestError::file(ManifestErrorKind::Unreadable, message)]);
         }
-        self.last = nothing;
+        self.last_result = result;
         self.publish();
     }
 
-    /// The last good answer goes on.
-    fn refuse(&mut self, errors: Vec<ManifestError>) {
-        self.answer.read(&self.url, Err(errors));
-        self.recall();
-        let text = format!("{} has no good manifests; `keelson get sources` says why", self.url);
+    /// Reports errors; the last good response stays in effect.
+    fn reject(&mut self, errors: Vec<ManifestError>) {
+        self.files.update(&self.url, Err(errors));
+        self.restore();
+        let text =
+            format!("{} returned no valid manifests; `keelson get sources` shows the errors", self.url);
         self.ctx.progress.condition(CONDITION, Err(text));
     }
 
-    /// Brings back what an earlier run has heard last.
-    fn recall(&mut self) {
-        let Some(bytes) = self.remembered.take() else { return };
+    /// Restores the last good response from the checkpoint.
+    fn restore(&mut self) {
+        let Some(bytes) = self.restored.take() else { return };
         match parse_file(&bytes, &self.url, &self.rules) {
             Ok(content) => {
-                tracing::info!(url = self.url, "what was good before the restart goes on");
-                self.answer.remember(&self.url, content);
+                tracing::info!(
+                    url = self.url,
+                    "the last good response from before the restart stays in effect"
+                );
+                self.files.restore_content(&self.url, content);
             }
             Err(errors) => {
-                tracing::warn!(url = self.url, error = %errors[0], "what is remembered is not valid any more");
+                tracing::warn!(url = self.url, error = %errors[0], "the response in the checkpoint is no longer valid");
             }
         }
     }
 
-    fn has_answered(&mut self) {
+    fn mark_settled(&mut self) {
         self.settled = true;
-        self.remembered = None;
+        self.restored = None;
     }
 
     fn publish(&mut self) {
-        self.desired.publish(HTTP, self.answer.assemble(), self.settled);
+        self.desired.publish(HTTP, self.files.assemble(), self.settled);
     }
 }

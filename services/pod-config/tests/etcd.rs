@@ -1,6 +1,6 @@
-//! etcd as the source of pods, against a real member.
+//! etcd as the source of pods, with a real etcd.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
 mod common;
 
@@ -12,7 +12,7 @@ use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 use serde_json::json;
 
 #[tokio::test]
-async fn what_stands_under_the_nodes_keys_is_desired_and_each_change_of_it() {
+async fn pods_and_objects_under_the_nodes_etcd_keys_are_desired_and_followed() {
     let fleet = Fleet::new();
     fleet.put_pod("web", "i:1").await;
     fleet.put(&NodeKeys::new("n2").pod("default", "other"), &common::pod("other", "i")).await;
@@ -32,19 +32,19 @@ async fn what_stands_under_the_nodes_keys_is_desired_and_each_change_of_it() {
     assert_eq!(object(&service, "Secret", "s").await.unwrap()["data"]["k"], "dg==");
     assert_eq!(object(&service, "Secret", "nope").await, None);
 
-    // A new image is the same pod.
+    // A new image does not change the UID.
     fleet.put_pod("web", "i:2").await;
     let changed = watch.pod().await;
     assert_eq!((changed.uid.as_str(), image(&changed).as_str()), (pods[0].uid.as_str(), "\"i:2\""));
-    // Made anew it is another one.
+    // A recreated key is another pod.
     fleet.delete(&fleet.keys.pod("default", "web")).await;
-    assert_eq!(watch.gone().await, changed.uid);
+    assert_eq!(watch.removed_uid().await, changed.uid);
     fleet.put_pod("web", "i:2").await;
     assert_ne!(watch.pod().await.uid, changed.uid);
 }
 
 #[tokio::test]
-async fn a_value_that_is_refused_is_told_with_its_key_and_the_last_good_one_goes_on() {
+async fn an_invalid_etcd_value_is_reported_by_key_and_the_last_good_one_stays() {
     let fleet = Fleet::new();
     fleet.put_pod("web", "i:1").await;
     let node = fleet.node();
@@ -60,12 +60,12 @@ async fn a_value_that_is_refused_is_told_with_its_key_and_the_last_good_one_goes
         .await;
     fleet.put(&fleet.keys.object("Deployment", "default", "x"), "{}").await;
     fleet.put_pod("next", "i").await;
-    assert_eq!(watch.pod().await.name, "next", "the pod of the refused value is told of no more");
+    assert_eq!(watch.pod().await.name, "next", "the pod of the invalid value was not sent again");
     let problems = service.problems().await;
     let about =
         |origin: &str| problems.iter().find(|p| p.origin == origin).unwrap_or_else(|| panic!("{problems:?}"));
     let renamed = about(&key);
-    assert!(renamed.message.contains("metadata.name: the key is that of the Pod default/web"), "{renamed:?}");
+    assert!(renamed.message.contains("metadata.name: the key is for the Pod default/web"), "{renamed:?}");
     assert_eq!(renamed.kept_pods, ["default/web"]);
     let kind = about(&fleet.keys.object("Deployment", "default", "x"));
     assert!(kind.message.contains("none for \"Deployment\""), "{kind:?}");
@@ -76,7 +76,7 @@ async fn a_value_that_is_refused_is_told_with_its_key_and_the_last_good_one_goes
 }
 
 #[tokio::test]
-async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
+async fn a_restart_while_etcd_is_down_changes_and_removes_no_pods() {
     let mut fleet = Fleet::new();
     fleet.put_pod("web", "i:1").await;
     fleet.put_pod("db", "i:1").await;
@@ -89,7 +89,7 @@ async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
     fleet.cluster.kill(0);
 
     let mut service = node.start();
-    service.wait_for_log("what etcd said last goes on");
+    service.wait_for_event("offline_state_restored");
     let mut watch = service.watch().await;
     let mut after = Vec::new();
     while after.len() < 2 {
@@ -101,7 +101,7 @@ async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
     assert_eq!(after, before);
     let source = service.sources().await.into_iter().find(|s| s.name == "etcd").unwrap();
     assert!(!source.ready, "only etcd settles its source: {source:?}");
-    let told = tokio::time::timeout(common::PATIENCE, async {
+    let message = tokio::time::timeout(common::TIMEOUT, async {
         loop {
             if let Some(condition) = service.condition("control-plane").await
                 && !condition.message.is_empty()
@@ -111,10 +111,10 @@ async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     });
-    let told = told.await.expect("the condition says that etcd is away");
-    assert!(told.contains(&fleet.cluster.endpoints()[0]), "{told}");
+    let message = message.await.expect("the condition says that etcd is away");
+    assert!(message.contains(&fleet.cluster.endpoints()[0]), "{message}");
 
-    // It comes back with one pod less.
+    // etcd returns with one pod less.
     fleet.cluster.restart(0).unwrap();
     fleet.delete(&fleet.keys.pod("default", "db")).await;
     let gone = before.iter().find(|pod| pod.name == "db").unwrap().uid.clone();
@@ -125,7 +125,7 @@ async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
                 break;
             }
             Item::SourceReady(_) | Item::Synced(_) => {}
-            Item::Pod(pod) => panic!("{} was told again", pod.name),
+            Item::Pod(pod) => panic!("{} was sent again", pod.name),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The folder of manifests, seen through the API of the real binary.
+//! The folder of manifests, through the API of the real binary.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::{Duration, SystemTime};
 
-use common::{Node, image, pod, replace, rest};
+use common::{Node, backdate, image, pod, replace};
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 
 #[tokio::test]
@@ -32,12 +32,13 @@ async fn a_manifest_is_added_edited_broken_repaired_and_removed() {
     assert!(json.contains("\"kubernetes.io/config.source\":\"file\""), "{json}");
 
     node.write("web.yaml", &pod("web", "two"));
-    assert_eq!(watch.gone().await, first.uid);
+    assert_eq!(watch.removed_uid().await, first.uid);
     let second = watch.pod().await;
     assert_ne!(second.uid, first.uid);
 
     node.write("web.yaml", &pod("web", "three").replace("  containers:", "  containers: ["));
-    service.wait_for_log("its last good version goes on");
+    let line = service.wait_for_event("manifest_error");
+    assert!(line.contains("its last good version stays in effect"), "{line}");
     let problems = service.problems().await;
     assert_eq!(problems.len(), 1);
     assert!(problems[0].line >= 6, "{problems:?}");
@@ -55,17 +56,17 @@ async fn a_manifest_is_added_edited_broken_repaired_and_removed() {
     assert!(service.metrics().await.contains("keelson_pod_config_manifest_problems 1"));
 
     node.write("web.yaml", &pod("web", "two"));
-    service.wait_for_log("has no problem any more");
+    service.wait_for_event("manifest_fixed");
     assert!(service.problems().await.is_empty());
     assert!(service.metrics().await.contains("keelson_pod_config_pods{source=\"file\"} 1"));
 
     fs::remove_file(node.manifest("web.yaml")).unwrap();
-    assert_eq!(watch.gone().await, second.uid, "the breaking and the repair changed nothing");
+    assert_eq!(watch.removed_uid().await, second.uid, "the breaking and the repair changed nothing");
     assert!(service.metrics().await.contains("keelson_pod_config_pods{source=\"file\"} 0"));
 }
 
 #[tokio::test]
-async fn a_manifest_that_others_may_write_is_named_until_they_may_not() {
+async fn a_manifest_that_others_may_write_is_reported_in_a_condition() {
     let node = Node::new();
     node.write("web.yaml", &pod("web", "one"));
     let file = node.manifest("web.yaml");
@@ -75,7 +76,7 @@ async fn a_manifest_that_others_may_write_is_named_until_they_may_not() {
     service.wait_for_log(&text);
     let condition = service.condition("writers-of-manifests").await.unwrap();
     assert!(!condition.ok && condition.message.contains("mode 0646"), "{condition:?}");
-    // It runs nevertheless, as with a kubelet.
+    // The pod runs nevertheless, as with a kubelet.
     let (pods, _) = service.watch().await.replay().await;
     assert_eq!(pods.len(), 1);
     drop(service);
@@ -86,7 +87,7 @@ async fn a_manifest_that_others_may_write_is_named_until_they_may_not() {
 }
 
 #[tokio::test]
-async fn an_invalid_pod_is_told_as_an_event_of_that_pod_with_file_and_line() {
+async fn an_invalid_pod_is_reported_in_an_event_with_file_and_line() {
     let node = Node::new();
     let mut service = node.start();
     node.write("web.yaml", &pod("web", "'bad image '"));
@@ -101,10 +102,10 @@ async fn an_invalid_pod_is_told_as_an_event_of_that_pod_with_file_and_line() {
 }
 
 #[tokio::test]
-async fn a_second_file_with_the_same_pod_is_refused_until_the_first_is_gone() {
+async fn a_second_file_with_the_same_pod_is_rejected_until_the_first_is_removed() {
     let node = Node::new();
-    node.write_rested("b.yaml", &pod("web", "b"));
-    node.write_rested("a.yaml", &pod("web", "a"));
+    node.write_backdated("b.yaml", &pod("web", "b"));
+    node.write_backdated("a.yaml", &pod("web", "a"));
     let service = node.start();
     let mut watch = service.watch().await;
     let (pods, _) = watch.replay().await;
@@ -113,16 +114,16 @@ async fn a_second_file_with_the_same_pod_is_refused_until_the_first_is_gone() {
     let problems = service.problems().await;
     assert!(problems[0].origin.ends_with("b.yaml") && problems[0].message.contains("a.yaml"), "{problems:?}");
     fs::remove_file(node.manifest("a.yaml")).unwrap();
-    assert_eq!(watch.gone().await, pods[0].uid);
+    assert_eq!(watch.removed_uid().await, pods[0].uid);
     assert!(watch.pod().await.origin.ends_with("b.yaml"));
 }
 
 #[tokio::test]
-async fn pod_lists_documents_and_objects_are_read_and_objects_handed_out() {
+async fn documents_and_objects_in_one_file_are_read_and_objects_are_served() {
     use keelson_proto::keelson::pod_config::v1::GetObjectRequest;
     let node = Node::new();
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: foobar}\n";
-    node.write_rested("all.yaml", &format!("{}---\n{}---\n{secret}", pod("a", "i"), pod("b", "i")));
+    node.write_backdated("all.yaml", &format!("{}---\n{}---\n{secret}", pod("a", "i"), pod("b", "i")));
     let service = node.start();
     let (pods, _) = service.watch().await.replay().await;
     assert_eq!(pods.len(), 2);
@@ -139,7 +140,7 @@ async fn pod_lists_documents_and_objects_are_read_and_objects_handed_out() {
 }
 
 #[tokio::test]
-async fn a_file_is_replaced_linked_and_saved_by_an_editor() {
+async fn files_may_be_replaced_linked_and_saved_by_an_editor() {
     let node = Node::new();
     let mut service = node.start();
     let mut watch = service.watch().await;
@@ -149,37 +150,37 @@ async fn a_file_is_replaced_linked_and_saved_by_an_editor() {
     let first = watch.pod().await;
     let uid = first.uid;
 
-    // As vim saves: the old file becomes a backup, a new one is written, the backup goes. A kubelet takes it for a removal and
-    // an addition.
+    // vim renames the old file to a backup, writes a new one, and deletes the backup. A kubelet takes that for a removal and an
+    // addition.
     let backup = node.manifest("web.yaml~");
     fs::rename(&path, &backup).unwrap();
     fs::write(&path, pod("web", "one")).unwrap();
     fs::remove_file(&backup).unwrap();
-    let again = watch.again(&uid).await;
-    assert_ne!(again.added_unix_nanos, first.added_unix_nanos);
-    // One that takes its place is neither.
+    let readded = watch.next_version_of(&uid).await;
+    assert_ne!(readded.added_unix_nanos, first.added_unix_nanos);
+    // Replacing a file is neither.
     replace(&path, &pod("web", "one"));
-    // Backups of all kinds are no manifests.
+    // Backup files are ignored.
     for name in ["x.bak", "x.tmp", ".x.swp", "x~"] {
         node.write(name, &pod("backup", "i"));
     }
-    // Links of both kinds are there at once.
+    // Symbolic and hard links are read at once.
     fs::write(node.path("outside.yaml"), pod("soft", "i")).unwrap();
     symlink(node.path("outside.yaml"), node.manifest("soft.yaml")).unwrap();
-    assert_eq!(watch.pod().await.name, "soft-n1", "nothing else was told");
+    assert_eq!(watch.pod().await.name, "soft-n1", "nothing else was sent");
     fs::write(node.path("hard.yaml"), pod("hard", "i")).unwrap();
     fs::hard_link(node.path("hard.yaml"), node.manifest("hard.yaml")).unwrap();
     assert_eq!(watch.pod().await.name, "hard-n1");
     assert_eq!(service.count_log("backup"), 0);
 
     fs::rename(&path, node.path("moved.yaml")).unwrap();
-    assert_eq!(watch.gone().await, uid);
+    assert_eq!(watch.removed_uid().await, uid);
 }
 
 #[tokio::test]
-async fn a_manifest_that_is_deleted_and_written_again_at_once_is_removed_and_added_each_time() {
+async fn a_manifest_deleted_and_rewritten_at_once_is_removed_and_added_each_time() {
     let node = Node::new();
-    node.write_rested("web.yaml", &pod("web", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
     let service = node.start();
     let mut watch = service.watch().await;
     let (pods, _) = watch.replay().await;
@@ -188,16 +189,16 @@ async fn a_manifest_that_is_deleted_and_written_again_at_once_is_removed_and_add
     for _ in 0..20 {
         fs::remove_file(&path).unwrap();
         fs::write(&path, pod("web", "one")).unwrap();
-        let again = watch.again(&uid).await;
-        assert!(again.added_unix_nanos > added, "{again:?}");
-        added = again.added_unix_nanos;
+        let readded = watch.next_version_of(&uid).await;
+        assert!(readded.added_unix_nanos > added, "{readded:?}");
+        added = readded.added_unix_nanos;
     }
-    // Written in place it is the same pod.
+    // Rewriting a file in place keeps the pod.
     fs::write(&path, pod("web", "one")).unwrap();
     node.write("mark.yaml", &pod("mark", "one"));
     assert_eq!(watch.pod().await.name, "mark-n1");
 
-    // A new run of the service does not know, and says so.
+    // After a restart it is not known when the pods were added.
     service.kill();
     let service = node.start();
     let (pods, _) = service.watch().await.replay().await;
@@ -205,31 +206,34 @@ async fn a_manifest_that_is_deleted_and_written_again_at_once_is_removed_and_add
 }
 
 #[tokio::test]
-async fn what_is_not_used_as_it_was_written_is_told_in_an_event_and_with_the_sources() {
+async fn manifest_warnings_are_reported_in_an_event_and_in_list_sources() {
     let node = Node::new();
     let exported = pod("web", "one").replace(
         "metadata:",
         "status: {phase: Running}\nmetadata:\n  deletionTimestamp: \"2026-01-01T00:00:00Z\"\n  labels: {1.10: x}",
     );
-    node.write_rested("web.yaml", &exported);
+    node.write_backdated("web.yaml", &exported);
     let service = node.start();
     let (pods, _) = service.watch().await.replay().await;
     assert_eq!(pods.len(), 1, "{:?}", service.problems().await);
     let warnings: Vec<_> = service.sources().await.into_iter().flat_map(|source| source.warnings).collect();
     let [ignored, key] = &*warnings else { panic!("{warnings:?}") };
     assert!(ignored.message.ends_with(": metadata.deletionTimestamp, status"), "{warnings:?}");
-    assert_eq!(key.message, r#"the key 1.10 is no text and is read as "1.1"; quote it"#);
+    assert_eq!(key.message, r#"the key 1.10 is not text and is read as "1.1"; quote it"#);
     assert!(key.line > ignored.line && key.origin.ends_with("web.yaml"), "{warnings:?}");
     assert!(warnings.iter().all(|warning| warning.pod == "default/web-n1"), "{warnings:?}");
     let events = service.events().await;
-    let told = |text: &str| {
+    let has_warning_event = |text: &str| {
         events.iter().any(|e| e.reason == "ManifestWarning" && e.kind == "Pod" && e.message.contains(text))
     };
-    assert!(told("metadata.deletionTimestamp") && told("the key 1.10"), "{events:?}");
+    assert!(
+        has_warning_event("metadata.deletionTimestamp") && has_warning_event("the key 1.10"),
+        "{events:?}"
+    );
     let mut watch = service.watch().await;
     watch.replay().await;
     node.write("web.yaml", &pod("web", "one"));
-    assert_eq!(watch.gone().await, pods[0].uid);
+    assert_eq!(watch.removed_uid().await, pods[0].uid);
     let sources = service.sources().await;
     assert!(sources.iter().all(|source| source.warnings.is_empty()), "{sources:?}");
 }
@@ -238,23 +242,23 @@ async fn what_is_not_used_as_it_was_written_is_told_in_an_event_and_with_the_sou
 async fn a_single_file_may_be_the_source() {
     let mut node = Node::new();
     node.config.sources.static_pod_path = Some(node.manifest("only.yaml"));
-    node.write_rested("only.yaml", &pod("only", "one"));
-    node.write_rested("other.yaml", &pod("other", "one"));
+    node.write_backdated("only.yaml", &pod("only", "one"));
+    node.write_backdated("other.yaml", &pod("other", "one"));
     let service = node.start();
     let mut watch = service.watch().await;
     let (pods, _) = watch.replay().await;
     assert_eq!(pods.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["only-n1"]);
     node.write("other.yaml", &pod("other", "two"));
     replace(&node.manifest("only.yaml"), &pod("only", "two"));
-    assert_eq!(watch.gone().await, pods[0].uid);
+    assert_eq!(watch.removed_uid().await, pods[0].uid);
     let second = watch.pod().await;
     assert_eq!(second.name, "only-n1");
     fs::remove_file(node.manifest("only.yaml")).unwrap();
-    assert_eq!(watch.gone().await, second.uid);
+    assert_eq!(watch.removed_uid().await, second.uid);
 }
 
 #[tokio::test]
-async fn a_folder_that_does_not_exist_is_named_and_followed_once_it_does() {
+async fn a_missing_folder_is_reported_and_followed_once_it_exists() {
     let node = Node::new();
     fs::remove_dir(node.path("manifests")).unwrap();
     let service = node.start();
@@ -263,48 +267,52 @@ async fn a_folder_that_does_not_exist_is_named_and_followed_once_it_does() {
     let condition = service.condition("static-pod-path").await.unwrap();
     assert!(!condition.ok && condition.message.contains("manifests does not exist"), "{condition:?}");
     fs::create_dir(node.path("manifests")).unwrap();
-    node.write_rested("web.yaml", &pod("web", "i"));
+    node.write_backdated("web.yaml", &pod("web", "i"));
     watch.pod().await;
     assert!(service.condition("static-pod-path").await.unwrap().ok);
 }
 
 #[tokio::test]
-async fn a_folder_that_is_removed_for_good_takes_its_pods_but_one_that_cannot_be_read_does_not() {
+async fn a_removed_folder_removes_its_pods_but_an_unreadable_one_does_not() {
     let mut node = Node::new();
     fs::create_dir_all(node.path("outer/inner")).unwrap();
     node.config.sources.static_pod_path = Some(node.path("outer/inner"));
     fs::write(node.path("outer/inner/web.yaml"), pod("web", "i")).unwrap();
-    rest(&node.path("outer/inner/web.yaml"));
+    backdate(&node.path("outer/inner/web.yaml"));
     let mut service = node.start();
     let mut watch = service.watch().await;
     let (pods, _) = watch.replay().await;
 
-    // A file where a folder was: the path cannot be read.
+    // With a file in place of the folder, the path cannot be read.
     fs::rename(node.path("outer"), node.path("away")).unwrap();
     fs::write(node.path("outer"), "").unwrap();
-    // The service holds the folder by its inode, so it is told by the inner one.
+    // The service watches the inode of the inner folder, so that one has to change.
     fs::rename(node.path("away/inner"), node.path("away/inner2")).unwrap();
-    service.wait_for_log("its pods stay as they are");
+    service.wait_for_log("its pods keep running");
     let condition = service.condition("static-pod-path").await.unwrap();
     assert!(!condition.ok && condition.message.contains("outer/inner"), "{condition:?}");
     assert_eq!(service.sources().await[0].pods, 1);
 
     fs::remove_file(node.path("outer")).unwrap();
     fs::create_dir(node.path("outer")).unwrap();
-    assert_eq!(watch.gone().await, pods[0].uid, "no folder at two looks: no pods");
+    assert_eq!(
+        watch.removed_uid().await,
+        pods[0].uid,
+        "the folder is missing in two scans, so the pods are removed"
+    );
     fs::rename(node.path("away/inner2"), node.path("outer/inner")).unwrap();
     assert_eq!(watch.pod().await.uid, pods[0].uid);
 }
 
 #[tokio::test]
-async fn half_of_a_file_that_is_slowly_rewritten_in_place_is_no_version() {
+async fn a_partially_rewritten_file_is_not_read() {
     let mut node = Node::new();
     node.config.sources.file_check_ms = 100;
-    node.write_rested("web.yaml", &pod("web", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
     let mut service = node.start();
     let mut watch = service.watch().await;
     let (pods, _) = watch.replay().await;
-    // Each later look at the folder skips this one by name.
+    // Each later scan logs that it skips this folder.
     fs::create_dir(node.manifest("folder")).unwrap();
 
     let path = node.manifest("web.yaml");
@@ -312,31 +320,31 @@ async fn half_of_a_file_that_is_slowly_rewritten_in_place_is_no_version() {
     let text = pod("web", "two");
     let (half, other_half) = text.split_at(text.find("    image:").unwrap());
     writer.write_all(format!("{half}    image: three\n").as_bytes()).unwrap();
-    // 2 s of looks, and word that something about the file has changed.
+    // 2 s of scans, and an attribute change.
     for look in 0..20 {
         if look == 10 {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         }
-        service.wait_for_log("skipped: not a regular file");
+        service.wait_for_event("file_skipped");
     }
     assert!(service.problems().await.is_empty());
     writer.set_len(half.len() as u64).unwrap();
     writer.seek(SeekFrom::End(0)).unwrap();
     writer.write_all(other_half.as_bytes()).unwrap();
     drop(writer);
-    assert_eq!(watch.gone().await, pods[0].uid);
+    assert_eq!(watch.removed_uid().await, pods[0].uid);
     assert!(image(&watch.pod().await).contains("two"));
 }
 
 #[tokio::test]
-async fn a_file_that_stays_open_is_read_once_it_rests() {
+async fn a_file_that_stays_open_is_read_once_it_is_quiet() {
     let node = Node::new();
     let service = node.start();
     let mut watch = service.watch().await;
     watch.replay().await;
     let mut writer = fs::File::create(node.manifest("web.yaml")).unwrap();
     writer.write_all(pod("web", "one").as_bytes()).unwrap();
-    // Nine of its ten seconds are over; only a change of both times is told as one of attributes.
+    // Nine of the ten seconds have passed; only setting both times is reported as an attribute change.
     let then = SystemTime::now() - Duration::from_secs(9);
     writer.set_times(fs::FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
     assert_eq!(watch.pod().await.name, "web-n1");
@@ -344,14 +352,14 @@ async fn a_file_that_stays_open_is_read_once_it_rests() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_being_written_at_the_start_holds_back_its_source_but_no_other_pod() {
+async fn a_file_being_written_at_the_start_holds_back_its_source_but_no_other_pod() {
     let node = Node::new();
-    node.write_rested("one.yaml", &pod("one", "i"));
+    node.write_backdated("one.yaml", &pod("one", "i"));
     let mut writer = fs::File::create(node.manifest("two.yaml")).unwrap();
     writer.write_all(pod("two", "half").as_bytes()).unwrap();
     let service = node.start();
     let mut watch = service.watch().await;
-    // A pod, and the source that nothing holds back; nothing more as long as the writer is there.
+    // One pod, and the source that is not held back; nothing more while the file is being written.
     for _ in 0..2 {
         match watch.next().await {
             Item::Pod(pod) => assert_eq!(pod.name, "one-n1"),
@@ -369,7 +377,7 @@ async fn a_file_that_is_being_written_at_the_start_holds_back_its_source_but_no_
 }
 
 #[tokio::test]
-async fn a_file_of_ten_mebibytes_is_refused_by_name() {
+async fn a_file_of_10_mib_is_rejected_by_name() {
     let node = Node::new();
     let mut service = node.start();
     node.write("huge.yaml", &"#\n".repeat(5 << 20));
@@ -378,16 +386,16 @@ async fn a_file_of_ten_mebibytes_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_problem_is_told_once_although_the_folder_is_read_again_and_again() {
+async fn an_error_is_reported_once_although_the_folder_is_rescanned() {
     let mut node = Node::new();
     node.config.sources.file_check_ms = 100;
-    node.write_rested("bad.yaml", "kind: Nothing\n");
+    node.write_backdated("bad.yaml", "kind: Nothing\n");
     let mut service = node.start();
     service.wait_for_log("bad.yaml");
-    // Each later look at the folder skips this one by name.
+    // Each later scan logs that it skips this folder.
     fs::create_dir(node.manifest("folder")).unwrap();
     for _ in 0..5 {
-        service.wait_for_log("skipped: not a regular file");
+        service.wait_for_event("file_skipped");
     }
     assert_eq!(service.count_log("apiVersion: Required value"), 1);
     assert_eq!(service.events().await.iter().map(|event| event.count).collect::<Vec<_>>(), [1]);

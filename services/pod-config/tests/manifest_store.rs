@@ -1,4 +1,4 @@
-//! `ApplyManifest`, `DeleteManifest`, the Node, and the service's own ends.
+//! `ApplyManifest`, `DeleteManifest`, the Node, and shutdown.
 
 mod common;
 
@@ -10,22 +10,22 @@ use keelson_proto::keelson::pod_config::v1 as pb;
 use tonic::Code;
 
 #[tokio::test]
-async fn a_manifest_is_created_unchanged_configured_kept_over_a_restart_and_deleted() {
+async fn an_applied_manifest_is_created_unchanged_configured_restored_and_deleted() {
     let node = Node::new();
     let service = node.start();
     let mut watch = service.watch().await;
     watch.replay().await;
     let created = service.apply(&pod("web", "one")).await.unwrap();
     assert_eq!((created[0].result.as_str(), created[0].name.as_str()), ("created", "web-n1"));
-    let told = watch.pod().await;
-    assert_eq!((told.uid.as_str(), told.source.as_str()), (created[0].uid.as_str(), "manifest"));
-    assert!(told.origin.ends_with("/manifests/default_web.json"), "{}", told.origin);
+    let added = watch.pod().await;
+    assert_eq!((added.uid.as_str(), added.source.as_str()), (created[0].uid.as_str(), "manifest"));
+    assert!(added.origin.ends_with("/manifests/default_web.json"), "{}", added.origin);
 
-    let again = service.apply(&pod("web", "one")).await.unwrap();
-    assert_eq!((again[0].result.as_str(), &again[0].uid), ("unchanged", &created[0].uid));
+    let reapplied = service.apply(&pod("web", "one")).await.unwrap();
+    assert_eq!((reapplied[0].result.as_str(), &reapplied[0].uid), ("unchanged", &created[0].uid));
     let changed = service.apply(&pod("web", "two")).await.unwrap();
     assert_eq!(changed[0].result, "configured");
-    assert_eq!(watch.gone().await, created[0].uid);
+    assert_eq!(watch.removed_uid().await, created[0].uid);
     assert_eq!(watch.pod().await.uid, changed[0].uid);
     service.kill();
 
@@ -33,15 +33,15 @@ async fn a_manifest_is_created_unchanged_configured_kept_over_a_restart_and_dele
     let mut watch = service.watch().await;
     assert_eq!(watch.replay().await.0[0].uid, changed[0].uid);
     assert_eq!(service.delete("web").await.unwrap(), changed[0].uid);
-    assert_eq!(watch.gone().await, changed[0].uid);
+    assert_eq!(watch.removed_uid().await, changed[0].uid);
     assert_eq!(service.delete("web").await.unwrap_err().code(), Code::NotFound);
-    let again = service.apply(&pod("web", "two")).await.unwrap();
-    assert_eq!(service.delete("web-n1").await.unwrap(), again[0].uid);
+    let reapplied = service.apply(&pod("web", "two")).await.unwrap();
+    assert_eq!(service.delete("web-n1").await.unwrap(), reapplied[0].uid);
     assert_eq!(fs::read_dir(node.path("state/pod-config/manifests")).unwrap().count(), 0);
 }
 
 #[tokio::test]
-async fn the_whole_text_is_checked_before_any_of_it_is_stored() {
+async fn a_manifest_is_validated_completely_before_any_object_is_stored() {
     let node = Node::new();
     let service = node.start();
     service.watch().await.replay().await;
@@ -67,7 +67,7 @@ async fn the_whole_text_is_checked_before_any_of_it_is_stored() {
 #[tokio::test]
 async fn a_pod_of_the_file_source_can_neither_be_applied_nor_deleted() {
     let node = Node::new();
-    node.write_rested("web.yaml", &pod("web", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
     let service = node.start();
     service.watch().await.replay().await;
     for refused in [
@@ -81,7 +81,7 @@ async fn a_pod_of_the_file_source_can_neither_be_applied_nor_deleted() {
 }
 
 #[tokio::test]
-async fn objects_can_be_applied_and_deleted_too() {
+async fn secrets_and_config_maps_can_be_applied_and_deleted() {
     let node = Node::new();
     let service = node.start();
     service.watch().await.replay().await;
@@ -98,7 +98,7 @@ async fn objects_can_be_applied_and_deleted_too() {
 }
 
 #[tokio::test]
-async fn without_a_configured_path_only_the_own_source_exists() {
+async fn without_a_static_pod_path_only_the_manifest_source_exists() {
     let mut node = Node::new();
     node.config.sources.static_pod_path = None;
     let service = node.start();
@@ -107,11 +107,11 @@ async fn without_a_configured_path_only_the_own_source_exists() {
 }
 
 #[tokio::test]
-async fn without_a_state_folder_the_pods_of_files_run_and_the_trouble_is_named() {
+async fn without_a_state_folder_file_pods_run_and_conditions_name_the_error() {
     let mut node = Node::new();
     fs::write(node.path("no-folder"), "").unwrap();
     node.config.paths.state_dir = node.path("no-folder");
-    node.write_rested("web.yaml", &pod("web", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
     let service = node.start();
     assert_eq!(service.watch().await.replay().await.0.len(), 1);
     for name in ["checkpoint", "manifest-folder"] {
@@ -123,21 +123,21 @@ async fn without_a_state_folder_the_pods_of_files_run_and_the_trouble_is_named()
 }
 
 #[tokio::test]
-async fn a_broken_checkpoint_is_put_aside() {
+async fn a_broken_checkpoint_is_moved_away_and_replaced() {
     let node = Node::new();
     fs::create_dir_all(node.path("state/pod-config")).unwrap();
     fs::write(node.path("state/pod-config/checkpoint.redb"), "garbage that is no database at all").unwrap();
-    node.write_rested("web.yaml", &pod("web", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
     let mut service = node.start();
     assert_eq!(service.watch().await.replay().await.0.len(), 1);
-    service.wait_for_log("checkpoint written");
+    service.wait_for_event("checkpoint_written");
     let mode = fs::metadata(node.path("state/pod-config/checkpoint.redb")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
 
-// The client must turn while the end of the service is waited for.
+// The client must keep running while the test waits for the service to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_node_is_made_up_and_streams_end_with_the_service() {
+async fn a_standalone_node_is_served_and_streams_end_with_the_service() {
     let mut node = Node::new();
     node.config.resources.node_labels.insert("disk".into(), "ssd".into());
     let service = node.start();

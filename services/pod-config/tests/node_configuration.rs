@@ -1,6 +1,6 @@
-//! The configuration under the node's key, against a real member: the file that init reads.
+//! The node's configuration key in a real etcd, and the file that init reads.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
 mod common;
 
@@ -9,19 +9,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{Node, PATIENCE};
+use common::{Node, TIMEOUT};
 use keelson_config::{AssignedConfiguration, ControlPlane, Etcd as Settings};
 use keelson_etcd::{Etcd, NodeKeys, Operation, Written};
 use keelson_testkit::{EtcdCluster, Scratch};
 
-struct Scene {
+struct Fixture {
     cluster: EtcdCluster,
     etcd: Etcd,
     node: Node,
     _scratch: Scratch,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let scratch = Scratch::new().unwrap();
         let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
@@ -35,7 +35,7 @@ impl Scene {
         NodeKeys::new("n1").config()
     }
 
-    /// Writes the key; the revision of it.
+    /// Writes the key and returns its revision.
     async fn put(&self, value: impl Into<Vec<u8>>) -> i64 {
         let put = Operation::Put { key: Self::key(), value: value.into(), lease: 0 };
         match self.etcd.write(&[], &[put]).await.unwrap() {
@@ -52,8 +52,8 @@ impl Scene {
         Some(serde_json::from_slice(&fs::read(self.file()).ok()?).unwrap())
     }
 
-    async fn until(&self, what: &str, good: impl Fn(Option<AssignedConfiguration>) -> bool) {
-        let waited = tokio::time::timeout(PATIENCE, async {
+    async fn wait_until(&self, what: &str, good: impl Fn(Option<AssignedConfiguration>) -> bool) {
+        let waited = tokio::time::timeout(TIMEOUT, async {
             while !good(self.assigned()) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -63,40 +63,44 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn the_file_follows_the_key_and_stays_while_etcd_is_away() {
-    let mut scene = Scene::new();
-    let first = scene.put("maxPods: 7\n").await;
-    let service = scene.node.start();
-    scene.until("what stood there before", |file| file.is_some_and(|file| file.revision == first)).await;
-    let file = scene.assigned().unwrap();
+async fn the_configuration_file_follows_the_key_and_stays_while_etcd_is_down() {
+    let mut fixture = Fixture::new();
+    let first = fixture.put("maxPods: 7\n").await;
+    let service = fixture.node.start();
+    fixture
+        .wait_until("the value from before the start", |file| file.is_some_and(|file| file.revision == first))
+        .await;
+    let file = fixture.assigned().unwrap();
     assert_eq!((file.text.as_str(), file.problem), ("maxPods: 7\n", None));
-    assert_eq!(fs::metadata(scene.file()).unwrap().mode() & 0o777, 0o600);
-    let second = scene.put("maxPods: 8\n").await;
-    scene.until("the change", |file| file.is_some_and(|file| file.revision == second)).await;
+    assert_eq!(fs::metadata(fixture.file()).unwrap().mode() & 0o777, 0o600);
+    let second = fixture.put("maxPods: 8\n").await;
+    fixture.wait_until("the change", |file| file.is_some_and(|file| file.revision == second)).await;
 
     service.kill();
-    scene.cluster.kill(0);
-    let mut service = scene.node.start();
-    assert_eq!(scene.assigned().unwrap().revision, second);
-    scene.cluster.restart(0).unwrap();
-    // Not judged: that is init's.
-    let third = scene.put([0xff, 0xfe]).await;
-    scene.until("what is no text", |file| file.is_some_and(|file| file.revision == third)).await;
-    let file = scene.assigned().unwrap();
+    fixture.cluster.kill(0);
+    let mut service = fixture.node.start();
+    assert_eq!(fixture.assigned().unwrap().revision, second);
+    fixture.cluster.restart(0).unwrap();
+    // The value is not validated; init does that.
+    let third = fixture.put([0xff, 0xfe]).await;
+    fixture
+        .wait_until("a value that is not text", |file| file.is_some_and(|file| file.revision == third))
+        .await;
+    let file = fixture.assigned().unwrap();
     assert!(file.text.is_empty() && file.problem.unwrap().contains("no text of UTF-8"));
-    scene.put(vec![b'#'; AssignedConfiguration::MAX_BYTES + 1]).await;
+    fixture.put(vec![b'#'; AssignedConfiguration::MAX_BYTES + 1]).await;
     let too_long =
         |file: AssignedConfiguration| file.problem.is_some_and(|why| why.contains("1048577 bytes"));
-    scene.until("what is too long", |file| file.is_some_and(too_long)).await;
+    fixture.wait_until("a value that is too long", |file| file.is_some_and(too_long)).await;
 
-    scene.etcd.write(&[], &[Operation::Delete { key: Scene::key() }]).await.unwrap();
-    scene.until("nothing stands there", |file| file.is_none()).await;
-    // What was removed while nobody looked is found gone, too.
-    let last = scene.put("maxPods: 9\n").await;
-    scene.until("the last one", |file| file.is_some_and(|file| file.revision == last)).await;
+    fixture.etcd.write(&[], &[Operation::Delete { key: Fixture::key() }]).await.unwrap();
+    fixture.wait_until("the key is deleted", |file| file.is_none()).await;
+    // A deletion during a restart is found, too.
+    let last = fixture.put("maxPods: 9\n").await;
+    fixture.wait_until("the last one", |file| file.is_some_and(|file| file.revision == last)).await;
     assert_eq!(service.count_log("panic"), 0);
     service.kill();
-    scene.etcd.write(&[], &[Operation::Delete { key: Scene::key() }]).await.unwrap();
-    let _service = scene.node.start();
-    scene.until("nothing stands there after a start", |file| file.is_none()).await;
+    fixture.etcd.write(&[], &[Operation::Delete { key: Fixture::key() }]).await.unwrap();
+    let _service = fixture.node.start();
+    fixture.wait_until("the key is deleted after a start", |file| file.is_none()).await;
 }

@@ -1,18 +1,18 @@
-//! `WatchObjects` and `GetObject`: ConfigMaps and Secrets that stand beside the pods.
+//! `WatchObjects` and `GetObject`: ConfigMaps and Secrets from manifests.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
 use std::fs;
 
-use common::{Node, PATIENCE, Service, replace};
+use common::{Node, Service, TIMEOUT, replace};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::watch_objects_response::Item;
 use tonic::{Code, Streaming};
 
-/// A `WatchObjects` stream, with the sending end of its requests.
-struct Objects {
+/// A `WatchObjects` stream, with the sender of its requests.
+struct ObjectWatch {
     sender: tokio::sync::mpsc::Sender<pb::WatchObjectsRequest>,
     answers: Streaming<pb::WatchObjectsResponse>,
 }
@@ -21,7 +21,7 @@ fn reference(kind: &str, name: &str) -> pb::ObjectReference {
     pb::ObjectReference { kind: kind.into(), namespace: "default".into(), name: name.into() }
 }
 
-impl Objects {
+impl ObjectWatch {
     async fn open(service: &Service, watch: &[(&str, &str)]) -> Self {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(8);
         let requests = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
@@ -38,8 +38,8 @@ impl Objects {
     }
 
     async fn next(&mut self) -> Item {
-        let next = tokio::time::timeout(PATIENCE, self.answers.message()).await.expect("something is told");
-        next.unwrap().expect("the stream goes on").item.unwrap()
+        let next = tokio::time::timeout(TIMEOUT, self.answers.message()).await.expect("an item is received");
+        next.unwrap().expect("the stream continues").item.unwrap()
     }
 
     /// Name and JSON of the next object.
@@ -49,7 +49,7 @@ impl Objects {
                 let json = state.object_json.map(|json| serde_json::from_slice(&json).unwrap());
                 (state.reference.unwrap().name, json)
             }
-            Item::Synced(_) => panic!("synced comes too early"),
+            Item::Synced(_) => panic!("synced was sent too early"),
         }
     }
 
@@ -67,15 +67,15 @@ fn value(json: Option<serde_json::Value>) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn objects_are_replayed_then_synced_then_each_change_of_those_that_are_watched() {
+async fn watched_objects_are_replayed_then_synced_then_followed() {
     let node = Node::new();
-    node.write_rested("conf.yaml", &config_map("conf", "1"));
-    node.write_rested("other.yaml", &config_map("other", "1"));
+    node.write_backdated("conf.yaml", &config_map("conf", "1"));
+    node.write_backdated("other.yaml", &config_map("other", "1"));
     let secret = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: key\nstringData:\n  key: x\n";
-    node.write_rested("key.yaml", secret);
+    node.write_backdated("key.yaml", secret);
     let service = node.start();
     let mut objects =
-        Objects::open(&service, &[("ConfigMap", "conf"), ("Secret", "key"), ("ConfigMap", "none")]).await;
+        ObjectWatch::open(&service, &[("ConfigMap", "conf"), ("Secret", "key"), ("ConfigMap", "none")]).await;
     let mut replay = vec![objects.object().await, objects.object().await, objects.object().await];
     objects.synced().await;
     replay.sort_by(|a, b| a.0.cmp(&b.0));
@@ -88,7 +88,7 @@ async fn objects_are_replayed_then_synced_then_each_change_of_those_that_are_wat
     ];
     assert_eq!(replay, wanted);
 
-    // What is not watched is not told, and neither is what did not change.
+    // Objects that are not watched, or have not changed, are not sent.
     replace(&node.manifest("other.yaml"), &config_map("other", "2"));
     replace(&node.manifest("conf.yaml"), &config_map("conf", "2"));
     let (name, json) = objects.object().await;
@@ -106,13 +106,13 @@ async fn objects_are_replayed_then_synced_then_each_change_of_those_that_are_wat
 }
 
 #[tokio::test]
-async fn nothing_is_said_of_an_object_that_a_source_may_still_have() {
+async fn no_state_is_sent_for_an_object_that_an_unread_source_may_have() {
     let node = Node::new();
-    node.write_rested("conf.yaml", &config_map("conf", "1"));
-    // Somebody is still writing this one: the source has not been read to its end.
+    node.write_backdated("conf.yaml", &config_map("conf", "1"));
+    // This file is still being written, so the source is not settled.
     let open = fs::File::create(node.manifest("late.yaml")).unwrap();
     let service = node.start();
-    let mut objects = Objects::open(&service, &[("ConfigMap", "conf"), ("ConfigMap", "late")]).await;
+    let mut objects = ObjectWatch::open(&service, &[("ConfigMap", "conf"), ("ConfigMap", "late")]).await;
     assert_eq!(objects.object().await.0, "conf");
     fs::write(node.manifest("late.yaml"), config_map("late", "2")).unwrap();
     drop(open);
@@ -122,24 +122,24 @@ async fn nothing_is_said_of_an_object_that_a_source_may_still_have() {
 }
 
 #[tokio::test]
-async fn an_empty_request_is_synced_at_once_and_a_nameless_one_is_refused() {
+async fn an_empty_watch_request_is_synced_at_once_and_one_without_a_kind_is_rejected() {
     let node = Node::new();
     let service = node.start();
-    let mut objects = Objects::open(&service, &[]).await;
+    let mut objects = ObjectWatch::open(&service, &[]).await;
     objects.synced().await;
     objects.request(&[("ConfigMap", "none")], &[]).await;
     assert_eq!(objects.object().await, ("none".to_owned(), None));
     objects.request(&[("", "none")], &[]).await;
-    let status = tokio::time::timeout(PATIENCE, objects.answers.message()).await.unwrap().unwrap_err();
+    let status = tokio::time::timeout(TIMEOUT, objects.answers.message()).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
-async fn a_broken_manifest_leaves_its_object_and_a_stream_ends_with_the_service() {
+async fn a_broken_manifest_keeps_its_object_and_streams_end_with_the_service() {
     let node = Node::new();
-    node.write_rested("conf.yaml", &config_map("conf", "1"));
+    node.write_backdated("conf.yaml", &config_map("conf", "1"));
     let service = node.start();
-    let mut objects = Objects::open(&service, &[("ConfigMap", "conf")]).await;
+    let mut objects = ObjectWatch::open(&service, &[("ConfigMap", "conf")]).await;
     objects.object().await;
     objects.synced().await;
     replace(&node.manifest("conf.yaml"), "kind: [");

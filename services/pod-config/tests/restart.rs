@@ -1,28 +1,28 @@
-//! What a restart changes: nothing.
+//! A restart changes nothing.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
 mod common;
 
 use std::fs;
 
-use common::{Node, image, pod, rest};
+use common::{Node, backdate, image, pod};
 use keelson_config::Tracing;
 use keelson_proto::keelson::pod_config::v1::DesiredPod;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 use redb::{Database, TableDefinition};
 
-/// Two pods of files and one of the command line, with their rows in the checkpoint, as a later run of the service sends them.
+/// Two pods of files and one applied pod, with their rows in the checkpoint, as a later run of the service sends them.
 async fn three_pods(node: &Node) -> Vec<DesiredPod> {
-    node.write_rested("a.yaml", &pod("a", "i"));
-    node.write_rested("b.yaml", &pod("b", "i"));
+    node.write_backdated("a.yaml", &pod("a", "i"));
+    node.write_backdated("b.yaml", &pod("b", "i"));
     let mut service = node.start();
     service.apply(&pod("c", "i")).await.unwrap();
     let mut pods = replayed(&service).await;
     assert!(pods[2].added_unix_nanos != 0, "{pods:?}");
-    // A later run finds it there.
+    // After a restart it counts as present from the start.
     pods[2].added_unix_nanos = 0;
-    // A row for each pod, and two for each of the two files.
+    // One row per pod, and two for each of the two files.
     service.wait_for_rows(7);
     service.kill();
     pods
@@ -35,9 +35,9 @@ async fn replayed(service: &common::Service) -> Vec<DesiredPod> {
 }
 
 #[tokio::test]
-async fn after_sigkill_the_same_manifests_are_sent_as_the_same_bytes() {
+async fn after_sigkill_unchanged_manifests_are_sent_as_identical_bytes() {
     let mut node = Node::new();
-    // Traces are on, so that each pod has a trace context; nobody listens.
+    // Tracing is on, so that each pod has a trace context; nothing listens on the endpoint.
     node.config.tracing =
         Some(Tracing { endpoint: "http://127.0.0.1:9".into(), sampling_rate_per_million: 1_000_000 });
     let before = three_pods(&node).await;
@@ -51,7 +51,7 @@ async fn after_sigkill_the_same_manifests_are_sent_as_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn a_damaged_or_missing_entry_makes_its_pod_a_new_one_and_no_other() {
+async fn a_damaged_or_missing_checkpoint_row_makes_only_its_pod_new() {
     let node = Node::new();
     let before = three_pods(&node).await;
     {
@@ -72,11 +72,11 @@ async fn a_damaged_or_missing_entry_makes_its_pod_a_new_one_and_no_other() {
     assert_eq!(after[1], before[1]);
     service.wait_for_rows(2);
     service.kill();
-    assert_eq!(replayed(&node.start()).await, after, "and now they are known");
+    assert_eq!(replayed(&node.start()).await, after, "and now they are restored");
 }
 
 #[tokio::test]
-async fn a_pod_that_left_while_the_service_was_away_is_a_new_one_when_it_comes_back() {
+async fn a_pod_removed_while_the_service_was_down_is_new_when_it_returns() {
     let node = Node::new();
     let before = three_pods(&node).await;
     fs::remove_file(node.manifest("a.yaml")).unwrap();
@@ -86,13 +86,13 @@ async fn a_pod_that_left_while_the_service_was_away_is_a_new_one_when_it_comes_b
     let mut watch = service.watch().await;
     watch.replay().await;
     node.write("a.yaml", &pod("a", "i"));
-    let again = watch.pod().await;
-    assert_eq!(again.uid, before[0].uid);
-    assert!(again.seen_unix_nanos > before[0].seen_unix_nanos);
+    let added = watch.pod().await;
+    assert_eq!(added.uid, before[0].uid);
+    assert!(added.seen_unix_nanos > before[0].seen_unix_nanos);
 }
 
 #[tokio::test]
-async fn a_file_that_is_rewritten_over_a_restart_runs_as_before_until_it_is_whole() {
+async fn a_file_rewritten_during_a_restart_keeps_its_pod_until_it_is_complete() {
     let node = Node::new();
     let before = three_pods(&node).await;
     let writer = fs::File::create(node.manifest("a.yaml")).unwrap();
@@ -104,22 +104,22 @@ async fn a_file_that_is_rewritten_over_a_restart_runs_as_before_until_it_is_whol
     assert_eq!(pods, before);
     drop(writer);
     fs::rename(node.manifest("a.yaml.tmp"), node.manifest("a.yaml")).unwrap();
-    assert_eq!(watch.gone().await, before[0].uid);
+    assert_eq!(watch.removed_uid().await, before[0].uid);
     assert!(image(&watch.pod().await).contains("two"));
 }
 
 #[tokio::test]
-async fn after_sigkill_the_last_good_version_of_a_broken_file_goes_on() {
+async fn after_sigkill_the_last_good_version_of_a_broken_file_stays() {
     let node = Node::new();
-    node.write_rested("web.yaml", &pod("web", "one"));
-    node.write_rested("gone.yaml", &pod("gone", "one"));
+    node.write_backdated("web.yaml", &pod("web", "one"));
+    node.write_backdated("gone.yaml", &pod("gone", "one"));
     let mut service = node.start();
     let (before, _) = service.watch().await.replay().await;
     assert_eq!(before.len(), 2);
     service.wait_for_rows(6);
     service.kill();
 
-    node.write_rested("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [web\n");
+    node.write_backdated("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [web\n");
     fs::remove_file(node.manifest("gone.yaml")).unwrap();
     for _ in 0..2 {
         let service = node.start();
@@ -134,12 +134,12 @@ async fn after_sigkill_the_last_good_version_of_a_broken_file_goes_on() {
 }
 
 #[tokio::test]
-async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counted_as_read() {
+async fn after_sigkill_an_unreadable_folder_removes_no_pods_and_is_not_ready() {
     let mut node = Node::new();
     fs::create_dir_all(node.path("outer/inner")).unwrap();
     node.config.sources.static_pod_path = Some(node.path("outer/inner"));
     fs::write(node.path("outer/inner/web.yaml"), pod("web", "i")).unwrap();
-    rest(&node.path("outer/inner/web.yaml"));
+    backdate(&node.path("outer/inner/web.yaml"));
     let mut service = node.start();
     let (before, _) = service.watch().await.replay().await;
     service.wait_for_rows(3);
@@ -148,7 +148,7 @@ async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counte
     fs::write(node.path("outer"), "").unwrap();
 
     let mut service = node.start();
-    service.wait_for_log("pod added");
+    service.wait_for_event("pod_added");
     let mut watch = service.watch().await;
     assert_eq!(watch.pod().await, before[0]);
     assert!(matches!(watch.next().await, Item::SourceReady(ready) if ready.source == "manifest"));
@@ -156,15 +156,15 @@ async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counte
     fs::remove_file(node.path("outer")).unwrap();
     fs::rename(node.path("away"), node.path("outer")).unwrap();
     assert!(matches!(watch.next().await, Item::SourceReady(ready) if ready.source == "file"));
-    assert!(matches!(watch.next().await, Item::Synced(_)), "and no pod went or came");
+    assert!(matches!(watch.next().await, Item::Synced(_)), "and no pod was removed or added");
 }
 
 #[tokio::test]
-async fn a_copy_of_a_manifest_displaces_no_pod_not_even_over_a_restart() {
+async fn a_copied_manifest_displaces_no_pod_even_over_a_restart() {
     let node = Node::new();
     let before = three_pods(&node).await;
-    // Its path comes before that of the file that the running pod is of.
-    node.write_rested("0-copy.yaml", &pod("a", "other"));
+    // Its path sorts before that of the running pod's file.
+    node.write_backdated("0-copy.yaml", &pod("a", "other"));
     for _ in 0..2 {
         let service = node.start();
         assert_eq!(replayed(&service).await, before);

@@ -1,21 +1,21 @@
-//! Pods as an API server gives them (pod-lifecycle.md §2.4).
+//! Pods from an API server (pod-lifecycle.md §2.4).
 //!
-//! Parity: a kubelet drops a pod that it cannot decode, with a line in its log. Here the version before goes on, and the
-//! problem is told like one of a manifest, in `ListSources` and as an event of the pod.
+//! Parity: a kubelet logs and drops a pod that it cannot decode. Here the previous version stays in effect, and the error is
+//! reported as for a manifest: in `ListSources` and as an event of the pod.
 
 use std::sync::Arc;
 
 use keelson_kube_model::{Pod, PodFullName, default_pod};
 use serde_json::{Value, json};
 
-use crate::error::{ManifestError, Why};
+use crate::error::{ManifestError, ManifestErrorKind};
 use crate::merge::SourcePod;
 use crate::static_pod::Fingerprint;
 
-/// Takes a Pod of the API. Its server has checked it; an older one leaves out defaults that are younger than it is.
+/// Reads a Pod of the API. The server has validated it; an older server leaves out newer defaults.
 ///
 /// # Errors
-/// It is no Pod that can be run: it has no name or UID, or a field of another type.
+/// The pod cannot be run: it has no name or UID, or a field has the wrong type.
 pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
     let text =
         |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
@@ -23,7 +23,7 @@ pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
     let fail = |field: &str, message: String| ManifestError {
         field: field.to_owned(),
         pod: Some(PodFullName::new(&name, &namespace)),
-        ..ManifestError::file(Why::Invalid, message)
+        ..ManifestError::file(ManifestErrorKind::Invalid, message)
     };
     for (field, value) in
         [("metadata.name", &name), ("metadata.namespace", &namespace), ("metadata.uid", &uid)]
@@ -32,12 +32,12 @@ pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
             return Err(fail(field, "Required value: the API server has sent a pod without it".to_owned()));
         }
     }
-    let Some(map) = object.as_object_mut() else { return Err(fail("", "this is no object".to_owned())) };
-    // Objects of a list do not say what they are.
+    let Some(map) = object.as_object_mut() else { return Err(fail("", "not an object".to_owned())) };
+    // Items of a list lack apiVersion and kind.
     map.insert("apiVersion".to_owned(), json!("v1"));
     map.insert("kind".to_owned(), json!("Pod"));
     if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
-        // Who has written which field: as long as the pod itself, and nothing to a node.
+        // As large as the pod itself, and of no use to a node.
         metadata.remove("managedFields");
     }
     default_pod(&mut object);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_keeps_its_name_its_uid_and_what_this_release_does_not_know() {
+    fn an_api_pod_keeps_its_name_uid_and_unknown_fields() {
         let pod = api_pod(object()).unwrap();
         assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u-1", "default", "web"));
         let value: Value = serde_json::from_slice(&pod.json).unwrap();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wrote_a_field_and_the_version_are_no_change_of_the_pod() {
+    fn managed_fields_and_resource_version_do_not_change_an_api_pod() {
         let before = api_pod(object()).unwrap().fingerprint;
         let mut other = object();
         other["metadata"]["resourceVersion"] = "8".into();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_named_with_its_field() {
+    fn an_invalid_api_pod_is_rejected_with_the_field_in_error() {
         type Change = fn(&mut Value);
         let cases: [(Change, &str); 4] = [
             (|o| o["metadata"]["uid"] = Value::Null, "metadata.uid: Required value"),

@@ -1,30 +1,30 @@
-//! How much one file may become in memory. Its length alone is no bound: an alias of YAML stands for a value of any
-//! size, and what it stands for may hold aliases itself.
+//! Limits for the size of a file in memory. The length of the file is not enough: a YAML alias expands to a value of any size,
+//! which may contain aliases itself.
 
 use serde_json::Value;
 
 use crate::manifest::MAX_BYTES;
 
-/// Values in one file, with aliases written out.
+/// Values in one file, with aliases expanded.
 const MAX_VALUES: usize = 250_000;
-/// Bytes of keys and text in one file, with aliases written out.
+/// Bytes of keys and text in one file, with aliases expanded.
 const MAX_TEXT: usize = 2 * MAX_BYTES;
-/// Deepest nesting of lists and objects. Readers of JSON stop at 127, and an object is read again inside of lists.
+/// Maximum nesting of lists and objects. JSON readers stop at 127, and objects are nested further inside of lists.
 const MAX_DEPTH: usize = 100;
 
-/// How large a value is.
+/// The size of a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Itself and all values in it.
+    /// The value itself and all nested values.
     values: usize,
     /// Bytes of keys and text.
     text: usize,
-    /// Lists and objects around its innermost value.
+    /// Lists and objects around the innermost value.
     depth: usize,
 }
 
 impl Size {
-    /// Measures a value that is nested no deeper than a reader of JSON or [`check_depth`] lets it be.
+    /// Measures a value. Its nesting has been limited before, by a JSON reader or by [`check_depth`].
     pub(crate) fn of(value: &Value) -> Self {
         match value {
             Value::String(text) => Self::scalar(text.len()),
@@ -34,12 +34,12 @@ impl Size {
         }
     }
 
-    /// A value of so much text that holds no other.
+    /// A scalar of `text` bytes.
     pub(crate) fn scalar(text: usize) -> Self {
         Self { values: 1, text, depth: 0 }
     }
 
-    /// A key of so much text.
+    /// A key of `text` bytes.
     pub(crate) fn key(text: usize) -> Self {
         Self { text, ..Self::default() }
     }
@@ -54,7 +54,7 @@ impl Size {
     }
 }
 
-/// What a file has used of its bounds.
+/// How much of the limits a file has used.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     values: usize,
@@ -62,19 +62,19 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Takes in a value of this size, which stands in so many lists and objects.
+    /// Adds a value of this size, nested in `outside` lists and objects.
     ///
     /// # Errors
-    /// What is exceeded, in words.
+    /// The limit that is exceeded.
     pub(crate) fn take(&mut self, size: Size, outside: usize) -> Result<(), String> {
         self.values = self.values.saturating_add(size.values);
         self.text = self.text.saturating_add(size.text);
         if self.values > MAX_VALUES {
-            return Err(format!("more than {MAX_VALUES} values in one file, with aliases written out"));
+            return Err(format!("more than {MAX_VALUES} values in one file, with aliases expanded"));
         }
         if self.text > MAX_TEXT {
             return Err(format!(
-                "more than {} MiB of text in one file, with aliases written out",
+                "more than {} MiB of text in one file, with aliases expanded",
                 MAX_TEXT >> 20
             ));
         }
@@ -82,10 +82,10 @@ impl Budget {
     }
 }
 
-/// Whether so many lists and objects may be around each other.
+/// Checks the nesting of lists and objects.
 ///
 /// # Errors
-/// The limit, in words.
+/// The limit.
 pub(crate) fn check_depth(depth: usize) -> Result<(), String> {
     if depth > MAX_DEPTH {
         return Err(format!("nested more than {MAX_DEPTH} deep"));
@@ -99,19 +99,19 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_value_is_as_large_as_all_that_is_in_it() {
+    fn the_size_of_a_value_includes_all_nested_values() {
         assert_eq!(Size::of(&json!(1)), Size { values: 1, text: 0, depth: 0 });
         assert_eq!(Size::of(&json!([])), Size { values: 1, text: 0, depth: 1 });
         assert_eq!(Size::of(&json!({"ab": ["c", 1], "d": {}})), Size { values: 5, text: 4, depth: 2 });
     }
 
     #[test]
-    fn a_key_is_text_that_holds_no_value() {
+    fn a_key_counts_as_text_but_not_as_a_value() {
         assert_eq!(Size::key(3), Size { values: 0, text: 3, depth: 0 });
     }
 
     #[test]
-    fn each_bound_is_met_before_it_is_passed() {
+    fn each_size_limit_may_be_reached_but_not_exceeded() {
         let cases = [
             (Size { values: MAX_VALUES, ..Size::default() }, 0, 1, "values"),
             (Size { text: MAX_TEXT, ..Size::default() }, 0, 1, "more than 20 MiB of text"),

@@ -1,4 +1,4 @@
-//! What is wrong with a manifest, and where.
+//! Errors in a manifest, with their positions.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use keelson_kube_model::PodFullName;
 
 /// The kind of a [`ManifestError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
-    /// The file cannot be read from the disk.
+pub enum ManifestErrorKind {
+    /// The file cannot be read.
     Unreadable,
     /// The text is neither YAML nor JSON, or too long.
     Syntax,
-    /// The document is an object that cannot be run or kept here.
+    /// The document is an object of a kind that is not supported here.
     WrongKind,
     /// A Pod, Secret or ConfigMap breaks a rule of the API or of static pods.
     Invalid,
-    /// The object is valid but another one has its name or UID.
+    /// The object is valid, but another one has its name or UID already.
     Duplicate,
 }
 
-/// One reason for which a manifest, or one of its documents, is not used.
+/// Why a manifest, or one of its documents, is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub struct ManifestError {
-    /// What kind of error it is.
-    pub why: Why,
+    /// The kind of error.
+    pub kind: ManifestErrorKind,
     /// Line in the file, 1-based; 0 when unknown.
     pub line: u32,
     /// Column in the line, 1-based; 0 when unknown.
@@ -32,17 +32,17 @@ pub struct ManifestError {
     pub document: u32,
     /// Path of the field (`spec.containers[0].image`); empty when it is about the whole document.
     pub field: String,
-    /// What is wrong.
+    /// What is wrong, and what to do.
     pub message: String,
-    /// The pod that the document describes, as far as it could be read.
+    /// The pod that the document describes, if its name could be read.
     pub pod: Option<PodFullName>,
 }
 
 impl ManifestError {
-    /// An error about the whole file.
-    pub fn file(why: Why, message: impl Into<String>) -> Self {
+    /// An error in the whole file.
+    pub fn file(kind: ManifestErrorKind, message: impl Into<String>) -> Self {
         Self {
-            why,
+            kind,
             line: 0,
             column: 0,
             document: 0,
@@ -52,7 +52,7 @@ impl ManifestError {
         }
     }
 
-    /// `<origin>:<line>:<column>: <text>`, without the numbers that are unknown.
+    /// `<origin>:<line>:<column>: <text>`, without unknown positions.
     pub fn at(&self, origin: &str) -> String {
         match (self.line, self.column) {
             (0, _) => format!("{origin}: {self}"),

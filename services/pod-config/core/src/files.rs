@@ -1,16 +1,16 @@
-//! What the files of one source add up to.
+//! Combines the files of one source.
 //!
-//! Parity: the kubelet drops a pod whose manifest no longer parses at its next rescan, and lets the later of two
-//! files with one pod's name win without a word. Here the last good version of a file goes on until the file is
-//! good again or gone, and of several files with one name the one that has it keeps it, so that no running pod gives
-//! way to a copy; where none has it yet, the first in the order of paths. The problem names both.
+//! Parity: the kubelet drops a pod at the next rescan after its manifest became invalid, and silently lets the later of two files
+//! with one pod's name win. Here the last good version of a file is used until the file is valid again or deleted. If several
+//! files define one name, the file that owns the name keeps it, so that a copy never displaces a running pod; without an owner
+//! the first path wins. The error names both files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kube_model::PodFullName;
 
-use crate::error::{ManifestError, Why};
+use crate::error::{ManifestError, ManifestErrorKind};
 use crate::merge::SourcePod;
 use crate::object::ObjectKey;
 use crate::offline::WaitingPod;
@@ -21,45 +21,45 @@ use crate::static_pod::StaticPod;
 #[derive(Debug, Default)]
 pub struct SourceFiles {
     files: BTreeMap<String, FileState>,
-    holders: Holders,
+    name_owners: NameOwners,
 }
 
-/// The file whose definition counts, for each name of a pod or an object.
-pub type Holders = BTreeMap<String, String>;
+/// For each pod or object, the file whose definition is used.
+pub type NameOwners = BTreeMap<String, String>;
 
 #[derive(Debug, Default)]
 struct FileState {
-    good: FileContent,
+    last_good: FileContent,
     errors: Vec<ManifestError>,
 }
 
-/// A manifest, or a part of one, that is not used as it stands.
+/// An error in a manifest of a source, or in a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
+pub struct SourceError {
     /// The file.
     pub origin: String,
     /// What is wrong.
     pub error: ManifestError,
-    /// The pods that go on with the last good version of the file.
-    pub kept: Vec<PodFullName>,
+    /// The pods that keep running with the last good version of the file.
+    pub kept_pods: Vec<PodFullName>,
 }
 
-/// Everything that a source says at one moment.
+/// The complete content of a source at one moment.
 #[derive(Debug, Default)]
 pub struct SourceSet {
-    /// Its pods, in the order of their paths.
+    /// Its pods, ordered by path.
     pub pods: Vec<SourcePod>,
     /// Its Secrets and ConfigMaps.
     pub objects: BTreeMap<ObjectKey, SourceObject>,
-    /// What is refused.
-    pub problems: Vec<Problem>,
-    /// Pods that do not start before the control plane answers.
+    /// Errors of rejected files and documents.
+    pub errors: Vec<SourceError>,
+    /// Pods that wait for the control plane before they start.
     pub waiting: Vec<WaitingPod>,
-    /// What is not used as it was written, with the file that it stands in.
+    /// What is not used as it was written, with its file.
     pub warnings: Vec<(String, ManifestWarning)>,
 }
 
-/// A Secret or ConfigMap of a source.
+/// A Secret or ConfigMap from a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceObject {
     /// The object as JSON.
@@ -70,112 +70,114 @@ pub struct SourceObject {
 }
 
 impl SourceFiles {
-    /// No files yet; `holders` is what an earlier run of the service had, see [`SourceFiles::holders`].
-    pub fn resuming(holders: Holders) -> Self {
-        Self { files: BTreeMap::new(), holders }
+    /// A source without files; `name_owners` are those of the run before the restart, see [`SourceFiles::name_owners`].
+    pub fn restore(name_owners: NameOwners) -> Self {
+        Self { files: BTreeMap::new(), name_owners }
     }
 
-    /// Takes a new reading of a file. After an error its last good content stays.
-    pub fn read(&mut self, path: &str, reading: Result<FileContent, Vec<ManifestError>>) {
+    /// Takes the result of reading a file. After an error its last good content stays in use.
+    pub fn update(&mut self, path: &str, reading: Result<FileContent, Vec<ManifestError>>) {
         let file = self.files.entry(path.to_owned()).or_default();
         match reading {
             Ok(content) => {
-                // What goes to the disk is written once and not kept in memory.
-                file.good = FileContent { checkpoint: Vec::new(), ..content };
+                // The checkpoint bytes are written once and not kept in memory.
+                file.last_good = FileContent { checkpoint: Vec::new(), ..content };
                 file.errors.clear();
             }
             Err(errors) => file.errors = errors,
         }
     }
 
-    /// Takes the last good content of a file from an earlier run of the service. It stands until the file has been
-    /// read well; a file that has been read well already keeps what it has.
-    pub fn remember(&mut self, path: &str, content: FileContent) {
+    /// Takes the last good content of a file from the checkpoint. It is used until the file has been read successfully; content
+    /// that has been read already is not replaced.
+    pub fn restore_content(&mut self, path: &str, content: FileContent) {
         let file = self.files.entry(path.to_owned()).or_default();
-        if file.good.pods.is_empty() && file.good.objects.is_empty() {
-            file.good = FileContent { checkpoint: Vec::new(), ..content };
+        if file.last_good.pods.is_empty() && file.last_good.objects.is_empty() {
+            file.last_good = FileContent { checkpoint: Vec::new(), ..content };
         }
     }
 
-    /// The file is gone, and with it what it said. Whether it was known.
+    /// Removes a file and its content. Returns whether it was known.
     pub fn remove(&mut self, path: &str) -> bool {
-        self.holders.retain(|_, origin| origin != path);
+        self.name_owners.retain(|_, origin| origin != path);
         self.files.remove(path).is_some()
     }
 
-    /// Every file has been read: what an earlier run knew of others does not count any more.
-    pub fn all_are_known(&mut self) {
-        self.holders.retain(|_, origin| self.files.contains_key(origin));
+    /// Drops the restored owners of files that have not been read; call it after all files have been read.
+    pub fn forget_unread_owners(&mut self) {
+        self.name_owners.retain(|_, origin| self.files.contains_key(origin));
     }
 
-    /// By name, the file whose definition counts since the last [`SourceFiles::assemble`]; of files that have not been
-    /// read yet, what an earlier run said.
-    pub fn holders(&self) -> &Holders {
-        &self.holders
+    /// For each name, the file whose definition is used since the last [`SourceFiles::assemble`]; for files that have not been
+    /// read yet, as restored.
+    pub fn name_owners(&self) -> &NameOwners {
+        &self.name_owners
     }
 
-    /// The paths that are known.
+    /// The known paths.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
     }
 
-    /// Whether nothing is known, neither good nor bad.
+    /// Whether no file is known, valid or not.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// The good content of a file.
+    /// The last good content of a file.
     pub fn content(&self, path: &str) -> Option<&FileContent> {
-        self.files.get(path).map(|file| &file.good)
+        self.files.get(path).map(|file| &file.last_good)
     }
 
-    /// The set of the source now.
+    /// Builds the current set of the source.
     pub fn assemble(&mut self) -> SourceSet {
         let mut set = SourceSet::default();
         for (path, file) in &self.files {
-            let kept: Vec<_> = file.good.pods.iter().map(StaticPod::full_name).collect();
-            set.problems.extend(file.errors.iter().map(|error| Problem {
+            let kept_pods: Vec<_> = file.last_good.pods.iter().map(StaticPod::full_name).collect();
+            set.errors.extend(file.errors.iter().map(|error| SourceError {
                 origin: path.clone(),
                 error: error.clone(),
-                kept: kept.clone(),
+                kept_pods: kept_pods.clone(),
             }));
-            let warnings = file.good.warnings.iter().cloned();
+            let warnings = file.last_good.warnings.iter().cloned();
             set.warnings.extend(warnings.map(|warning| (path.clone(), warning)));
         }
-        let mut holders = Holders::new();
-        self.take_pods(&mut set, &mut holders);
-        self.take_objects(&mut set, &mut holders);
+        let mut name_owners = NameOwners::new();
+        self.collect_pods(&mut set, &mut name_owners);
+        self.collect_objects(&mut set, &mut name_owners);
         let unread = |(_, origin): &(&String, &String)| !self.files.contains_key(origin.as_str());
-        for (name, origin) in self.holders.iter().filter(unread) {
-            holders.entry(name.clone()).or_insert_with(|| origin.clone());
+        for (name, origin) in self.name_owners.iter().filter(unread) {
+            name_owners.entry(name.clone()).or_insert_with(|| origin.clone());
         }
-        self.holders = holders;
+        self.name_owners = name_owners;
         set
     }
 
-    /// What all files say of one kind, those that hold their name first.
-    fn claims<'a, T>(
+    /// All definitions of one kind, the owners of their names first.
+    fn definitions<'a, T>(
         &'a self,
         of: impl Fn(&'a FileContent) -> &'a [T],
         name: impl Fn(&T) -> String,
-    ) -> Vec<Claim<'a, T>> {
-        let all =
-            self.files.iter().flat_map(|(path, file)| of(&file.good).iter().map(move |what| (path, what)));
-        let mut claims: Vec<_> = all
+    ) -> Vec<Definition<'a, T>> {
+        let all = self
+            .files
+            .iter()
+            .flat_map(|(path, file)| of(&file.last_good).iter().map(move |item| (path, item)));
+        let mut definitions: Vec<_> = all
             .enumerate()
-            .map(|(place, (path, what))| Claim { place, path, name: name(what), what })
+            .map(|(index, (path, item))| Definition { index, path, name: name(item), item })
             .collect();
-        // Stable: among equals the order of paths stays.
-        claims.sort_by_key(|claim| self.holders.get(&claim.name) != Some(claim.path));
-        claims
+        // The sort is stable: definitions of the same rank stay in the order of paths.
+        definitions.sort_by_key(|definition| self.name_owners.get(&definition.name) != Some(definition.path));
+        definitions
     }
 
-    fn take_pods(&self, set: &mut SourceSet, holders: &mut Holders) {
+    fn collect_pods(&self, set: &mut SourceSet, name_owners: &mut NameOwners) {
         let mut names: BTreeMap<String, String> = BTreeMap::new();
         let mut uids: BTreeMap<&str, String> = BTreeMap::new();
-        let mut taken = BTreeMap::new();
-        for Claim { place, path, name, what: pod } in
-            self.claims(|good| &good.pods, |pod| pod_key(&pod.namespace, &pod.name))
+        let mut pods = BTreeMap::new();
+        for Definition { index, path, name, item: pod } in
+            self.definitions(|last_good| &last_good.pods, |pod| pod_key(&pod.namespace, &pod.name))
         {
             let first =
                 names.get(&name).map(|first| (format!("the pod {}/{}", pod.namespace, pod.name), first));
@@ -183,30 +185,30 @@ impl SourceFiles {
                 .or_else(|| uids.get(pod.uid.as_str()).map(|first| (format!("the UID {}", pod.uid), first)));
             if let Some((what, first)) = first {
                 let at = (pod.document, pod.line);
-                set.problems.push(duplicate(path, at, &what, first, Some(pod.full_name())));
+                set.errors.push(duplicate(path, at, &what, first, Some(pod.full_name())));
                 continue;
             }
             let here = format!("{path}:{}", pod.line);
             uids.insert(&pod.uid, here.clone());
             names.insert(name.clone(), here);
-            holders.insert(name, path.clone());
-            taken.insert(place, SourcePod::of(pod, path));
+            name_owners.insert(name, path.clone());
+            pods.insert(index, SourcePod::of(pod, path));
         }
-        set.pods = taken.into_values().collect();
+        set.pods = pods.into_values().collect();
     }
 
-    fn take_objects(&self, set: &mut SourceSet, holders: &mut Holders) {
-        for Claim { path, name, what: object, .. } in
-            self.claims(|good| &good.objects, |object| object_key(&object.key))
+    fn collect_objects(&self, set: &mut SourceSet, name_owners: &mut NameOwners) {
+        for Definition { path, name, item: object, .. } in
+            self.definitions(|last_good| &last_good.objects, |object| object_key(&object.key))
         {
             let key = &object.key;
             if let Some(first) = set.objects.get(key) {
                 let what = format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name);
                 let first = format!("{}:{}", first.origin, first.line);
-                set.problems.push(duplicate(path, (object.document, object.line), &what, &first, None));
+                set.errors.push(duplicate(path, (object.document, object.line), &what, &first, None));
                 continue;
             }
-            holders.insert(name, path.clone());
+            name_owners.insert(name, path.clone());
             let entry =
                 SourceObject { json: Arc::clone(&object.json), origin: path.clone(), line: object.line };
             set.objects.insert(key.clone(), entry);
@@ -215,12 +217,12 @@ impl SourceFiles {
 }
 
 /// One file's definition of a pod or an object.
-struct Claim<'a, T> {
-    /// Its place in the order of paths.
-    place: usize,
+struct Definition<'a, T> {
+    /// Its index in the order of paths.
+    index: usize,
     path: &'a String,
     name: String,
-    what: &'a T,
+    item: &'a T,
 }
 
 fn pod_key(namespace: &str, name: &str) -> String {
@@ -231,19 +233,21 @@ fn object_key(key: &ObjectKey) -> String {
     format!("{} {}/{}", key.kind.as_str(), key.namespace, key.name)
 }
 
-fn duplicate(path: &str, at: (u32, u32), what: &str, first: &str, pod: Option<PodFullName>) -> Problem {
+fn duplicate(path: &str, at: (u32, u32), what: &str, first: &str, pod: Option<PodFullName>) -> SourceError {
     let (document, line) = at;
-    Problem {
+    SourceError {
         origin: path.to_owned(),
         error: ManifestError {
             document,
             line,
             pod,
             ..ManifestError::file(
-                Why::Duplicate,
-                format!("{what} is defined in {first} already; this one is not used, remove one of the two"),
+                ManifestErrorKind::Duplicate,
+                format!(
+                    "{what} is already defined in {first}; this definition is ignored, remove one of the two"
+                ),
             )
         },
-        kept: Vec::new(),
+        kept_pods: Vec::new(),
     }
 }

@@ -2,22 +2,22 @@
 //!
 //! | module | what it decides |
 //! |---|---|
-//! | [`manifest`] | which objects stand in the bytes of a manifest, and where |
-//! | [`static_pod`] | what a Pod of a manifest becomes on this node (pod-lifecycle.md §2.1) |
-//! | [`object`] | what a Secret or ConfigMap beside the pods becomes |
-//! | [`stored`] | what a key of a store says (architecture §6) |
-//! | [`files`] | what the files of one source add up to: duplicates, last good versions, problems |
-//! | [`merge`] | what a new set of a source changes (pod-lifecycle.md §2.5) |
-//! | [`sight`] | what is kept of a pod over a restart, so that a restart changes nothing |
-//! | [`scan`] | which files of a folder are to be read, and when a folder that is away counts as empty |
-//! | [`offline`] | what starts after a reboot without the control plane (architecture §5) |
-//! | [`service_env`] | the variables by which containers find services (runtime-and-resources.md §3.4) |
-//! | [`token`] | what is asked and answered for a token of a service account (volumes.md §9.6) |
-//! | [`redirect`] | where an answer sends a request for manifests |
-//! | [`mutation`] | which service may change what at the API server |
-//! | [`node`] | the Node object while no control plane has one |
+//! | [`manifest`] | which objects a manifest contains, and where |
+//! | [`static_pod`] | how a Pod of a manifest is defaulted, named and validated for this node (pod-lifecycle.md §2.1) |
+//! | [`object`] | how a Secret or ConfigMap of a manifest is defaulted and validated |
+//! | [`stored`] | how the value of an etcd key is read (architecture §6) |
+//! | [`files`] | how the files of one source are combined: duplicates, last good versions, errors |
+//! | [`merge`] | which changes a new set of a source makes (pod-lifecycle.md §2.5) |
+//! | [`sent_record`] | what is stored of each sent pod, so that a restart sends the same again |
+//! | [`scan`] | which files of a folder to read, and when a missing folder counts as empty |
+//! | [`offline`] | which pods start after a reboot without the control plane (architecture §5) |
+//! | [`service_env`] | the environment variables of services (runtime-and-resources.md §3.4) |
+//! | [`token`] | the request for a service account token and its response (volumes.md §9.6) |
+//! | [`redirect`] | which HTTP redirects are followed, and with which headers |
+//! | [`mutation`] | which service may change which objects at the API server |
+//! | [`node`] | the Node object until a control plane has one |
 //!
-//! [`parse_file`] is the way through the first three.
+//! [`parse_file`] combines the first three.
 
 pub mod api_pod;
 mod bounds;
@@ -34,12 +34,12 @@ pub mod offline;
 mod parse;
 pub mod redirect;
 pub mod scan;
+pub mod sent_record;
 pub mod service_env;
-pub mod sight;
 pub mod static_pod;
 pub mod stored;
 pub mod token;
 mod yaml;
 
-pub use error::{ManifestError, Why};
+pub use error::{ManifestError, ManifestErrorKind};
 pub use parse::{FileContent, ManifestWarning, parse_file};

@@ -1,6 +1,6 @@
-//! From a field path to the place in the text.
+//! Finds the position of a field path in the text of a manifest.
 
-/// Looks for the deepest node on the way to a field.
+/// Finds the deepest node on the path to a field.
 #[derive(Debug)]
 pub(crate) struct Locator {
     wanted: Vec<String>,
@@ -11,25 +11,24 @@ pub(crate) struct Locator {
 }
 
 impl Locator {
-    /// Looks for `field` (`spec.containers[0].env[1].name`, `metadata.labels[a.b/c]`) in the document with this
-    /// 0-based index.
+    /// Looks for `field` (`spec.containers[0].env[1].name`, `metadata.labels[a.b/c]`) in the document with this 0-based index.
     pub(crate) fn new(document: usize, field: &str) -> Self {
         Self { wanted: segments(field), document, depth: None, line: 0, column: 0 }
     }
 
-    /// The composer has met a node.
-    pub(crate) fn see(&mut self, document: usize, path: &[String], line: u32, column: u32) {
+    /// Records a node that the composer has reached.
+    pub(crate) fn visit(&mut self, document: usize, path: &[String], line: u32, column: u32) {
         let on_the_way = document == self.document
             && path.len() <= self.wanted.len()
             && path.iter().zip(&self.wanted).all(|(a, b)| a == b);
-        // Of equal keys the last one counts, as it does for the value.
+        // Of equal keys the last one wins, as it does for the value.
         if on_the_way && self.depth.is_none_or(|d| d <= path.len()) {
             (self.depth, self.line, self.column) = (Some(path.len()), line, column);
         }
     }
 
-    /// Line and column, when anything of the path is there.
-    pub(crate) fn found(&self) -> Option<(u32, u32)> {
+    /// Line and column of the deepest node found, if any.
+    pub(crate) fn position(&self) -> Option<(u32, u32)> {
         self.depth.map(|_| (self.line, self.column))
     }
 }
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_path_falls_into_names_indices_and_keys() {
+    fn a_field_path_is_split_into_names_indices_and_keys() {
         assert_eq!(
             segments("spec.containers[0].resources.limits[example.com/gpu].x"),
             ["spec", "containers", "0", "resources", "limits", "example.com/gpu", "x"]

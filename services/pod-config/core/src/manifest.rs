@@ -1,7 +1,7 @@
-//! From the bytes of a manifest to the objects in it.
+//! Reads the objects in a manifest.
 //!
-//! Parity: the kubelet takes one Pod per file; here a file may also hold a `PodList`, a `List`, several documents
-//! separated by `---`, and Secrets and ConfigMaps beside the pods.
+//! Parity: the kubelet takes one Pod per file; here a file may also contain a `PodList`, a `List`, several documents separated by
+//! `---`, and Secrets and ConfigMaps.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use keelson_kube_model::PodFullName;
 use serde_json::Value;
 
 use crate::bounds::{Budget, Size};
-use crate::error::{ManifestError, Why};
+use crate::error::{ManifestError, ManifestErrorKind};
 use crate::yaml::{self, ConvertedKey, YamlDocument, YamlError};
 
-/// A manifest of this many bytes, or more, is refused.
+/// A manifest of this many bytes or more is rejected.
 pub const MAX_BYTES: usize = 10 * 1024 * 1024;
 
-/// One object of more bytes is refused: an API server would not store it, and no stream carries it.
+/// A larger object is rejected: an API server would not store it, and it does not fit into a gRPC message.
 pub(crate) const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
 
-/// What a document describes.
+/// The supported kinds of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A pod to run.
@@ -31,7 +31,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word in `kind`.
+    /// The value of the field `kind`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pod => "Pod",
@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// Reads the word in `kind`.
+    /// Parses the value of the field `kind`.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Pod, Self::Secret, Self::ConfigMap].into_iter().find(|kind| kind.as_str() == text)
     }
@@ -57,17 +57,22 @@ pub struct Document {
     pub line: u32,
     /// Column where the document begins, 1-based.
     pub column: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// The object.
     pub value: Value,
-    /// Keys of the document that are no text; in a list with its first object.
+    /// Keys of the document that are not text; in a list they belong to the first object.
     pub(crate) converted: Vec<ConvertedKey>,
 }
 
 impl Document {
-    /// An error in this object; `field` counts from the object.
-    pub(crate) fn error(&self, why: Why, field: &str, message: impl Into<String>) -> ManifestError {
+    /// An error in this object; `field` is relative to the object.
+    pub(crate) fn error(
+        &self,
+        kind: ManifestErrorKind,
+        field: &str,
+        message: impl Into<String>,
+    ) -> ManifestError {
         let joined = match (self.path.as_str(), field) {
             ("", field) => field.to_owned(),
             (path, "") => path.to_owned(),
@@ -80,7 +85,7 @@ impl Document {
             PodFullName::new(name, if namespace.is_empty() { "default" } else { namespace })
         });
         ManifestError {
-            why,
+            kind,
             line: self.line,
             column: self.column,
             document: self.number,
@@ -91,41 +96,44 @@ impl Document {
     }
 }
 
-/// The JSON of an object that is short enough.
-pub(crate) fn encoded(document: &Document, value: &Value) -> Result<Arc<[u8]>, Vec<ManifestError>> {
+/// Encodes an object as JSON, unless it is too large.
+pub(crate) fn encode_object(document: &Document, value: &Value) -> Result<Arc<[u8]>, Vec<ManifestError>> {
     let json = value.to_string().into_bytes();
     if json.len() > MAX_OBJECT_BYTES {
         let message = format!("the object is longer than {} MiB", MAX_OBJECT_BYTES >> 20);
-        return Err(vec![document.error(Why::Invalid, "", message)]);
+        return Err(vec![document.error(ManifestErrorKind::Invalid, "", message)]);
     }
     Ok(json.into())
 }
 
-/// All objects of a manifest, in their order. The first thing that is wrong refuses the whole manifest.
+/// Reads all objects of a manifest, in order. The first error rejects the whole manifest.
 pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     let (found, _) = read(bytes)?;
-    if found.is_empty() { Err(nothing()) } else { Ok(found) }
+    if found.is_empty() { Err(empty_manifest()) } else { Ok(found) }
 }
 
-/// The same of what stands at a URL, where a list without items says that there is nothing.
-pub(crate) fn read_answer(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+/// The same for the response of a URL, where an empty list means that there are no pods.
+pub(crate) fn read_http_body(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     let (found, is_list) = read(bytes)?;
-    if found.is_empty() && !is_list { Err(nothing()) } else { Ok(found) }
+    if found.is_empty() && !is_list { Err(empty_manifest()) } else { Ok(found) }
 }
 
-fn nothing() -> ManifestError {
-    ManifestError::file(Why::Syntax, "there is no object in the manifest")
+fn empty_manifest() -> ManifestError {
+    ManifestError::file(ManifestErrorKind::Syntax, "the manifest contains no object")
 }
 
-/// The objects, and whether any of them may have stood in a list.
+/// The objects, and whether any document was a list.
 fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
     if bytes.len() >= MAX_BYTES {
         return Err(ManifestError::file(
-            Why::Syntax,
-            format!("the manifest reaches the limit of {} MiB; a manifest holds a few pods", MAX_BYTES >> 20),
+            ManifestErrorKind::Syntax,
+            format!(
+                "the manifest reaches the limit of {} MiB; a manifest contains a few pods",
+                MAX_BYTES >> 20
+            ),
         ));
     }
-    let text = text_of(bytes)?;
+    let text = decode_text(bytes)?;
     let (mut found, mut is_list) = (Vec::new(), false);
     for (index, document) in parse(&text)?.into_iter().enumerate() {
         let YamlDocument { value, line, column, converted } = document;
@@ -133,10 +141,10 @@ fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
             continue;
         }
         let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
-        let place = Place { number, line, column };
+        let position = Position { number, line, column };
         let first = found.len();
-        is_list |=
-            objects_of(value, place, &mut found).map_err(|error| located(&text, vec![error]).remove(0))?;
+        is_list |= collect_objects(value, position, &mut found)
+            .map_err(|error| with_positions(&text, vec![error]).remove(0))?;
         if let Some(first) = found.get_mut(first) {
             first.converted = converted;
         }
@@ -144,13 +152,13 @@ fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
     Ok((found, is_list))
 }
 
-/// The errors with the places of their fields in the text, as far as the fields are there.
-pub(crate) fn located(text: &str, mut errors: Vec<ManifestError>) -> Vec<ManifestError> {
+/// Adds the positions of the fields in the text to the errors, as far as the fields exist.
+pub(crate) fn with_positions(text: &str, mut errors: Vec<ManifestError>) -> Vec<ManifestError> {
     let index = |error: &ManifestError| (error.document as usize).checked_sub(1).unwrap_or(usize::MAX);
     let fields: Vec<_> = errors.iter().map(|error| (index(error), error.field.as_str())).collect();
-    let places = yaml::locate(text, &fields);
-    for (error, place) in errors.iter_mut().zip(places) {
-        if let Some((line, column)) = place {
+    let positions = yaml::locate(text, &fields);
+    for (error, position) in errors.iter_mut().zip(positions) {
+        if let Some((line, column)) = position {
             (error.line, error.column) = (line, column);
         }
     }
@@ -158,11 +166,11 @@ pub(crate) fn located(text: &str, mut errors: Vec<ManifestError>) -> Vec<Manifes
 }
 
 /// The text of a manifest, without a byte order mark: UTF-8, or UTF-16 with a mark, as PowerShell writes it.
-pub(crate) fn text_of(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
+pub(crate) fn decode_text(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
     match bytes {
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => {
             let message = "this is UTF-32 text; save it as UTF-8";
-            return Err(ManifestError::file(Why::Syntax, message));
+            return Err(ManifestError::file(ManifestErrorKind::Syntax, message));
         }
         [0xff, 0xfe, rest @ ..] => return utf16(rest, u16::from_le_bytes).map(Cow::Owned),
         [0xfe, 0xff, rest @ ..] => return utf16(rest, u16::from_be_bytes).map(Cow::Owned),
@@ -171,17 +179,17 @@ pub(crate) fn text_of(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text))),
         Err(error) => {
-            let good = &bytes[..error.valid_up_to()];
-            let line = good.iter().filter(|b| **b == b'\n').count() + 1;
-            let column = good.len() - good.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1) + 1;
-            let mut error = ManifestError::file(Why::Syntax, "this is not UTF-8 text");
+            let valid = &bytes[..error.valid_up_to()];
+            let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
+            let column = valid.len() - valid.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1) + 1;
+            let mut error = ManifestError::file(ManifestErrorKind::Syntax, "this is not UTF-8 text");
             (error.line, error.column) = (narrow(line), narrow(column));
             Err(error)
         }
     }
 }
 
-/// Text of two bytes for each unit.
+/// Decodes UTF-16 with the given byte order.
 fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, ManifestError> {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let units = pairs.iter().map(|pair| unit(*pair));
@@ -189,17 +197,17 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, ManifestError
     for unit in char::decode_utf16(units) {
         match unit {
             Ok(c) => text.push(c),
-            Err(_) => return Err(not_utf16(&text)),
+            Err(_) => return Err(utf16_error(&text)),
         }
     }
-    if rest.is_empty() { Ok(text) } else { Err(not_utf16(&text)) }
+    if rest.is_empty() { Ok(text) } else { Err(utf16_error(&text)) }
 }
 
-/// An error behind the text that is good.
-fn not_utf16(good: &str) -> ManifestError {
-    let line = good.matches('\n').count() + 1;
-    let column = good.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    let mut error = ManifestError::file(Why::Syntax, "this is not UTF-16 text");
+/// A decoding error after the text `valid`.
+fn utf16_error(valid: &str) -> ManifestError {
+    let line = valid.matches('\n').count() + 1;
+    let column = valid.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    let mut error = ManifestError::file(ManifestErrorKind::Syntax, "this is not UTF-16 text");
     (error.line, error.column) = (narrow(line), narrow(column));
     error
 }
@@ -208,7 +216,7 @@ fn narrow(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// JSON when it begins like JSON and reads as such, else YAML.
+/// Parses JSON if the text begins like JSON and is valid, else YAML.
 fn parse(text: &str) -> Result<Vec<YamlDocument>, ManifestError> {
     let json_error = match json_documents(text) {
         None => None,
@@ -223,11 +231,11 @@ fn syntax(error: YamlError) -> ManifestError {
         line: error.line,
         column: error.column,
         document: error.document,
-        ..ManifestError::file(Why::Syntax, format!("not valid YAML: {}", error.message))
+        ..ManifestError::file(ManifestErrorKind::Syntax, format!("not valid YAML: {}", error.message))
     }
 }
 
-/// One JSON object after another; `None` when the text does not begin like JSON.
+/// Parses a stream of JSON objects; `None` if the text does not begin like JSON.
 fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>> {
     let inside = text.trim_start().strip_prefix('{')?;
     if !inside.trim_start().starts_with(['"', '}']) {
@@ -236,17 +244,17 @@ fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>
     let mut documents = Vec::new();
     let mut budget = Budget::default();
     let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    // The line that is reached, and where it begins: a text of a million documents is walked through once.
-    let (mut seen, mut line, mut begin) = (0, 1, 0);
+    // The current line and its offset are tracked, so that a text of a million documents is scanned only once.
+    let (mut scanned, mut line, mut begin) = (0, 1, 0);
     loop {
         let from = text.len() - text[stream.byte_offset()..].trim_start().len();
         let (line, column, message) = match stream.next() {
             None => return Some(Ok(documents)),
             Some(Ok(value)) => {
-                let between = &text[seen..from];
+                let between = &text[scanned..from];
                 line += between.matches('\n').count();
-                begin = between.rfind('\n').map_or(begin, |at| seen + at + 1);
-                seen = from;
+                begin = between.rfind('\n').map_or(begin, |at| scanned + at + 1);
+                scanned = from;
                 let column = from - begin + 1;
                 match budget.take(Size::of(&value), 0) {
                     Ok(()) => {
@@ -258,32 +266,36 @@ fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>
                 }
             }
             Some(Err(error)) => {
-                let message = format!("not valid JSON: {}", without_place(&error));
+                let message = format!("not valid JSON: {}", message_without_position(&error));
                 (error.line(), error.column(), message)
             }
         };
         let document = narrow(documents.len() + 1);
-        let error = ManifestError::file(Why::Syntax, message);
+        let error = ManifestError::file(ManifestErrorKind::Syntax, message);
         return Some(Err(ManifestError { line: narrow(line), column: narrow(column), document, ..error }));
     }
 }
 
-/// The message of the JSON reader without its own line and column.
-fn without_place(error: &serde_json::Error) -> String {
+/// The message of the JSON parser without its own line and column.
+fn message_without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct Position {
     number: u32,
     line: u32,
     column: u32,
 }
 
-/// Adds what stands in a document to `found`; whether the document is a list.
-fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<bool, ManifestError> {
-    let (group, kind) = (word(&value, "apiVersion"), word(&value, "kind"));
+/// Adds the objects of a document to `found`; returns whether the document is a list.
+fn collect_objects(
+    value: Value,
+    position: Position,
+    found: &mut Vec<Document>,
+) -> Result<bool, ManifestError> {
+    let (group, kind) = (string_field(&value, "apiVersion"), string_field(&value, "kind"));
     match (group.as_str(), kind.as_str()) {
         ("v1", "PodList" | "List") => {
             let implied = (kind == "PodList").then_some(Kind::Pod);
@@ -293,56 +305,61 @@ fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<b
             };
             let items = match items {
                 Some(Value::Array(items)) => items,
-                // So is an empty list written in Go.
+                // Go writes an empty list as null.
                 Some(Value::Null) => Vec::new(),
-                _ => return Err(refuse(place, "items", format!("the {kind} has no list of items"))),
+                _ => return Err(wrong_kind(position, "items", format!("the {kind} has no list of items"))),
             };
             for (index, item) in items.into_iter().enumerate() {
                 let path = format!("items[{index}]");
-                let kind = kind_of(&item, place, &path, implied)?;
-                found.push(document(item, place, path, kind));
+                let kind = kind_of(&item, position, &path, implied)?;
+                found.push(document(item, position, path, kind));
             }
             Ok(true)
         }
         _ => {
-            let kind = kind_of(&value, place, "", None)?;
-            found.push(document(value, place, String::new(), kind));
+            let kind = kind_of(&value, position, "", None)?;
+            found.push(document(value, position, String::new(), kind));
             Ok(false)
         }
     }
 }
 
-fn document(value: Value, place: Place, path: String, kind: Kind) -> Document {
-    let Place { number, line, column } = place;
+fn document(value: Value, position: Position, path: String, kind: Kind) -> Document {
+    let Position { number, line, column } = position;
     Document { number, path, line, column, kind, value, converted: Vec::new() }
 }
 
-fn word(value: &Value, field: &str) -> String {
+fn string_field(value: &Value, field: &str) -> String {
     value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-fn kind_of(value: &Value, place: Place, path: &str, implied: Option<Kind>) -> Result<Kind, ManifestError> {
+fn kind_of(
+    value: &Value,
+    position: Position,
+    path: &str,
+    implied: Option<Kind>,
+) -> Result<Kind, ManifestError> {
     if !value.is_object() {
-        return Err(refuse(
-            place,
+        return Err(wrong_kind(
+            position,
             path,
-            "this is no object; a manifest is a Pod with apiVersion, kind, metadata and spec",
+            "not an object; a manifest is a Pod with apiVersion, kind, metadata and spec",
         ));
     }
-    let (group, kind) = (word(value, "apiVersion"), word(value, "kind"));
+    let (group, kind) = (string_field(value, "apiVersion"), string_field(value, "kind"));
     if let (Some(implied), "", "") = (implied, group.as_str(), kind.as_str()) {
         return Ok(implied);
     }
     for (field, text) in [("apiVersion", &group), ("kind", &kind)] {
         if text.is_empty() {
             let field = if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") };
-            return Err(refuse(place, &field, "Required value"));
+            return Err(wrong_kind(position, &field, "Required value"));
         }
     }
     match (group.as_str(), Kind::parse(&kind)) {
         ("v1", Some(kind)) => Ok(kind),
-        _ => Err(refuse(
-            place,
+        _ => Err(wrong_kind(
+            position,
             path,
             format!(
                 "cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets and ConfigMaps of v1"
@@ -351,12 +368,12 @@ fn kind_of(value: &Value, place: Place, path: &str, implied: Option<Kind>) -> Re
     }
 }
 
-fn refuse(place: Place, field: &str, message: impl Into<String>) -> ManifestError {
+fn wrong_kind(position: Position, field: &str, message: impl Into<String>) -> ManifestError {
     ManifestError {
-        line: place.line,
-        column: place.column,
-        document: place.number,
+        line: position.line,
+        column: position.column,
+        document: position.number,
         field: field.to_owned(),
-        ..ManifestError::file(Why::WrongKind, message)
+        ..ManifestError::file(ManifestErrorKind::WrongKind, message)
     }
 }

@@ -1,6 +1,6 @@
-//! What a new set of a source changes (pod-lifecycle.md §2.5).
+//! Merges the desired pods of all sources and computes the changes (pod-lifecycle.md §2.5).
 //!
-//! Each source hands in its whole set; what is new, changed or gone falls out by UID.
+//! Each source passes its complete set; additions, changes and removals are found by UID.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use keelson_kube_model::{PodFullName, annotations, time};
 use serde_json::{Value, json};
 
-use crate::sight::{Sight, digest};
+use crate::sent_record::{SentRecord, digest};
 use crate::static_pod::{Fingerprint, StaticPod};
 
-/// A pod as its source hands it in.
+/// A pod as a source passes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourcePod {
     /// `metadata.uid`.
@@ -20,16 +20,16 @@ pub struct SourcePod {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// Where it was read.
+    /// Where it was read: a file, URL or key.
     pub origin: String,
     /// The Pod as JSON.
     pub json: Arc<[u8]>,
-    /// What its versions are compared by.
+    /// By which versions are compared.
     pub fingerprint: Fingerprint,
 }
 
 impl SourcePod {
-    /// The pod of a manifest.
+    /// Converts a pod of a manifest.
     pub fn of(pod: &StaticPod, origin: &str) -> Self {
         Self {
             uid: pod.uid.clone(),
@@ -47,31 +47,31 @@ impl SourcePod {
     }
 }
 
-/// What a change is, in the order in which changes of one set are told.
+/// The kind of a change. Changes of one set are sent in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
-    /// The UID left its source.
+    /// The UID is no longer in its source.
     Remove,
-    /// A new UID.
+    /// The UID is new.
     Add,
-    /// Spec, labels or annotations differ.
+    /// Spec, labels or annotations have changed.
     Update,
-    /// Deletion was asked for.
+    /// Deletion was requested.
     Delete,
-    /// Only the status differs.
+    /// Only the status has changed.
     Reconcile,
 }
 
 /// One change of the desired pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// What it is.
+    /// The kind of the change.
     pub op: Op,
-    /// The pod after the change; on [`Op::Remove`] what it was, without its JSON.
+    /// The pod after the change; for [`Op::Remove`] the pod before, without its JSON.
     pub pod: MergedPod,
 }
 
-/// A pod with the marks of the merge step.
+/// A desired pod as it is sent to subscribers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MergedPod {
     /// `metadata.uid`.
@@ -82,22 +82,22 @@ pub struct MergedPod {
     pub name: String,
     /// Where it was read.
     pub origin: String,
-    /// The Pod as JSON, with its source and when it was first seen as annotations.
+    /// The Pod as JSON, annotated with its source and the time at which it was first seen.
     pub json: Vec<u8>,
-    /// Grows with each change of this UID, also over a restart of the service while the clock does not run back.
+    /// Grows with each change of this UID; also over a restart of the service, unless the clock is set back.
     pub revision: u64,
     /// When this UID was first seen, nanoseconds since 1970.
     pub seen_unix_nanos: i64,
-    /// What [`MergedPod::revision`] stands for, see [`digest`]; 0 on [`Op::Remove`].
+    /// Digest of this version, see [`digest`]; 0 for [`Op::Remove`].
     pub digest: u64,
-    /// The trace context of an earlier run of the service that sent exactly this.
-    pub resumed: Option<String>,
+    /// The trace context with which the service sent exactly this version before its restart.
+    pub restored_traceparent: Option<String>,
 }
 
 impl MergedPod {
-    /// What a later run of the service needs to send the same again, when it was sent with `traceparent`.
-    pub fn sight(&self, traceparent: &str) -> Sight {
-        Sight {
+    /// The record from which a later run of the service sends the same again. It was sent with `traceparent`.
+    pub fn sent_record(&self, traceparent: &str) -> SentRecord {
+        SentRecord {
             seen_unix_nanos: self.seen_unix_nanos,
             revision: self.revision,
             digest: self.digest,
@@ -106,10 +106,10 @@ impl MergedPod {
     }
 }
 
-/// A pod that was not taken, and why.
+/// Why a pod of a set was rejected.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refused {
-    /// The pod.
+pub struct MergeError {
+    /// The rejected pod.
     pub pod: SourcePod,
     /// The reason, for people.
     pub message: String,
@@ -118,24 +118,24 @@ pub struct Refused {
 /// The outcome of [`Merge::set`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The changes in the order in which they are to be told.
+    /// The changes in the order in which to send them.
     pub changes: Vec<Change>,
-    /// Pods that were left out.
-    pub refused: Vec<Refused>,
-    /// Whether this was the first set of the source: it counts as ready now.
+    /// Pods that were rejected.
+    pub errors: Vec<MergeError>,
+    /// Whether this was the first set of the source, so that the source is ready now.
     pub first: bool,
 }
 
 /// The desired pods of all sources.
 #[derive(Debug, Default)]
 pub struct Merge {
-    sources: BTreeMap<String, BTreeMap<String, Known>>,
-    /// By UID, what an earlier run of the service has sent and this one has not seen yet.
-    earlier: BTreeMap<String, Sight>,
+    sources: BTreeMap<String, BTreeMap<String, KnownPod>>,
+    /// By UID, the records of the run before the restart that have not been matched with a pod yet.
+    restored: BTreeMap<String, SentRecord>,
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownPod {
     name: PodFullName,
     origin: String,
     fingerprint: Fingerprint,
@@ -144,22 +144,22 @@ struct Known {
 }
 
 impl Merge {
-    /// No pods yet; `earlier` is what an earlier run of the service has sent, by UID.
-    pub fn resuming(earlier: BTreeMap<String, Sight>) -> Self {
-        Self { sources: BTreeMap::new(), earlier }
+    /// A merge without pods; `restored` are the records of the run before the restart, by UID.
+    pub fn restore(restored: BTreeMap<String, SentRecord>) -> Self {
+        Self { sources: BTreeMap::new(), restored }
     }
 
-    /// Every source has spoken: a UID that comes later is a new one.
-    pub fn forget_earlier(&mut self) {
-        self.earlier.clear();
+    /// Drops the restored records once all sources have been read: UIDs that appear later are new.
+    pub fn forget_restored(&mut self) {
+        self.restored.clear();
     }
 
-    /// Whether a source has a pod of this UID.
-    pub fn knows(&self, uid: &str) -> bool {
+    /// Whether any source has a pod with this UID.
+    pub fn contains(&self, uid: &str) -> bool {
         self.sources.values().any(|pods| pods.contains_key(uid))
     }
 
-    /// Replaces the set of `source` at the moment `now` (nanoseconds since 1970) and says what that changes.
+    /// Replaces the set of `source` as of `now` (nanoseconds since 1970) and returns the changes.
     pub fn set(&mut self, source: &str, pods: Vec<SourcePod>, now: i64) -> Outcome {
         let first = !self.sources.contains_key(source);
         let mut known = self.sources.remove(source).unwrap_or_default();
@@ -167,9 +167,9 @@ impl Merge {
         let mut next = BTreeMap::new();
         let mut names = BTreeSet::new();
         for pod in pods {
-            let taken = self.owner(&pod.uid);
-            if let Some(message) = taken.or_else(|| twice(&pod, &names, &next)) {
-                outcome.refused.push(Refused { pod, message });
+            let conflict = self.uid_conflict(&pod.uid);
+            if let Some(message) = conflict.or_else(|| duplicate_in_set(&pod, &names, &next)) {
+                outcome.errors.push(MergeError { pod, message });
                 continue;
             }
             names.insert(pod.full_name());
@@ -177,8 +177,9 @@ impl Merge {
             let (op, mut entry) = compare(&pod, known.remove(&uid), now);
             if let Some(op) = op {
                 let digest = digest(source, &pod);
-                let resumed = self.earlier.remove(&uid).and_then(|sight| resume(&mut entry, sight, digest));
-                let pod = MergedPod { digest, resumed, ..merged(source, pod, &entry) };
+                let restored_traceparent =
+                    self.restored.remove(&uid).and_then(|record| restore_record(&mut entry, record, digest));
+                let pod = MergedPod { digest, restored_traceparent, ..merged(source, pod, &entry) };
                 outcome.changes.push(Change { op, pod });
             }
             next.insert(uid, entry);
@@ -191,8 +192,8 @@ impl Merge {
         outcome
     }
 
-    /// Whether the source has handed in a set.
-    pub fn has(&self, source: &str) -> bool {
+    /// Whether the source has passed a set.
+    pub fn has_source(&self, source: &str) -> bool {
         self.sources.contains_key(source)
     }
 
@@ -201,20 +202,24 @@ impl Merge {
         self.sources.get(source).map_or(0, BTreeMap::len)
     }
 
-    /// UID and origin of the pod that `source` has under this name.
+    /// UID and origin of the pod with this name in `source`.
     pub fn find(&self, source: &str, name: &PodFullName) -> Option<(&str, &str)> {
         let (uid, known) = self.sources.get(source)?.iter().find(|(_, known)| known.name == *name)?;
         Some((uid, &known.origin))
     }
 
-    fn owner(&self, uid: &str) -> Option<String> {
+    fn uid_conflict(&self, uid: &str) -> Option<String> {
         let (source, known) =
             self.sources.iter().find_map(|(source, pods)| Some((source, pods.get(uid)?)))?;
         Some(format!("the UID {uid} belongs to a pod of the source {source} already: {}", known.origin))
     }
 }
 
-fn twice(pod: &SourcePod, names: &BTreeSet<PodFullName>, next: &BTreeMap<String, Known>) -> Option<String> {
+fn duplicate_in_set(
+    pod: &SourcePod,
+    names: &BTreeSet<PodFullName>,
+    next: &BTreeMap<String, KnownPod>,
+) -> Option<String> {
     if names.contains(&pod.full_name()) {
         return Some(format!("the source has another pod {}/{}", pod.namespace, pod.name));
     }
@@ -222,8 +227,8 @@ fn twice(pod: &SourcePod, names: &BTreeSet<PodFullName>, next: &BTreeMap<String,
     Some(format!("the source has another pod with the UID {}: {}", pod.uid, other.origin))
 }
 
-fn compare(pod: &SourcePod, old: Option<Known>, now: i64) -> (Option<Op>, Known) {
-    let fresh = Known {
+fn compare(pod: &SourcePod, old: Option<KnownPod>, now: i64) -> (Option<Op>, KnownPod) {
+    let fresh = KnownPod {
         name: pod.full_name(),
         origin: pod.origin.clone(),
         fingerprint: pod.fingerprint,
@@ -234,28 +239,28 @@ fn compare(pod: &SourcePod, old: Option<Known>, now: i64) -> (Option<Op>, Known)
     let op = if old.fingerprint.semantic != pod.fingerprint.semantic {
         Some(if pod.fingerprint.deleting { Op::Delete } else { Op::Update })
     } else if old.fingerprint.status != pod.fingerprint.status || old.origin != pod.origin {
-        // A moved manifest of a pod with its own UID changes nothing but where to look for it.
+        // The manifest of a pod with its own UID was moved: only the origin is different.
         Some(Op::Reconcile)
     } else {
         None
     };
     let revision = if op.is_some() { fresh.revision.max(old.revision + 1) } else { old.revision };
-    (op, Known { revision, seen: old.seen, ..fresh })
+    (op, KnownPod { revision, seen: old.seen, ..fresh })
 }
 
-/// Goes on where an earlier run has ended. The trace context when it sent exactly this.
-fn resume(entry: &mut Known, earlier: Sight, digest: u64) -> Option<String> {
-    entry.seen = earlier.seen_unix_nanos;
-    if earlier.digest == digest {
-        entry.revision = earlier.revision;
-        return Some(earlier.traceparent);
+/// Continues from the record of the run before the restart. Returns its trace context if the version is the same.
+fn restore_record(entry: &mut KnownPod, restored: SentRecord, digest: u64) -> Option<String> {
+    entry.seen = restored.seen_unix_nanos;
+    if restored.digest == digest {
+        entry.revision = restored.revision;
+        return Some(restored.traceparent);
     }
-    entry.revision = entry.revision.max(earlier.revision + 1);
+    entry.revision = entry.revision.max(restored.revision + 1);
     None
 }
 
-fn merged(source: &str, pod: SourcePod, known: &Known) -> MergedPod {
-    let json = stamp(&pod.json, source, known.seen);
+fn merged(source: &str, pod: SourcePod, known: &KnownPod) -> MergedPod {
+    let json = add_annotations(&pod.json, source, known.seen);
     MergedPod {
         uid: pod.uid,
         namespace: pod.namespace,
@@ -265,11 +270,11 @@ fn merged(source: &str, pod: SourcePod, known: &Known) -> MergedPod {
         revision: known.revision,
         seen_unix_nanos: known.seen,
         digest: 0,
-        resumed: None,
+        restored_traceparent: None,
     }
 }
 
-fn removed(uid: String, known: Known) -> MergedPod {
+fn removed(uid: String, known: KnownPod) -> MergedPod {
     MergedPod {
         uid,
         namespace: known.name.namespace,
@@ -279,12 +284,12 @@ fn removed(uid: String, known: Known) -> MergedPod {
         revision: known.revision + 1,
         seen_unix_nanos: known.seen,
         digest: 0,
-        resumed: None,
+        restored_traceparent: None,
     }
 }
 
-/// Writes the annotations of the merge step. What is no object is left as it is.
-fn stamp(pod: &[u8], source: &str, seen: i64) -> Vec<u8> {
+/// Adds the source and the time at which the pod was first seen as annotations. Leaves anything but an object unchanged.
+fn add_annotations(pod: &[u8], source: &str, seen: i64) -> Vec<u8> {
     let Ok(mut value) = serde_json::from_slice::<Value>(pod) else { return pod.to_vec() };
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
         let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));

@@ -1,18 +1,18 @@
-//! Which service may change what at the API server (architecture §1, §4).
+//! Which service may change which objects at the API server (architecture §1, §4).
 //!
-//! node-status writes what tells of the node and of its pods. What is in this list is written for services that have to wait for
-//! the outcome; it is all that they may write, whatever the API server would let the node do.
+//! node-status writes the status of the node and of its pods. The rules here are for services that have to wait for the outcome
+//! of a change; they may change nothing else, even if the API server would allow it to the node.
 
 /// How an object is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// It is made.
+    /// Creates the object.
     Create,
-    /// It takes the place of the version that it names.
+    /// Replaces the version that it names.
     Update,
-    /// What the patch names of it is changed.
+    /// Changes the fields in the patch.
     Patch,
-    /// It is deleted, the one with a UID and no other of its name.
+    /// Deletes the object with a given UID.
     Delete,
 }
 
@@ -20,7 +20,7 @@ impl Verb {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Create, Self::Update, Self::Patch, Self::Delete];
 
-    /// As Kubernetes calls it.
+    /// The verb in Kubernetes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -31,24 +31,24 @@ impl Verb {
     }
 }
 
-/// What one service may do to one kind of objects.
+/// What one service may do to objects of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// The service.
     pub caller: &'static str,
     /// `CSINode`…
     pub kind: &'static str,
-    /// `status`; empty: the object itself.
+    /// `status`; empty for the object itself.
     pub subresource: &'static str,
-    /// How.
+    /// The allowed verbs.
     pub verbs: &'static [Verb],
-    /// Only the object that has the node's name.
-    pub own: bool,
-    /// Its objects are in namespaces.
+    /// Only the object with the node's name.
+    pub own_node_only: bool,
+    /// The kind is namespaced.
     pub namespaced: bool,
 }
 
-/// The list. Nobody writes VolumeAttachments: they are the controller's; and the Node is node-status's alone.
+/// All rules. No service writes VolumeAttachments, which the controller owns; the Node is written only by node-status.
 pub const RULES: [Rule; 2] = [
     // volumes.md §11.2
     Rule {
@@ -56,7 +56,7 @@ pub const RULES: [Rule; 2] = [
         kind: "CSINode",
         subresource: "",
         verbs: &Verb::ALL,
-        own: true,
+        own_node_only: true,
         namespaced: false,
     },
     // volumes.md §4
@@ -65,72 +65,73 @@ pub const RULES: [Rule; 2] = [
         kind: "PersistentVolumeClaim",
         subresource: "status",
         verbs: &[Verb::Patch],
-        own: false,
+        own_node_only: false,
         namespaced: true,
     },
 ];
 
-/// A change that is asked for.
+/// A requested change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mutation<'a> {
     /// `CSINode`…
     pub kind: &'a str,
-    /// `status`; empty: the object itself.
+    /// `status`; empty for the object itself.
     pub subresource: &'a str,
     /// Empty for a cluster-wide object.
     pub namespace: &'a str,
     /// `metadata.name`.
     pub name: &'a str,
-    /// How.
+    /// The requested verb.
     pub verb: Verb,
 }
 
-/// Why a change is not made.
+/// Why a change is denied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotAllowed {
-    /// Nothing in the list lets the caller do it.
-    #[error("{caller} may not {verb} {what} through pod-config; {list}")]
-    Unlisted {
-        /// Who asks.
+pub enum PermissionError {
+    /// No rule allows it to the caller.
+    #[error("{caller} may not {verb} {what} through pod-config; {allowed}")]
+    NotListed {
+        /// The caller.
         caller: String,
-        /// How.
+        /// The requested verb.
         verb: &'static str,
         /// `CSINode`, `PersistentVolumeClaim/status`…
         what: String,
         /// What the caller may do.
-        list: String,
+        allowed: String,
     },
-    /// The object is another node's.
-    #[error("{kind} {name} is not this node's, which is {node}")]
-    AnotherNodes {
+    /// The object belongs to another node.
+    #[error("{kind} {name} does not belong to this node, {node}")]
+    OtherNode {
         /// The kind.
         kind: String,
-        /// The name that was given.
+        /// The requested name.
         name: String,
         /// This node.
         node: String,
     },
-    /// The object cannot be named so.
-    #[error("{field} {value:?} is no name of a {kind}")]
-    Name {
+    /// The name or namespace is not valid.
+    #[error("{field} {value:?} is not a valid name of a {kind}")]
+    InvalidName {
         /// `name` or `namespace`.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
         /// The kind.
         kind: String,
     },
 }
 
-/// Whether one of `callers`, the services that the caller may be, may make this change on the node `node_name`.
+/// Checks whether one of `callers`, the services that the caller may be, may make this change on the node `node_name`. Returns
+/// the rule that allows it.
 ///
 /// # Errors
-/// Why it may not.
-pub fn judge(
+/// Why the change is denied.
+pub fn authorize(
     callers: &[&str],
     node_name: &str,
     mutation: &Mutation<'_>,
-) -> Result<&'static Rule, NotAllowed> {
+) -> Result<&'static Rule, PermissionError> {
     let Mutation { kind, subresource, namespace, name, verb } = *mutation;
     let is_it = |rule: &&Rule| {
         callers.contains(&rule.caller)
@@ -139,24 +140,27 @@ pub fn judge(
             && rule.verbs.contains(&verb)
     };
     let Some(rule) = RULES.iter().find(is_it) else {
-        return Err(NotAllowed::Unlisted {
+        return Err(PermissionError::NotListed {
             caller: if callers.is_empty() { "this caller".to_owned() } else { callers.join(" or ") },
             verb: verb.as_str(),
-            what: of(kind, subresource),
-            list: list(callers),
+            what: kind_with_subresource(kind, subresource),
+            allowed: allowed_mutations(callers),
         });
     };
-    let wrong =
-        |field, value: &str| NotAllowed::Name { field, value: value.to_owned(), kind: kind.to_owned() };
-    if !is_plain(name) {
-        return Err(wrong("name", name));
+    let invalid = |field, value: &str| PermissionError::InvalidName {
+        field,
+        value: value.to_owned(),
+        kind: kind.to_owned(),
+    };
+    if !is_object_name(name) {
+        return Err(invalid("name", name));
     }
-    let no_namespace = if rule.namespaced { !is_plain(namespace) } else { !namespace.is_empty() };
+    let no_namespace = if rule.namespaced { !is_object_name(namespace) } else { !namespace.is_empty() };
     if no_namespace {
-        return Err(wrong("namespace", namespace));
+        return Err(invalid("namespace", namespace));
     }
-    if rule.own && name != node_name {
-        return Err(NotAllowed::AnotherNodes {
+    if rule.own_node_only && name != node_name {
+        return Err(PermissionError::OtherNode {
             kind: kind.to_owned(),
             name: name.to_owned(),
             node: node_name.to_owned(),
@@ -165,16 +169,16 @@ pub fn judge(
     Ok(rule)
 }
 
-fn of(kind: &str, subresource: &str) -> String {
+fn kind_with_subresource(kind: &str, subresource: &str) -> String {
     if subresource.is_empty() { kind.to_owned() } else { format!("{kind}/{subresource}") }
 }
 
-fn list(callers: &[&str]) -> String {
+fn allowed_mutations(callers: &[&str]) -> String {
     let rules = RULES.iter().filter(|rule| callers.contains(&rule.caller));
     let lines: Vec<String> = rules
         .map(|rule| {
             let verbs: Vec<&str> = rule.verbs.iter().map(|verb| verb.as_str()).collect();
-            format!("{} {}", verbs.join(", "), of(rule.kind, rule.subresource))
+            format!("{} {}", verbs.join(", "), kind_with_subresource(rule.kind, rule.subresource))
         })
         .collect();
     if lines.is_empty() {
@@ -184,8 +188,8 @@ fn list(callers: &[&str]) -> String {
     }
 }
 
-/// A name as objects have them, and as a path may have them.
-fn is_plain(name: &str) -> bool {
+/// Whether it is a valid object name that is safe in a URL path.
+fn is_object_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     !name.is_empty() && name.len() <= 253 && !name.starts_with('.') && name.chars().all(is_plain)
 }
@@ -220,9 +224,9 @@ mod tests {
         "",
     ];
 
-    /// Proof 11, for what one RPC does: everything that is not in the list is refused, whoever asks.
+    /// Proof 11 for this RPC: everything that is not in the list is denied to every caller.
     #[test]
-    fn only_what_is_listed_is_allowed_of_all_callers_kinds_parts_and_verbs() {
+    fn only_listed_mutations_are_allowed_for_any_caller_kind_subresource_and_verb() {
         let mut allowed = Vec::new();
         for caller in CALLERS {
             for kind in KINDS {
@@ -230,11 +234,11 @@ mod tests {
                     for verb in Verb::ALL {
                         for namespace in ["", "default"] {
                             let mutation = Mutation { kind, subresource, namespace, name: "n1", verb };
-                            if judge(&[caller], "n1", &mutation).is_ok() {
+                            if authorize(&[caller], "n1", &mutation).is_ok() {
                                 allowed.push(format!(
                                     "{caller} {} {} {namespace}",
                                     verb.as_str(),
-                                    of(kind, subresource)
+                                    kind_with_subresource(kind, subresource)
                                 ));
                             }
                         }
@@ -255,27 +259,27 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_who_may_do_what_instead() {
+    fn a_denied_mutation_lists_what_the_caller_may_change() {
         let secret =
             Mutation { kind: "Secret", subresource: "", namespace: "a", name: "b", verb: Verb::Update };
-        let told = judge(&["volume-manager"], "n1", &secret).unwrap_err().to_string();
+        let message = authorize(&["volume-manager"], "n1", &secret).unwrap_err().to_string();
         assert_eq!(
-            told,
+            message,
             "volume-manager may not update Secret through pod-config; it may create, update, patch, delete CSINode; patch \
              PersistentVolumeClaim/status"
         );
-        let told = judge(&["node-api"], "n1", &secret).unwrap_err().to_string();
-        assert_eq!(told, "node-api may not update Secret through pod-config; it may change nothing there");
-        assert!(judge(&[], "n1", &secret).unwrap_err().to_string().starts_with("this caller may not"));
+        let message = authorize(&["node-api"], "n1", &secret).unwrap_err().to_string();
+        assert_eq!(message, "node-api may not update Secret through pod-config; it may change nothing there");
+        assert!(authorize(&[], "n1", &secret).unwrap_err().to_string().starts_with("this caller may not"));
     }
 
     #[test]
-    fn the_object_is_this_nodes_and_its_name_leads_nowhere_else() {
+    fn a_mutation_is_limited_to_this_nodes_object_and_to_valid_names() {
         let node =
             Mutation { kind: "CSINode", subresource: "", namespace: "", name: "n2", verb: Verb::Update };
         let callers = ["runtime-shim", "volume-manager"];
-        assert!(matches!(judge(&callers, "n1", &node), Err(NotAllowed::AnotherNodes { .. })));
-        assert!(judge(&callers, "n2", &node).is_ok());
+        assert!(matches!(authorize(&callers, "n1", &node), Err(PermissionError::OtherNode { .. })));
+        assert!(authorize(&callers, "n2", &node).is_ok());
         let claim = Mutation {
             kind: "PersistentVolumeClaim",
             subresource: "status",
@@ -283,12 +287,12 @@ mod tests {
             name: "b",
             verb: Verb::Patch,
         };
-        assert!(judge(&callers, "n1", &claim).is_ok());
+        assert!(authorize(&callers, "n1", &claim).is_ok());
         for name in ["", "..", "a/b", "a?b", "A", "a%2f", &"a".repeat(254)] {
-            let named = judge(&callers, "n1", &Mutation { name, ..claim });
-            assert!(matches!(named, Err(NotAllowed::Name { field: "name", .. })), "{name}");
-            let below = judge(&callers, "n1", &Mutation { namespace: name, ..claim });
-            assert!(matches!(below, Err(NotAllowed::Name { field: "namespace", .. })), "{name}");
+            let named = authorize(&callers, "n1", &Mutation { name, ..claim });
+            assert!(matches!(named, Err(PermissionError::InvalidName { field: "name", .. })), "{name}");
+            let below = authorize(&callers, "n1", &Mutation { namespace: name, ..claim });
+            assert!(matches!(below, Err(PermissionError::InvalidName { field: "namespace", .. })), "{name}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The Node object while no control plane has one.
+//! The Node object until a control plane has one.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// The Node that a standalone agent stands for: its name, which is also its UID, and its labels.
+/// The Node of a standalone agent. Its name is also its UID.
 ///
-/// `arch` is the Rust name of the processor (`x86_64`), which becomes Kubernetes' (`amd64`).
+/// `arch` is Rust's name of the architecture (`x86_64`); it is translated to Kubernetes' (`amd64`).
 pub fn standalone_node(name: &str, labels: &BTreeMap<String, String>, arch: &str) -> Value {
     let arch = match arch {
         "x86_64" => "amd64",
@@ -16,7 +16,7 @@ pub fn standalone_node(name: &str, labels: &BTreeMap<String, String>, arch: &str
         other => other,
     };
     let mut all = BTreeMap::from([("kubernetes.io/hostname".to_owned(), name.to_owned())]);
-    // Under their old names, too: pods still select by them.
+    // The deprecated labels, too: pods still select by them.
     for prefix in ["kubernetes.io", "beta.kubernetes.io"] {
         all.insert(format!("{prefix}/os"), "linux".to_owned());
         all.insert(format!("{prefix}/arch"), arch.to_owned());

@@ -1,15 +1,15 @@
-//! Secrets and ConfigMaps that stand as manifests beside the pods (architecture §6).
+//! Secrets and ConfigMaps from manifests (architecture §6).
 
 use std::sync::Arc;
 
 use keelson_kube_model::{base64, fill_nulls};
 use serde_json::{Map, Value, json};
 
-use crate::error::{ManifestError, Why};
-use crate::manifest::{Document, Kind, encoded};
+use crate::error::{ManifestError, ManifestErrorKind};
+use crate::manifest::{Document, Kind, encode_object};
 use crate::object_rules;
 
-/// What names an object.
+/// Identifies a Secret or ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Secret or ConfigMap.
@@ -23,25 +23,26 @@ pub struct ObjectKey {
 /// A Secret or ConfigMap as the API would return it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredObject {
-    /// Its name.
+    /// Its kind, namespace and name.
     pub key: ObjectKey,
     /// The object as JSON.
     pub json: Arc<[u8]>,
     /// Document in its file, 1-based.
     pub document: u32,
-    /// Line where it begins, 1-based.
+    /// Line where its document begins, 1-based.
     pub line: u32,
 }
 
-/// Makes of a Secret or ConfigMap what the API server makes of it when it is created: the namespace `default`,
-/// `stringData` joined into `data`, the type `Opaque`.
+/// Defaults and validates a Secret or ConfigMap as the API server does on creation: the namespace `default`, `stringData` merged
+/// into `data`, the type `Opaque`.
 pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestError>> {
     let mut errors = Vec::new();
-    let mut fail = |field: &str, message: &str| errors.push(document.error(Why::Invalid, field, message));
+    let mut fail =
+        |field: &str, message: &str| errors.push(document.error(ManifestErrorKind::Invalid, field, message));
     let mut value = document.value.clone();
     fill_nulls(&mut value);
     let Some(object) = value.as_object_mut() else {
-        fail("", "this is no object");
+        fail("", "not an object");
         return Err(errors);
     };
     object.insert("apiVersion".into(), json!("v1"));
@@ -64,14 +65,14 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
             object_rules::check(object, false, &mut fail);
             normalise(object, "binaryData");
         }
-        Kind::Pod => fail("kind", "a Pod is not kept as an object"),
+        Kind::Pod => fail("kind", "a Pod is neither a Secret nor a ConfigMap"),
     }
     if !errors.is_empty() {
         return Err(errors);
     }
     Ok(StoredObject {
         key: ObjectKey { kind: document.kind, namespace, name },
-        json: encoded(document, &value)?,
+        json: encode_object(document, &value)?,
         document: document.number,
         line: document.line,
     })
@@ -80,27 +81,27 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
 fn identity(object: &mut Map<String, Value>, fail: &mut impl FnMut(&str, &str)) -> (String, String) {
     let metadata = object.entry("metadata").or_insert_with(|| json!({}));
     let Some(metadata) = metadata.as_object_mut() else {
-        fail("metadata", "this is no object");
+        fail("metadata", "not an object");
         return Default::default();
     };
     let text = |v: Option<&Value>| v.and_then(Value::as_str).unwrap_or_default().to_owned();
     let name = text(metadata.get("name"));
     if name.is_empty() {
         fail("metadata.name", "Required value");
-    } else if !is_name(&name) {
+    } else if !is_dns_name(&name) {
         fail("metadata.name", "must be lower case letters, digits, '-' and '.', as in a DNS name");
     }
     let mut namespace = text(metadata.get("namespace"));
     if namespace.is_empty() {
         namespace = "default".to_owned();
         metadata.insert("namespace".into(), json!(namespace));
-    } else if !is_name(&namespace) || namespace.contains('.') {
+    } else if !is_dns_name(&namespace) || namespace.contains('.') {
         fail("metadata.namespace", "must be lower case letters, digits and '-', as in a DNS label");
     }
     (name, namespace)
 }
 
-fn is_name(text: &str) -> bool {
+fn is_dns_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     text.len() <= 253
         && text.split('.').all(|label| {
@@ -116,13 +117,13 @@ fn check_map(
     object: &Map<String, Value>,
     field: &str,
     fail: &mut impl FnMut(&str, &str),
-    good: impl Fn(&Value) -> bool,
+    is_valid: impl Fn(&Value) -> bool,
     rule: &str,
 ) {
     match object.get(field) {
         None | Some(Value::Null) => {}
         Some(Value::Object(map)) => {
-            for (key, _) in map.iter().filter(|(_, value)| !good(value)) {
+            for (key, _) in map.iter().filter(|(_, value)| !is_valid(value)) {
                 fail(&format!("{field}[{key}]"), rule);
             }
         }
@@ -134,7 +135,7 @@ fn is_base64(value: &Value) -> bool {
     value.as_str().is_some_and(|text| base64::decode(text).is_some())
 }
 
-/// Writes base64 as the API server gives it back, so that whoever reads the object finds it in one form.
+/// Re-encodes base64 as the API server returns it, so that readers always get one form.
 fn normalise(object: &mut Map<String, Value>, field: &str) {
     for value in object.get_mut(field).and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
         if let Some(bytes) = value.as_str().and_then(base64::decode) {

@@ -1,23 +1,23 @@
-//! What the API server asks of a Secret or ConfigMap that is created.
+//! The validation of Secrets and ConfigMaps by the API server on creation.
 
 use keelson_kube_model::base64;
 use serde_json::{Map, Value};
 
-/// Longest key, in characters.
+/// Maximum length of a key, in characters.
 const MAX_KEY: usize = 253;
-/// Most bytes of all values together.
+/// Maximum size of all values together, in bytes.
 const MAX_BYTES: usize = 1024 * 1024;
-/// The annotation that a token names its account by.
+/// The annotation of a token Secret that names its service account.
 const ACCOUNT: &str = "kubernetes.io/service-account.name";
 
-/// Checks keys, sizes, `immutable` and, of a Secret, what its type needs. `fail` takes a field and a message. The values are
-/// known to be text, base64 where it is asked for.
+/// Checks keys, sizes, `immutable` and the keys that the type of a Secret requires. `fail` takes a field and a message. The
+/// caller has checked that the values are text, or base64 where required.
 pub(crate) fn check(object: &Map<String, Value>, is_secret: bool, fail: &mut impl FnMut(&str, &str)) {
     let entries = |field: &str| object.get(field).and_then(Value::as_object).into_iter().flatten();
     let mut bytes = 0;
     for field in ["data", "stringData", "binaryData"] {
         for (key, value) in entries(field) {
-            if let Some(message) = wrong_key(key) {
+            if let Some(message) = key_error(key) {
                 fail(&format!("{field}[{key}]"), &format!("Invalid value: {key:?}: {message}"));
             }
             let text = value.as_str().unwrap_or_default();
@@ -44,8 +44,8 @@ pub(crate) fn check(object: &Map<String, Value>, is_secret: bool, fail: &mut imp
     }
 }
 
-/// Why a key names no file.
-fn wrong_key(key: &str) -> Option<&'static str> {
+/// Why a key is not a valid file name.
+fn key_error(key: &str) -> Option<&'static str> {
     if key.len() > MAX_KEY {
         return Some("must be no more than 253 characters");
     }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_names_of_files() {
+    fn keys_of_secrets_and_config_maps_must_be_valid_file_names() {
         let long = "k".repeat(254);
         for (key, expected) in [
             ("a/b", Some("a valid config key must consist of")),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_in_data_or_in_binary_data_and_all_values_have_room() {
+    fn keys_are_unique_over_data_and_binary_data_and_values_are_at_most_1_mib() {
         let both = json!({"data": {"a": "x", "b": ""}, "binaryData": {"a": "eA=="}});
         assert_eq!(
             errors(&both, false),
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(errors(&whole, false), [""; 0]);
         let more = json!({"data": {"a": "x".repeat(MAX_BYTES), "b": "y"}});
         assert_eq!(errors(&more, false), ["data: Too long: may not be more than 1048576 bytes"]);
-        // Of a Secret the bytes count, not the base64.
+        // The size of a Secret is counted in decoded bytes.
         let secret = json!({"data": {"a": base64::encode(&vec![0; MAX_BYTES])}});
         assert_eq!(errors(&secret, true), [""; 0]);
         assert_eq!(errors(&json!({"immutable": "yes"}), false), ["immutable: must be true or false"]);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_has_what_its_type_needs() {
+    fn a_secret_must_have_the_keys_that_its_type_requires() {
         for (type_, data, missing) in [
             ("Opaque", json!({}), &[][..]),
             ("example.com/own", json!({}), &[]),

@@ -1,7 +1,7 @@
 //! What starts after a reboot while the control plane does not answer (architecture §5).
 //!
-//! Parity: a kubelet knows no pod of the API before the API server answers, so none starts. Here those start that may run
-//! twice without harm, up to an age of what is known of them; what waits is told with its reason.
+//! Parity: a kubelet knows no API pods before the API server answers, so none starts. Here those pods start that may run twice
+//! without harm, unless the last contact is too long ago; the others wait, and the reason is reported.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,104 +10,109 @@ use keelson_config::{Offline, StartAfterReboot};
 use keelson_kube_model::format_go_duration;
 use serde::Deserialize;
 
-/// How much of the maximum age may pass before the control plane's last word is written down anew.
-const PART: u32 = 10;
-/// It is written down at most this often, for the sake of the disk…
-const OFTEN: Duration = Duration::from_secs(60);
+/// How often per maximum age the last contact is written to the checkpoint…
+const WRITES_PER_MAX_AGE: u32 = 10;
+/// …but at most this often, to spare the disk…
+const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// …and at least this often.
-const SELDOM: Duration = Duration::from_secs(3600);
+const MAX_WRITE_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// A pod that is known and does not start before the control plane answers.
+/// A known pod that does not start before the control plane answers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaitingPod {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Where it stands.
+    /// Its key or path.
     pub origin: String,
     /// Why it waits.
-    pub why: WaitsFor,
+    pub reason: WaitReason,
 }
 
 /// Why a pod waits for the control plane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WaitsFor {
-    /// `offline.startAfterReboot: never`.
-    Any,
-    /// The control plane was heard too long ago.
+pub enum WaitReason {
+    /// `offline.startAfterReboot: never`, or a pod that cannot be decoded.
+    Policy,
+    /// The last contact was too long ago.
     Age {
-        /// How long ago, when that is known.
+        /// Time since the last contact, if known.
         age: Option<Duration>,
         /// `offline.maxAge`.
-        most: Duration,
+        max_age: Duration,
     },
-    /// A StatefulSet promises that it does not run twice.
-    Owner,
-    /// It has data that another node may use by now.
+    /// A StatefulSet owns the pod and guarantees that it does not run twice.
+    StatefulSet,
+    /// The pod has a volume that another node may be using.
     Claim {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
     },
 }
 
-impl fmt::Display for WaitsFor {
+impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Any => f.write_str("offline.startAfterReboot is never"),
-            Self::Age { age: Some(age), most } => {
-                let (age, most) = (format_go_duration(*age), format_go_duration(*most));
-                write!(f, "it was last heard {age} ago, and offline.maxAge is {most}")
+            Self::Policy => f.write_str("offline.startAfterReboot is never"),
+            Self::Age { age: Some(age), max_age } => {
+                let (age, max_age) = (format_go_duration(*age), format_go_duration(*max_age));
+                write!(f, "the last contact was {age} ago, and offline.maxAge is {max_age}")
             }
-            Self::Age { age: None, most } => {
-                let most = format_go_duration(*most);
-                write!(f, "it is not known when it was last heard, and offline.maxAge is {most}")
+            Self::Age { age: None, max_age } => {
+                let max_age = format_go_duration(*max_age);
+                write!(f, "the time of the last contact is not known, and offline.maxAge is {max_age}")
             }
-            Self::Owner => f.write_str(
+            Self::StatefulSet => f.write_str(
                 "a StatefulSet owns the pod, which must not run twice, and offline.startAfterReboot is stateless",
             ),
             Self::Claim { volume } => write!(
                 f,
-                "the volume {volume} is a claim that another node may use by now, and offline.startAfterReboot is \
+                "the volume {volume} is a PersistentVolumeClaim that another node may be using, and offline.startAfterReboot is \
                  stateless"
             ),
         }
     }
 }
 
-/// Why a pod does not start after a reboot before the control plane answers; `None` when it starts. `age` is the time since
-/// the control plane was last heard, `None` when nobody knows.
-pub fn waits_for(pod_json: &[u8], policy: &Offline, age: Option<Duration>) -> Option<WaitsFor> {
-    let most = Duration::from_millis(policy.max_age_ms);
+/// Why a pod must wait for the control plane after a reboot; `None` if it may start. `age` is the time since the last contact,
+/// `None` if unknown.
+pub fn wait_reason(pod_json: &[u8], policy: &Offline, age: Option<Duration>) -> Option<WaitReason> {
+    let max_age = Duration::from_millis(policy.max_age_ms);
     if policy.start_after_reboot == StartAfterReboot::Never {
-        return Some(WaitsFor::Any);
+        return Some(WaitReason::Policy);
     }
-    if !most.is_zero() && age.is_none_or(|age| age > most) {
+    if !max_age.is_zero() && age.is_none_or(|age| age > max_age) {
         let age = age.map(|age| Duration::from_secs(age.as_secs()));
-        return Some(WaitsFor::Age { age, most });
+        return Some(WaitReason::Age { age, max_age });
     }
     if policy.start_after_reboot == StartAfterReboot::All {
         return None;
     }
-    // What cannot be read says nothing of itself.
-    let Ok(pod) = serde_json::from_slice::<Pod>(pod_json) else { return Some(WaitsFor::Any) };
+    // A pod that cannot be decoded never starts offline.
+    let Ok(pod) = serde_json::from_slice::<Pod>(pod_json) else { return Some(WaitReason::Policy) };
     if pod.metadata.owner_references.iter().any(|owner| owner.kind == "StatefulSet") {
-        return Some(WaitsFor::Owner);
+        return Some(WaitReason::StatefulSet);
     }
     let claim = |volume: &Volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
-    pod.spec.volumes.into_iter().find(claim).map(|volume| WaitsFor::Claim { volume: volume.name })
+    pod.spec.volumes.into_iter().find(claim).map(|volume| WaitReason::Claim { volume: volume.name })
 }
 
-/// How often the control plane's last word is written down while it is heard: its age after a reboot is wrong by no more.
-pub fn written_every(policy: &Offline) -> Duration {
-    let most = Duration::from_millis(policy.max_age_ms);
-    if most.is_zero() { SELDOM } else { (most / PART).clamp(OFTEN, SELDOM) }
+/// How often to write the last contact while the control plane answers. The age after a reboot is wrong by at most this much.
+pub fn contact_write_interval(policy: &Offline) -> Duration {
+    let max_age = Duration::from_millis(policy.max_age_ms);
+    if max_age.is_zero() {
+        MAX_WRITE_INTERVAL
+    } else {
+        (max_age / WRITES_PER_MAX_AGE).clamp(MIN_WRITE_INTERVAL, MAX_WRITE_INTERVAL)
+    }
 }
 
-/// How long ago `heard` was at the moment `now`, both in seconds since 1970. A clock that runs back, as one without a battery
-/// does, counts as no time.
-pub fn age(heard: Option<i64>, now: i64) -> Option<Duration> {
-    heard.map(|heard| Duration::from_secs(u64::try_from(now.saturating_sub(heard)).unwrap_or(0)))
+/// Time from `last_contact` to `now`, both in seconds since 1970. If the clock was set back, as without a battery, the age is
+/// zero.
+pub fn contact_age(last_contact: Option<i64>, now: i64) -> Option<Duration> {
+    last_contact
+        .map(|last_contact| Duration::from_secs(u64::try_from(now.saturating_sub(last_contact)).unwrap_or(0)))
 }
 
 #[derive(Deserialize)]

@@ -1,45 +1,45 @@
-//! Where an answer of HTTP sends a request that it redirects, and what may go there with it.
+//! Which HTTP redirects are followed, and whether the configured headers may be sent along.
 
-/// How many answers in a row may send a request elsewhere, as many as Go's client follows.
-pub const MOST: usize = 10;
+/// How many redirects are followed in a row, as many as in Go's client.
+pub const MAX_REDIRECTS: usize = 10;
 
-/// Where a request goes on.
+/// The target of a redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Next {
-    /// The whole URL.
+pub struct Redirect {
+    /// The absolute URL.
     pub url: String,
-    /// The same scheme, host and port as before: what was said there may be said again.
+    /// The target has the same scheme, host and port, so the headers may be sent to it.
     pub same_origin: bool,
 }
 
-/// Why a request does not go on.
+/// Why a redirect is not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotFollowed {
-    /// From TLS to none.
-    #[error("without TLS, which the manifests were to come with")]
+pub enum RedirectError {
+    /// From https to http.
+    #[error("from https to http, which is not followed")]
     WithoutTls,
-    /// Another scheme.
-    #[error("which is neither http nor https")]
+    /// To a scheme other than http and https.
+    #[error("to a URL that is neither http nor https")]
     Scheme,
 }
 
-/// Where `location` (RFC 9110, 10.2.2) leads a request to `url`, which is whole: it has a scheme and a host.
+/// Resolves `location` (RFC 9110, 10.2.2) against `url`, which must be absolute.
 ///
-/// Parity: Go's client goes from https to http as well, and takes all headers but the well-known credentials to any host, those to
-/// hosts below the first one. Here what any header says may be a credential.
+/// Parity: Go's client also follows from https to http. It sends the well-known credential headers to subdomains of the first
+/// host, and all other headers to any host. Here any header may be a credential, so none leaves its origin.
 ///
 /// # Errors
-/// It leads where no manifest is taken from.
-pub fn follow(url: &str, location: &str) -> Result<Next, NotFollowed> {
+/// The redirect must not be followed.
+pub fn follow(url: &str, location: &str) -> Result<Redirect, RedirectError> {
     let location = location.split('#').next().unwrap_or_default();
-    let (scheme, authority, path) = parts(url);
+    let (scheme, authority, path) = split_url(url);
     let (path, query) = path.split_once('?').map_or((path, ""), |(path, query)| (path, query));
-    let whole = if has_scheme(location) {
+    let target = if has_scheme(location) {
         location.to_owned()
     } else if let Some(rest) = location.strip_prefix("//") {
         format!("{scheme}://{rest}")
     } else if location.starts_with('/') {
-        format!("{scheme}://{authority}{}", without_dots(location))
+        format!("{scheme}://{authority}{}", remove_dot_segments(location))
     } else if location.starts_with('?') {
         format!("{scheme}://{authority}{path}{location}")
     } else if location.is_empty() {
@@ -47,21 +47,21 @@ pub fn follow(url: &str, location: &str) -> Result<Next, NotFollowed> {
         format!("{scheme}://{authority}{path}{query}")
     } else {
         let folder = path.rfind('/').map_or("/", |end| &path[..=end]);
-        format!("{scheme}://{authority}{}", without_dots(&format!("{folder}{location}")))
+        format!("{scheme}://{authority}{}", remove_dot_segments(&format!("{folder}{location}")))
     };
-    let (to_scheme, to_authority, _) = parts(&whole);
+    let (to_scheme, to_authority, _) = split_url(&target);
     match (scheme.eq_ignore_ascii_case("https"), to_scheme.to_ascii_lowercase().as_str()) {
         (_, "https") | (false, "http") => {}
-        (true, "http") => return Err(NotFollowed::WithoutTls),
-        (_, _) => return Err(NotFollowed::Scheme),
+        (true, "http") => return Err(RedirectError::WithoutTls),
+        (_, _) => return Err(RedirectError::Scheme),
     }
     let same_origin = scheme.eq_ignore_ascii_case(to_scheme)
-        && with_port(scheme, authority) == with_port(to_scheme, to_authority);
-    Ok(Next { url: whole, same_origin })
+        && without_default_port(scheme, authority) == without_default_port(to_scheme, to_authority);
+    Ok(Redirect { url: target, same_origin })
 }
 
-/// Scheme, host with port, and the rest.
-fn parts(url: &str) -> (&str, &str, &str) {
+/// Splits a URL into scheme, host with port, and the rest.
+fn split_url(url: &str) -> (&str, &str, &str) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
     (scheme, authority, path)
@@ -73,27 +73,27 @@ fn has_scheme(location: &str) -> bool {
         && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-fn with_port(scheme: &str, authority: &str) -> String {
+fn without_default_port(scheme: &str, authority: &str) -> String {
     let port = if scheme.eq_ignore_ascii_case("https") { ":443" } else { ":80" };
     let authority = authority.to_ascii_lowercase();
     authority.strip_suffix(port).map_or_else(|| authority.clone(), str::to_owned)
 }
 
-/// RFC 3986, 5.2.4, for a path that begins with `/` and the query behind it.
-fn without_dots(path: &str) -> String {
+/// RFC 3986, 5.2.4, for a path that begins with `/`, followed by its query.
+fn remove_dot_segments(path: &str) -> String {
     let (path, query) = path.split_at(path.find('?').unwrap_or(path.len()));
-    let mut kept: Vec<&str> = Vec::new();
+    let mut segments: Vec<&str> = Vec::new();
     let mut is_folder = false;
-    for part in path.split('/').skip(1) {
-        is_folder = matches!(part, "." | "..");
-        match part {
+    for segment in path.split('/').skip(1) {
+        is_folder = matches!(segment, "." | "..");
+        match segment {
             "." => {}
-            ".." => drop(kept.pop()),
-            part => kept.push(part),
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
         }
     }
-    let end = if is_folder && !kept.is_empty() { "/" } else { "" };
-    format!("/{}{end}{query}", kept.join("/"))
+    let end = if is_folder && !segments.is_empty() { "/" } else { "" };
+    format!("/{}{end}{query}", segments.join("/"))
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_location_is_whole_or_counts_from_where_it_was_said() {
+    fn a_redirect_location_is_absolute_or_relative_to_the_request_url() {
         let from = "https://h:8443/a/b.yaml?x=1";
         for (location, to) in [
             ("https://other/c", "https://other/c"),
@@ -140,10 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_from_tls_to_none_or_out_of_http() {
-        assert_eq!(follow("https://h/a", "http://h/a"), Err(NotFollowed::WithoutTls));
+    fn redirects_from_https_to_http_or_to_other_schemes_are_rejected() {
+        assert_eq!(follow("https://h/a", "http://h/a"), Err(RedirectError::WithoutTls));
         for to in ["file:///etc/passwd", "ftp://h/a", "mailto:a"] {
-            assert_eq!(follow("http://h/a", to), Err(NotFollowed::Scheme), "{to}");
+            assert_eq!(follow("http://h/a", to), Err(RedirectError::Scheme), "{to}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! The variables by which containers find services (runtime-and-resources.md §3.4).
+//! The environment variables of services in containers (runtime-and-resources.md §3.4).
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// The namespace whose service of the API server everybody is told of.
+/// Namespace of the API server's service, which all containers get.
 const MASTER_NAMESPACE: &str = "default";
-/// That service.
+/// Name of that service.
 const MASTER_SERVICE: &str = "kubernetes";
 
 /// A port of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// May be empty.
+    /// Name of the port; may be empty.
     pub name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// The service's port, not that of its pods.
+    /// The port of the service, not of its pods.
     pub port: u16,
 }
 
-/// What containers are told of a service.
+/// What the variables of a service are made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// `spec.clusterIP`.
@@ -32,8 +32,7 @@ pub struct Service {
 /// Services by namespace and name.
 pub type Services = BTreeMap<(String, String), Service>;
 
-/// A Service as containers are told of it; none for one without an address of its own (headless, or a mere name) and for
-/// one without ports.
+/// Reads a Service object; `None` if it has no cluster IP (headless or ExternalName) or no ports.
 pub fn service(object: &Value) -> Option<Service> {
     let spec = &object["spec"];
     let address = spec["clusterIP"].as_str().filter(|ip| !ip.is_empty() && *ip != "None")?.to_owned();
@@ -50,15 +49,15 @@ pub fn service(object: &Value) -> Option<Service> {
     (!ports.is_empty()).then_some(Service { address, ports })
 }
 
-/// The shortest object that [`service`] reads as the same, to be kept.
-pub fn kept(service: &Service) -> Value {
+/// The minimal object for the checkpoint, which [`service`] reads as the same service.
+pub fn checkpoint_object(service: &Service) -> Value {
     let port = |p: &ServicePort| json!({"name": p.name, "protocol": p.protocol, "port": p.port});
     let ports: Vec<Value> = service.ports.iter().map(port).collect();
     json!({"spec": {"clusterIP": service.address, "ports": ports}})
 }
 
-/// The variables of a container in `namespace`: always those of `default/kubernetes`, and with `links` those of the
-/// services of its namespace, of which one named `kubernetes` stands before the former.
+/// The variables of a container in `namespace`: always those of `default/kubernetes`, and with `links` those of the services in
+/// its namespace. A service named `kubernetes` in its namespace overrides the former.
 pub fn variables(services: &Services, namespace: &str, links: bool) -> BTreeMap<String, String> {
     let mut chosen: BTreeMap<&str, &Service> = BTreeMap::new();
     let master = (MASTER_NAMESPACE.to_owned(), MASTER_SERVICE.to_owned());
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_told_always_and_the_namespaces_own_services_with_links() {
+    fn service_env_always_has_the_api_server_and_with_links_the_namespaces_services() {
         let services = all(&[
             ("default", "kubernetes", spec("10.0.0.1", 443)),
             ("default", "other", spec("10.0.0.2", 1)),
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_the_name_in_the_pods_namespace_goes_before_that_of_the_api_server() {
+    fn a_service_named_kubernetes_in_the_pods_namespace_overrides_the_api_server() {
         let services = all(&[
             ("default", "kubernetes", spec("10.0.0.1", 443)),
             ("a", "kubernetes", spec("10.0.0.9", 1)),
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_colons_stands_in_brackets_in_a_url_only() {
+    fn an_ipv6_service_address_has_brackets_only_in_urls() {
         let found = variables(&all(&[("a", "s", spec("fd00::1", 80))]), "a", true);
         assert_eq!(
             (found["S_PORT"].as_str(), found["S_SERVICE_HOST"].as_str()),
@@ -201,10 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_service_is_the_same_service() {
+    fn the_checkpoint_object_of_a_service_reads_as_the_same_service() {
         let ports = json!([{"name": "a", "protocol": "SCTP", "port": 1}, {"port": 2}]);
         let service_ = service(&json!({"spec": {"clusterIP": "10.0.0.1", "ports": ports}}));
-        assert_eq!(service_.as_ref().and_then(|one| service(&kept(one))), service_);
+        assert_eq!(service_.as_ref().and_then(|one| service(&checkpoint_object(one))), service_);
         assert!(service_.is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! What a Pod of a manifest becomes on this node (pod-lifecycle.md §2.1).
+//! Defaults, names and validates a Pod of a manifest for this node (pod-lifecycle.md §2.1).
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher};
@@ -8,44 +8,44 @@ use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references,
 use keelson_kube_model::{Pod, PodFullName, PodOrigin, annotations, default_pod, fill_nulls, static_pod_uid};
 use serde_json::{Map, Value, json};
 
-use crate::error::{ManifestError, Why};
-use crate::manifest::{Document, encoded};
+use crate::error::{ManifestError, ManifestErrorKind};
+use crate::manifest::{Document, encode_object};
 
-/// What the rules depend on beside the manifest.
+/// What the rules depend on besides the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticRules {
     /// Name of this node.
     pub node_name: String,
-    /// API objects that a pod may name: those that may stand beside it. With an API server there are none.
+    /// API objects to which a pod may refer: those that manifests may contain. With an API server there are none.
     pub allowed: AllowedReferences,
-    /// Where the pod is a key of a store rather than a part of a file: the revision that made the key. Such a pod is no
-    /// static one: it keeps the name that it has, and tolerates what it says.
+    /// For a pod stored in etcd: the revision at which its key was created. Such a pod is not a static pod: it keeps its name and
+    /// only its own tolerations.
     pub stored: Option<i64>,
-    /// The manifest is of a URL: its UIDs depend on that and not on the node, and its pods tolerate what they say.
+    /// The manifest is from a URL: UIDs depend on the URL and not on the node, and pods keep only their own tolerations.
     pub url: bool,
 }
 
 impl StaticRules {
-    /// The rules of files where an API server is the control plane, if it is: it refuses the mirrors of pods that refer to its
-    /// objects (the gate `PreventStaticPodAPIReferences`).
+    /// The rules for files. An API server rejects the mirror pods of pods that refer to its objects (the gate
+    /// `PreventStaticPodAPIReferences`).
     pub fn new(node_name: &str, has_api_server: bool) -> Self {
         let rules = Self::standalone(node_name);
         if has_api_server { Self { allowed: AllowedReferences::default(), ..rules } } else { rules }
     }
 
-    /// The rules without an API server: Secrets and ConfigMaps come from manifests too.
+    /// The rules without an API server: manifests may contain Secrets and ConfigMaps.
     pub fn standalone(node_name: &str) -> Self {
         let allowed = AllowedReferences { config_maps: true, secrets: true };
         Self { node_name: node_name.to_owned(), allowed, stored: None, url: false }
     }
 
-    /// The same rules for manifests that come from a URL.
+    /// The same rules for manifests from a URL.
     #[must_use]
-    pub fn of_url(self) -> Self {
+    pub fn for_url(self) -> Self {
         Self { url: true, ..self }
     }
 
-    /// The name that a pod of the manifest gets on this node.
+    /// The name on this node of a pod of the manifest.
     pub fn name_on_node(&self, name: &str) -> String {
         match self.stored {
             Some(_) => name.to_owned(),
@@ -61,17 +61,17 @@ pub struct StaticPod {
     pub uid: String,
     /// `metadata.namespace`.
     pub namespace: String,
-    /// `metadata.name` with the node's name behind it.
+    /// `metadata.name` with the node's name appended.
     pub name: String,
-    /// The Pod as JSON, without the annotations of the merge step.
+    /// The Pod as JSON, without the annotations that the merge adds.
     pub json: Arc<[u8]>,
-    /// Of the parts whose change is an update of the pod.
+    /// Fingerprint of the fields whose change updates the pod.
     pub fingerprint: Fingerprint,
     /// Document in its file, 1-based.
     pub document: u32,
     /// Line where its document begins, 1-based.
     pub line: u32,
-    /// Fields of the manifest that were left out: they belong to the control plane that it was copied from.
+    /// Fields that were removed: they belong to the control plane from which the manifest was exported.
     pub ignored: Vec<String>,
 }
 
@@ -82,14 +82,14 @@ impl StaticPod {
     }
 }
 
-/// What two versions of a pod are compared by (pod-lifecycle.md §2.5). Only comparable within one process.
+/// By which two versions of a pod are compared (pod-lifecycle.md §2.5). Valid only within one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// Spec, labels, deletion fields and annotations but the local three.
+    /// Spec, labels, deletion fields and annotations except [`LOCAL_ANNOTATIONS`].
     pub semantic: u64,
     /// The status.
     pub status: u64,
-    /// Whether deletion was asked for.
+    /// Whether deletion was requested.
     pub deleting: bool,
 }
 
@@ -125,11 +125,11 @@ impl Fingerprint {
     }
 }
 
-/// Annotations that the agent writes for itself; they are no part of what a pod is.
+/// Annotations that the agent writes for itself; they do not count as changes of a pod.
 pub const LOCAL_ANNOTATIONS: [&str; 3] =
     [annotations::CONFIG_SOURCE, annotations::CONFIG_MIRROR, annotations::CONFIG_SEEN];
 
-/// Feeds a value into a hash, whatever the order of its keys.
+/// Hashes a value independently of the order of its keys.
 fn hash_value(value: &Value, hasher: &mut impl Hasher) {
     match value {
         Value::Null => 0u8.hash(hasher),
@@ -152,28 +152,29 @@ fn hash_value(value: &Value, hasher: &mut impl Hasher) {
     }
 }
 
-/// Defaults, names, marks and checks the Pod in `document`, which stands in the file or at the URL `path`.
+/// Defaults, names, annotates and validates the Pod in `document`, which comes from the file or URL `path`.
 pub(crate) fn prepare(
     document: &Document,
     path: &str,
     rules: &StaticRules,
 ) -> Result<StaticPod, Vec<ManifestError>> {
-    let fail = |field: &str, message: String| document.error(Why::Invalid, field, message);
+    let fail = |field: &str, message: String| document.error(ManifestErrorKind::Invalid, field, message);
     let mut value = document.value.clone();
-    complete(&mut value);
-    // The UID is one of what was written: a pod that runs keeps it, whatever is left out of its manifest since.
+    add_required_fields(&mut value);
+    // The UID is computed before fields are removed, so that a running pod keeps its UID.
     let mut written = value.clone();
     default_pod(&mut written);
     fill_nulls(&mut value);
-    let ignored = strip_foreign(&mut value);
+    let ignored = remove_control_plane_fields(&mut value);
     default_pod(&mut value);
     let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
     if typed.metadata.name.is_empty() {
         return Err(vec![fail("metadata.name", "Required value: name is required".into())]);
     }
-    let elsewhere = &typed.spec.node_name;
-    if rules.stored.is_some() && !elsewhere.is_empty() && *elsewhere != rules.node_name {
-        let message = format!("Invalid value: {elsewhere:?}: the key is one of the node {}", rules.node_name);
+    let other_node = &typed.spec.node_name;
+    if rules.stored.is_some() && !other_node.is_empty() && *other_node != rules.node_name {
+        let message =
+            format!("Invalid value: {other_node:?}: the key belongs to the node {}", rules.node_name);
         return Err(vec![fail("spec.nodeName", message)]);
     }
     let uid = match (typed.metadata.uid.as_str(), rules.stored) {
@@ -182,24 +183,24 @@ pub(crate) fn prepare(
         }
         ("", None) if rules.url => static_pod_uid(&written, &rules.node_name, PodOrigin::Url(path)),
         ("", None) => static_pod_uid(&written, &rules.node_name, PodOrigin::File(path)),
-        (own, None) if is_plain(own) => own.to_owned(),
+        (own, None) if is_path_safe(own) => own.to_owned(),
         (own, None) => {
             let message = format!(
-                "Invalid value: {own:?}: must be letters, digits, '-', '_' and '.', as it names folders"
+                "Invalid value: {own:?}: must consist of letters, digits, '-', '_' and '.', because it is used in paths"
             );
             return Err(vec![fail("metadata.uid", message)]);
         }
     };
-    place_on_node(&mut value, &uid, rules);
+    set_node_fields(&mut value, &uid, rules);
     typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
     let mut errors: Vec<_> =
         validate_pod(&typed).into_iter().map(|found| fail(&found.field, found.message)).collect();
     if let Some(resource) = static_pod_api_references(&typed, rules.allowed) {
-        // Where Secrets and ConfigMaps are refused there is an API server.
+        // Secrets and ConfigMaps are forbidden only with an API server.
         let why = if rules.allowed == AllowedReferences::default() {
-            "the API server refuses its mirror; have a pod of the API name them"
+            "the API server refuses its mirror pod; use a pod of the API instead"
         } else {
-            "without an API server there are none"
+            "there are none without an API server"
         };
         let message = format!("Forbidden: a static pod may not refer to {resource}; {why}");
         errors.push(fail(field_of(&resource), message));
@@ -212,23 +213,23 @@ pub(crate) fn prepare(
         namespace: typed.metadata.namespace,
         name: typed.metadata.name,
         fingerprint: Fingerprint::of(&value),
-        json: encoded(document, &value)?,
+        json: encode_object(document, &value)?,
         document: document.number,
         line: document.line,
         ignored,
     })
 }
 
-/// Annotations that an agent writes for itself. In a manifest they would make the pod another source's, or a mirror that never
-/// runs.
-const STEERING_ANNOTATIONS: [&str; 4] = [
+/// Annotations that the agent writes for itself. In a manifest they would assign the pod to another source, or make it a mirror
+/// pod that never runs.
+const AGENT_ANNOTATIONS: [&str; 4] = [
     annotations::CONFIG_HASH,
     annotations::CONFIG_MIRROR,
     annotations::CONFIG_SEEN,
     annotations::CONFIG_SOURCE,
 ];
-/// What of `metadata` only a control plane writes. A pod that is being deleted there would never start here.
-const STEERING_METADATA: [&str; 7] = [
+/// Fields of `metadata` that only a control plane writes. A pod with a deletion timestamp would never start here.
+const CONTROL_PLANE_METADATA: [&str; 7] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
@@ -237,21 +238,21 @@ const STEERING_METADATA: [&str; 7] = [
     "managedFields",
     "resourceVersion",
 ];
-/// Of these an export always has something that steers nothing, and nobody misses it.
-const SILENT: [&str; 4] = ["creationTimestamp", "generation", "managedFields", "resourceVersion"];
+/// Fields that every export has and that change nothing; their removal is not reported.
+const REMOVED_SILENTLY: [&str; 4] = ["creationTimestamp", "generation", "managedFields", "resourceVersion"];
 
-/// Removes what a pod carries that was exported from a control plane, and names what could have mattered.
-fn strip_foreign(pod: &mut Value) -> Vec<String> {
+/// Removes fields that a pod exported from a control plane has. Returns those that could have mattered.
+fn remove_control_plane_fields(pod: &mut Value) -> Vec<String> {
     let mut ignored = Vec::new();
     if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in STEERING_METADATA {
+        for field in CONTROL_PLANE_METADATA {
             let removed = metadata.shift_remove(field).filter(|value| !value.is_null());
-            if removed.is_some() && !SILENT.contains(&field) {
+            if removed.is_some() && !REMOVED_SILENTLY.contains(&field) {
                 ignored.push(format!("metadata.{field}"));
             }
         }
         if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            for key in STEERING_ANNOTATIONS {
+            for key in AGENT_ANNOTATIONS {
                 if annotations.shift_remove(key).is_some() {
                     ignored.push(format!("metadata.annotations[{key}]"));
                 }
@@ -266,7 +267,7 @@ fn strip_foreign(pod: &mut Value) -> Vec<String> {
     ignored
 }
 
-/// The Pod as typed fields, or the path of the field whose type is wrong.
+/// Decodes the Pod; on a wrong type, the path of the field and a message.
 fn decode(value: &Value) -> Result<Pod, (String, String)> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
@@ -275,8 +276,8 @@ fn decode(value: &Value) -> Result<Pod, (String, String)> {
     })
 }
 
-/// Null or absent parts that every pod has, so that the rules have where to write.
-fn complete(value: &mut Value) {
+/// Adds the parts that every pod has, if they are null or missing.
+fn add_required_fields(value: &mut Value) {
     let Some(object) = value.as_object_mut() else { return };
     object.insert("apiVersion".into(), json!("v1"));
     object.insert("kind".into(), json!("Pod"));
@@ -287,7 +288,7 @@ fn complete(value: &mut Value) {
     }
 }
 
-fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
+fn set_node_fields(value: &mut Value, uid: &str, rules: &StaticRules) {
     if let Some(metadata) = child(value, "metadata") {
         let text = |m: &Map<String, Value>, key: &str| {
             m.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -298,7 +299,7 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
         metadata.insert("namespace".into(), json!(if namespace.is_empty() { "default" } else { &namespace }));
         metadata.insert("uid".into(), json!(uid));
         if rules.stored.is_none()
-            && let Some(annotations) = metadata_child(metadata, "annotations")
+            && let Some(annotations) = child_of_map(metadata, "annotations")
         {
             annotations.insert(annotations::CONFIG_HASH.into(), json!(uid));
         }
@@ -311,7 +312,7 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
             return;
         }
         if !rules.url {
-            tolerate_everything(spec);
+            tolerate_all_no_execute_taints(spec);
         }
     }
     if let Some(status) = child(value, "status") {
@@ -319,8 +320,8 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
     }
 }
 
-/// No taint ends a pod of a file (pod-lifecycle.md §2.1).
-fn tolerate_everything(spec: &mut Map<String, Value>) {
+/// A pod of a file tolerates all NoExecute taints (pod-lifecycle.md §2.1).
+fn tolerate_all_no_execute_taints(spec: &mut Map<String, Value>) {
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
     if tolerations.is_null() {
         *tolerations = json!([]);
@@ -333,7 +334,7 @@ fn tolerate_everything(spec: &mut Map<String, Value>) {
     }
 }
 
-/// What the API server makes of the two classes that are always there, where there is no API server.
+/// Sets the priority of the two system classes, as the API server would.
 fn add_priority(spec: &mut Map<String, Value>) {
     let priority = match spec.get("priorityClassName").and_then(Value::as_str) {
         Some("system-node-critical") => 2_000_001_000,
@@ -344,10 +345,10 @@ fn add_priority(spec: &mut Map<String, Value>) {
 }
 
 fn child<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
-    metadata_child(value.as_object_mut()?, key)
+    child_of_map(value.as_object_mut()?, key)
 }
 
-fn metadata_child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+fn child_of_map<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
     let value = map.entry(key).or_insert_with(|| json!({}));
     if value.is_null() {
         *value = json!({});
@@ -355,14 +356,14 @@ fn metadata_child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a 
     value.as_object_mut()
 }
 
-/// Whether a UID can stand in a path and in a cgroup's name.
-fn is_plain(uid: &str) -> bool {
+/// Whether a UID is safe in a path and in a cgroup name.
+fn is_path_safe(uid: &str) -> bool {
     uid.len() <= 128
         && !uid.starts_with('.')
         && uid.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// The field to which an API reference belongs, for its line.
+/// The field of an API reference, to find its line.
 fn field_of(resource: &str) -> &'static str {
     match resource {
         "serviceaccounts" => "spec.serviceAccountName",

@@ -1,19 +1,19 @@
-//! Pods, Secrets and ConfigMaps that stand in a store, each under a key of its own (architecture §6).
+//! Pods, Secrets and ConfigMaps in etcd, one per key (architecture §6).
 //!
-//! Parity: a kubelet knows no store but the API's. A pod of a store is treated as one of the API: it keeps its name, is
-//! evicted and preempted as its class says, and an image may be changed while it runs. The rest of its spec cannot
-//! change, as in the API; here a change makes another pod of the same name, which starts when the first one is gone.
+//! Parity: a kubelet has no store but the API. A pod in etcd is treated like an API pod: it keeps its name, is evicted and
+//! preempted by its priority class, and its image may be changed while it runs. As in the API, the rest of its spec is immutable;
+//! here a changed spec is another pod of the same name, which starts when the first one has ended.
 
 use keelson_kube_model::PodFullName;
 
-use crate::error::{ManifestError, Why};
+use crate::error::{ManifestError, ManifestErrorKind};
 use crate::manifest::Kind;
 use crate::parse::{FileContent, parse_file};
 use crate::static_pod::StaticRules;
 
-/// What a key promises.
+/// The object that a key must contain, from the key's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoredName<'a> {
+pub struct ExpectedObject<'a> {
     /// Pod, Secret or ConfigMap.
     pub kind: Kind,
     /// Its namespace.
@@ -22,15 +22,15 @@ pub struct StoredName<'a> {
     pub name: &'a str,
 }
 
-/// Reads the value of `key`, one object as YAML or JSON, which must be the one that the key promises. `rules` are those of
-/// files; `create_revision` is the revision of the store that made the key.
+/// Parses the value of `key`: one object as YAML or JSON, which must be the `expected` one. `rules` are those of files;
+/// `create_revision` is the etcd revision at which the key was created.
 ///
 /// # Errors
 /// Everything that is wrong with the object.
 pub fn parse_stored(
     bytes: &[u8],
     key: &str,
-    promised: StoredName<'_>,
+    expected: ExpectedObject<'_>,
     create_revision: i64,
     rules: &StaticRules,
 ) -> Result<FileContent, Vec<ManifestError>> {
@@ -39,12 +39,12 @@ pub fn parse_stored(
     let pods = content.pods.iter().map(|pod| (Kind::Pod, &pod.namespace, &pod.name));
     let objects = content.objects.iter().map(|o| (o.key.kind, &o.key.namespace, &o.key.name));
     let found: Vec<_> = pods.chain(objects).collect();
-    let StoredName { kind, namespace, name } = promised;
+    let ExpectedObject { kind, namespace, name } = expected;
     match *found.as_slice() {
         [(k, ns, n)] if k == kind && ns == namespace && n == name => Ok(content),
         [(k, ns, n)] => {
             let message = format!(
-                "the key is that of the {} {namespace}/{name}, and the object is the {} {ns}/{n}",
+                "the key is for the {} {namespace}/{name}, but the object is the {} {ns}/{n}",
                 kind.as_str(),
                 k.as_str()
             );
@@ -55,16 +55,16 @@ pub fn parse_stored(
             } else {
                 "metadata.name"
             };
-            Err(vec![refused(promised, field, message)])
+            Err(vec![mismatch(expected, field, message)])
         }
         ref several => {
-            let message = format!("one key holds one object, and there are {}", several.len());
-            Err(vec![refused(promised, "", message)])
+            let message = format!("a key must contain one object, but there are {}", several.len());
+            Err(vec![mismatch(expected, "", message)])
         }
     }
 }
 
-fn refused(promised: StoredName<'_>, field: &str, message: String) -> ManifestError {
-    let pod = (promised.kind == Kind::Pod).then(|| PodFullName::new(promised.name, promised.namespace));
-    ManifestError { pod, field: field.to_owned(), ..ManifestError::file(Why::Invalid, message) }
+fn mismatch(expected: ExpectedObject<'_>, field: &str, message: String) -> ManifestError {
+    let pod = (expected.kind == Kind::Pod).then(|| PodFullName::new(expected.name, expected.namespace));
+    ManifestError { pod, field: field.to_owned(), ..ManifestError::file(ManifestErrorKind::Invalid, message) }
 }

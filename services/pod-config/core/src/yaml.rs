@@ -1,5 +1,5 @@
-//! YAML to JSON, as the kubelet reads it: scalars by the rules of YAML 1.1 (`yes`, `0644`), the last of equal
-//! keys counts, `<<` merges.
+//! YAML to JSON, as the kubelet reads it: scalars by the rules of YAML 1.1 (`yes`, `0644`), the last of equal keys wins, `<<`
+//! merges.
 
 use std::collections::HashMap;
 
@@ -17,30 +17,30 @@ pub(crate) struct YamlDocument {
     pub(crate) value: Value,
     pub(crate) line: u32,
     pub(crate) column: u32,
-    /// Keys that are no text, the first ones of them.
+    /// The first keys that are not text.
     pub(crate) converted: Vec<ConvertedKey>,
 }
 
-/// A key of a mapping that was written as something else than text.
+/// A mapping key that was not written as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConvertedKey {
     pub(crate) line: u32,
-    /// `1.10`.
+    /// As written: `1.10`.
     pub(crate) written: String,
-    /// `1.1`.
+    /// As read: `1.1`.
     pub(crate) text: String,
 }
 
-/// So many are told; a person mends no more at once.
+/// Maximum number of converted keys reported for a file.
 const MAX_CONVERTED: usize = 20;
 
-/// A text that is no YAML, or more than we read.
+/// A text that is not valid YAML or exceeds a limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct YamlError {
     pub(crate) message: String,
     pub(crate) line: u32,
     pub(crate) column: u32,
-    /// 1-based.
+    /// Document in the file, 1-based.
     pub(crate) document: u32,
 }
 
@@ -49,12 +49,12 @@ pub(crate) fn documents(text: &str) -> Result<Vec<YamlDocument>, YamlError> {
     Composer::new(text, Vec::new()).run().map(|(documents, _)| documents)
 }
 
-/// For each field, given with the 0-based index of its document: where it stands in `text`, or as much of its
-/// path as there is.
+/// The positions of fields in `text`, each given with the 0-based index of its document; for a missing field, that of its nearest
+/// parent.
 pub(crate) fn locate(text: &str, fields: &[(usize, &str)]) -> Vec<Option<(u32, u32)>> {
     let locators = fields.iter().map(|(document, field)| Locator::new(*document, field)).collect();
     match Composer::new(text, locators).run() {
-        Ok((_, locators)) => locators.iter().map(Locator::found).collect(),
+        Ok((_, locators)) => locators.iter().map(Locator::position).collect(),
         Err(_) => vec![None; fields.len()],
     }
 }
@@ -92,7 +92,7 @@ impl<'a> Composer<'a> {
                 Event::StreamEnd => return Ok((documents, self.locators)),
                 Event::DocumentStart(..) => {
                     let node = self.next()?;
-                    let (line, column) = place(&node.1);
+                    let (line, column) = position(&node.1);
                     let value = self.node(node, 0)?;
                     let converted = std::mem::take(&mut self.converted);
                     documents.push(YamlDocument { value, line, column, converted });
@@ -106,7 +106,7 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// The next event that is no comment.
+    /// The next event that is not a comment.
     fn next(&mut self) -> Result<Node<'a>, YamlError> {
         loop {
             match self.parser.next() {
@@ -118,10 +118,10 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// A value that stands in `depth` lists and mappings.
+    /// Reads a value that is nested in `depth` lists and mappings.
     fn node(&mut self, (event, span): Node<'a>, depth: usize) -> Result<Value, YamlError> {
         if self.path.is_empty() {
-            self.see(&span);
+            self.visit(&span);
         }
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -146,7 +146,7 @@ impl<'a> Composer<'a> {
             _ => return Err(self.error(&span, "a value is missing here")),
         };
         if anchor > 0 {
-            // What is kept for aliases is one more of it, whether or not an alias comes.
+            // The copy kept for aliases counts too, whether or not an alias follows.
             let size = Size::of(&value);
             self.count(size, depth, &span)?;
             self.anchors.insert(anchor, (value.clone(), size));
@@ -182,7 +182,7 @@ impl<'a> Composer<'a> {
                 Event::Scalar(text, ScalarStyle::Plain, _, None) => {
                     let key = plain_key(&text).map_err(|message| self.error(&span, message))?;
                     if key != text && self.converted.len() < MAX_CONVERTED {
-                        let (line, written) = (place(&span).0, text.into_owned());
+                        let (line, written) = (position(&span).0, text.into_owned());
                         self.converted.push(ConvertedKey { line, written, text: key.clone() });
                     }
                     (key, true)
@@ -197,11 +197,11 @@ impl<'a> Composer<'a> {
             self.count(Size::key(key.len()), 0, &span)?;
             self.enter(|| key.clone(), &span);
             let node = self.next()?;
-            let place_of_value = node.1;
+            let value_span = node.1;
             let value = self.node(node, depth + 1)?;
             self.leave();
             if plain && key == "<<" {
-                merged.push((value, place_of_value));
+                merged.push((value, value_span));
             } else {
                 map.insert(key, value);
             }
@@ -212,7 +212,7 @@ impl<'a> Composer<'a> {
         Ok(Value::Object(map))
     }
 
-    /// The merge key: what the mapping itself does not say comes from the merged ones, the first first.
+    /// Merges `<<`: keys that the mapping lacks come from the merged mappings; the first one wins.
     fn merge(&self, map: &mut Map<String, Value>, from: Value, span: &Span) -> Result<(), YamlError> {
         let sources = match from {
             Value::Array(items) => items,
@@ -259,7 +259,7 @@ impl<'a> Composer<'a> {
     fn enter(&mut self, segment: impl FnOnce() -> String, span: &Span) {
         if !self.locators.is_empty() {
             self.path.push(segment());
-            self.see(span);
+            self.visit(span);
         }
     }
 
@@ -267,15 +267,15 @@ impl<'a> Composer<'a> {
         self.path.pop();
     }
 
-    fn see(&mut self, span: &Span) {
-        let (line, column) = place(span);
+    fn visit(&mut self, span: &Span) {
+        let (line, column) = position(span);
         for locator in &mut self.locators {
-            locator.see(self.document, &self.path, line, column);
+            locator.visit(self.document, &self.path, line, column);
         }
     }
 
     fn error(&self, span: &Span, message: impl Into<String>) -> YamlError {
-        let (line, column) = place(span);
+        let (line, column) = position(span);
         YamlError { message: message.into(), line, column, document: self.number() }
     }
 
@@ -294,7 +294,7 @@ impl<'a> Composer<'a> {
     }
 }
 
-fn place(span: &Span) -> (u32, u32) {
+fn position(span: &Span) -> (u32, u32) {
     (narrow(span.start.line()), narrow(span.start.col() + 1))
 }
 
@@ -302,7 +302,7 @@ fn narrow(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// A plain scalar by the rules that the kubelet's YAML library follows.
+/// Resolves a plain scalar by the rules of the kubelet's YAML library.
 fn resolve_plain(text: &str) -> Result<Value, String> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Ok(Value::Null),
@@ -314,7 +314,7 @@ fn resolve_plain(text: &str) -> Result<Value, String> {
         }
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
         | ".NaN" | ".NAN" => {
-            return Err(format!("{text} is not a number that JSON has; quote it if it is text"));
+            return Err(format!("JSON has no number {text}; quote it if it is text"));
         }
         _ => {}
     }
@@ -324,7 +324,7 @@ fn resolve_plain(text: &str) -> Result<Value, String> {
     Ok(integer(text).or_else(|| float(text)).map_or_else(|| Value::String(text.to_owned()), Value::Number))
 }
 
-/// A plain key as the text that the kubelet's YAML library makes of it: `on` is `true`, `0644` is `420`, `1.10` is `1.1`.
+/// Converts a plain key to text as the kubelet's YAML library does: `on` is `true`, `0644` is `420`, `1.10` is `1.1`.
 fn plain_key(text: &str) -> Result<String, String> {
     if text == "<<" {
         return Ok(text.to_owned());
@@ -333,18 +333,18 @@ fn plain_key(text: &str) -> Result<String, String> {
         Value::String(text) => Ok(text),
         Value::Bool(value) => Ok(value.to_string()),
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            // As Go writes a float of 32 bits, as long as that has no exponent.
+            // As Go formats a 32-bit float without an exponent.
             Some(float) if float == 0.0 || (1e-4..1e6).contains(&float.abs()) => {
                 Ok((float as f32).to_string())
             }
-            Some(_) => Err(format!("the key {text} is a number that has no plain text; quote it")),
+            Some(_) => Err(format!("the key {text} is a number without a plain text form; quote it")),
             None => Ok(number.to_string()),
         },
         _ => Err("a key must be text; quote it".to_owned()),
     }
 }
 
-/// Decimal, `0x`, `0o`, `0b` and, with a leading zero, octal integers; underscores between digits are skipped.
+/// Decimal, `0x`, `0o`, `0b` and, with a leading zero, octal integers; underscores between digits are ignored.
 fn integer(text: &str) -> Option<Number> {
     let (negative, digits) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -364,7 +364,7 @@ fn integer(text: &str) -> Option<Number> {
     } else {
         (10, lower.as_str())
     };
-    // A second sign would be taken by the parser below.
+    // The parser below would accept a second sign.
     if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
         return None;
     }
@@ -386,7 +386,7 @@ fn float(text: &str) -> Option<Number> {
         return None;
     }
     let number: f64 = digits.parse().ok()?;
-    // JSON from Go writes a whole float without a point, so that it reads as an integer again.
+    // Go writes a whole float without a decimal point in JSON, so that it reads as an integer again.
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
         return Some(Number::from(number as i64));
     }
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_not_text_become_what_the_kubelets_library_makes_of_them() {
+    fn yaml_keys_that_are_not_text_are_converted_as_in_the_kubelet() {
         let one =
             |text: &str| documents(text).map(|mut all| all.remove(0).value).map_err(|error| error.message);
         for (text, key) in [
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn anchors_and_merge_keys_are_written_out() {
+    fn yaml_anchors_and_merge_keys_are_expanded() {
         let text = "base: &b {a: 1, b: 2}\nmine:\n  <<: *b\n  b: 3\nlist: [*b]\n";
         let value = one(text);
         assert_eq!(value["mine"], json!({"b": 3, "a": 1}));
@@ -477,20 +477,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_equal_keys_counts_and_is_the_one_that_is_located() {
+    fn the_last_of_equal_yaml_keys_wins_and_is_the_one_located() {
         assert_eq!(one("a: 1\na: 2"), json!({"a": 2}));
         assert_eq!(locate("a: 1\na: 2", &[(0, "a")]), [Some((2, 1))]);
     }
 
     #[test]
-    fn errors_have_the_line_of_the_file_also_in_a_later_document() {
+    fn yaml_errors_in_later_documents_have_the_line_of_the_file() {
         let error = documents("a: 1\n---\nb: 2\n---\nc: [1\nd: }\n").unwrap_err();
         assert_eq!(error.document, 3);
         assert!(error.line >= 5, "{error:?}");
     }
 
     #[test]
-    fn a_small_text_cannot_become_a_large_object() {
+    fn nested_yaml_aliases_are_limited() {
         let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
         for i in 1..9 {
             let refs = vec![format!("*a{}", i - 1); 9].join(",");
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_of_one_long_text_cannot_become_a_long_object() {
+    fn yaml_aliases_of_one_long_text_are_limited() {
         let text = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a,".repeat(1000));
         assert!(documents(&text).unwrap_err().message.contains("MiB of text"));
         let keys = format!("a: &a {{{}: 1}}\nb: [{}]\n", "x".repeat(1 << 10), "*a,".repeat(100_000));
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_in_aliases_cannot_become_a_deep_object() {
+    fn yaml_aliases_within_aliases_are_limited_in_depth() {
         let mut text = String::from("- &a0 []\n");
         for i in 1..50 {
             text.push_str(&format!("- &a{i} {}*a{}{}\n", "[".repeat(90), i - 1, "]".repeat(90)));
@@ -519,14 +519,14 @@ mod tests {
     }
 
     #[test]
-    fn anchors_around_anchors_do_not_multiply_what_is_in_them() {
+    fn nested_yaml_anchors_are_limited() {
         let anchors: String = (0..90).map(|i| format!("&a{i} [")).collect();
         let text = format!("{anchors}{}{}", "x,".repeat(100_000), "]".repeat(90));
         assert!(documents(&text).unwrap_err().message.contains("values"));
     }
 
     #[test]
-    fn fields_are_located_by_their_key_and_missing_ones_by_what_is_there() {
+    fn fields_are_located_by_key_and_missing_fields_by_their_nearest_parent() {
         let text = "x: 1\n---\nspec:\n  containers:\n  - name: a\n    image: i\n  - name: b\n";
         let cases = [
             (1, "spec.containers[1].name", Some((7, 5))),
@@ -535,8 +535,8 @@ mod tests {
             (1, "metadata.name", Some((3, 1))),
             (4, "metadata.name", None),
         ];
-        let places = locate(text, &cases.map(|(document, field, _)| (document, field)));
-        assert_eq!(places, cases.map(|(.., place)| place));
+        let positions = locate(text, &cases.map(|(document, field, _)| (document, field)));
+        assert_eq!(positions, cases.map(|(.., position)| position));
         assert_eq!(locate("a: [", &[(0, "a")]), [None]);
     }
 }

@@ -1,4 +1,4 @@
-//! Limits at their exact value, places to the column, and what an error says besides its text.
+//! Exact limits, exact positions, and the other fields of errors.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,14 +10,14 @@ use keelson_pod_config_core::manifest::read_manifest;
 use keelson_pod_config_core::merge::{Merge, Op, SourcePod};
 use keelson_pod_config_core::scan::{FolderView, Listing, QUIET_NANOS, Stamp};
 use keelson_pod_config_core::static_pod::{Fingerprint, StaticRules};
-use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind, parse_file};
 use serde_json::{Value, json};
 
 const PATH: &str = "/m/web.yaml";
 const SECOND: i64 = 1_000_000_000;
-/// The limit of one object.
+/// The size limit of an object.
 const MAX_OBJECT: usize = 3 * 1024 * 1024;
-/// The limit of values in one file.
+/// The limit of values in a file.
 const MAX_VALUES: usize = 250_000;
 
 fn parse(text: &str) -> Result<FileContent, Vec<ManifestError>> {
@@ -42,18 +42,20 @@ fn pod_with(spec: &Value) -> String {
 }
 
 #[test]
-fn the_first_document_is_not_counted_in_the_text_and_the_second_is() {
-    let of = |document| ManifestError { document, ..ManifestError::file(Why::Invalid, "wrong") }.to_string();
+fn errors_name_the_document_from_the_second_on() {
+    let of = |document| {
+        ManifestError { document, ..ManifestError::file(ManifestErrorKind::Invalid, "wrong") }.to_string()
+    };
     assert_eq!([of(0), of(1), of(2)], ["wrong", "wrong", "document 2: wrong"]);
 }
 
 #[test]
-fn what_was_written_to_the_disk_is_not_kept_in_memory() {
+fn checkpoint_bytes_are_not_kept_in_memory() {
     let content = parse(&pod_with(&json!({}))).unwrap();
     assert!(!content.checkpoint.is_empty());
     let mut files = SourceFiles::default();
-    files.remember("/m/old.yaml", content.clone());
-    files.read(PATH, Ok(content.clone()));
+    files.restore_content("/m/old.yaml", content.clone());
+    files.update(PATH, Ok(content.clone()));
     for path in ["/m/old.yaml", PATH] {
         let kept = files.content(path).unwrap();
         assert!(kept.checkpoint.is_empty(), "{path}");
@@ -63,25 +65,25 @@ fn what_was_written_to_the_disk_is_not_kept_in_memory() {
 }
 
 #[test]
-fn a_duplicate_names_the_pod_that_is_not_used() {
+fn a_duplicate_error_names_the_rejected_pod() {
     let mut files = SourceFiles::default();
     for path in ["/m/a.yaml", "/m/b.yaml"] {
-        files.read(path, parse(&pod_with(&json!({}))));
+        files.update(path, parse(&pod_with(&json!({}))));
     }
-    let problems = files.assemble().problems;
-    let pod = problems[0].error.pod.clone().unwrap();
+    let errors = files.assemble().errors;
+    let pod = errors[0].error.pod.clone().unwrap();
     assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("default", "web-node1"));
 }
 
 #[test]
-fn only_the_error_of_a_pod_that_has_a_name_names_a_pod() {
+fn only_errors_of_named_pods_name_a_pod() {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "!"}});
     assert_eq!(only(&secret.to_string()).pod, None);
     assert_eq!(only("apiVersion: v1\nkind: Pod\nmetadata: {}\n").pod, None);
 }
 
 #[test]
-fn an_object_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
+fn an_object_may_have_exactly_the_size_limit() {
     let of = |length: usize| {
         let object = |fill: usize| {
             json!({
@@ -97,7 +99,7 @@ fn an_object_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
 }
 
 #[test]
-fn the_place_of_each_json_document_and_of_what_breaks_one_is_told_to_the_column() {
+fn json_documents_and_syntax_errors_have_line_and_column() {
     let (first, second) = (config_map("a", "x"), config_map("b", "x"));
     let places = |text: &str| -> Vec<_> {
         let documents = read_manifest(text.as_bytes()).unwrap();
@@ -115,7 +117,7 @@ fn the_place_of_each_json_document_and_of_what_breaks_one_is_told_to_the_column(
 }
 
 #[test]
-fn the_removal_of_a_pod_is_a_revision_of_its_own() {
+fn a_removal_has_a_revision_of_its_own() {
     let value = json!({"metadata": {"uid": "u", "name": "p"}, "spec": {}});
     let pod = SourcePod {
         uid: "u".into(),
@@ -132,7 +134,7 @@ fn the_removal_of_a_pod_is_a_revision_of_its_own() {
 }
 
 #[test]
-fn names_of_objects_are_dns_names_and_their_namespaces_dns_labels() {
+fn object_names_are_dns_names_and_namespaces_are_dns_labels() {
     let label = "a".repeat(63);
     for (name, namespace) in
         [("a", "b"), ("a.b-c.d0", "x-1"), ("0", "0"), (&[label.as_str(); 3].join("."), "n")]
@@ -149,45 +151,45 @@ fn names_of_objects_are_dns_names_and_their_namespaces_dns_labels() {
 }
 
 #[test]
-fn a_file_that_was_refused_and_is_gone_is_new_when_it_comes_back() {
+fn an_unreadable_file_that_was_deleted_is_new_when_it_returns() {
     let mut view = FolderView::default();
     let stamp = Stamp { modified: 100 * SECOND, ..Stamp::default() };
-    view.was_refused("a");
+    view.record_unreadable("a");
     assert_eq!(view.readable_in("a", &stamp, 100 * SECOND), 0);
     view.forget("a");
     assert_eq!(view.readable_in("a", &stamp, 100 * SECOND), QUIET_NANOS);
-    view.was_read("a", stamp);
+    view.record_read("a", stamp);
     view.forget("a");
     let listing = Listing::Files(BTreeMap::from([("a".to_owned(), stamp)]));
     assert_eq!(view.decide("/m", listing, &[], 200 * SECOND).read, ["a"]);
 }
 
 #[test]
-fn a_source_that_has_settled_stays_so_while_a_new_file_does_not_rest() {
+fn a_settled_source_stays_settled_while_a_new_file_is_changing() {
     let mut view = FolderView::default();
     let now = 100 * SECOND;
     assert!(view.decide("/m", Listing::Files(BTreeMap::new()), &[], now).settled);
     let young = Stamp { modified: now, ..Stamp::default() };
     let listing = Listing::Files(BTreeMap::from([("a".to_owned(), young)]));
     let plan = view.decide("/m", listing, &[], now + SECOND);
-    assert_eq!((plan.settled, plan.unrested.as_slice()), (true, ["a".to_owned()].as_slice()));
+    assert_eq!((plan.settled, plan.still_changing.as_slice()), (true, ["a".to_owned()].as_slice()));
 }
 
 #[test]
-fn a_change_within_a_tick_before_the_first_look_may_still_be_going_on() {
+fn a_change_within_one_clock_tick_before_the_first_scan_may_be_unfinished() {
     let tick = 20_000_000;
     let now = 100 * SECOND;
     let waits = |modified: i64| {
         let stamp = Stamp { modified, ..Stamp::default() };
         let listing = Listing::Files(BTreeMap::from([("a".to_owned(), stamp)]));
-        FolderView::default().decide("/m", listing, &[], now).again
+        FolderView::default().decide("/m", listing, &[], now).rescan_after
     };
     assert_eq!(waits(now - tick), Some(QUIET_NANOS - tick));
     assert_eq!(waits(now - tick - 1), Some(SECOND - tick - 1));
 }
 
 #[test]
-fn a_pod_of_a_list_says_itself_what_it_is() {
+fn a_pod_from_a_list_gets_api_version_and_kind() {
     let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [
         {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
     ]});
@@ -199,7 +201,7 @@ fn a_pod_of_a_list_says_itself_what_it_is() {
 }
 
 #[test]
-fn a_reference_that_needs_an_api_server_is_told_at_its_field() {
+fn a_reference_to_an_api_object_is_reported_at_its_field() {
     let secret = json!({"volumes": [{"name": "v", "secret": {"secretName": "s"}}]});
     let claim = json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "p"}}]});
     let resource = json!({"resourceClaims": [{"name": "r", "resourceClaimName": "r"}]});
@@ -218,7 +220,7 @@ fn a_reference_that_needs_an_api_server_is_told_at_its_field() {
     }
 }
 
-/// What a value of YAML reads as, told by a field that we do not know and so keep.
+/// How a YAML value is read, found by an unknown field, which is preserved.
 fn value_of(text: &str) -> Value {
     let manifest = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers: [{{name: c, image: i}}]\n  invented: {text}\n"
@@ -229,7 +231,7 @@ fn value_of(text: &str) -> Value {
 }
 
 #[test]
-fn numbers_with_a_sign_a_base_or_a_leading_point_are_numbers() {
+fn yaml_numbers_may_have_a_sign_a_base_or_a_leading_point() {
     for (text, value) in [
         ("-0x1F", json!(-31)),
         ("+0x1F", json!(31)),
@@ -246,7 +248,7 @@ fn numbers_with_a_sign_a_base_or_a_leading_point_are_numbers() {
 }
 
 #[test]
-fn a_pod_with_a_float_that_takes_every_digit_is_the_same_pod_when_it_is_read_from_the_checkpoint() {
+fn a_pod_with_a_full_precision_float_is_restored_unchanged() {
     let float = 0.123_458_901_234_567_89;
     let pod = pod_with(&json!({"invented": [float, 1e-300, 5e-324, f64::MAX]}));
     let first = parse(&pod).unwrap();
@@ -257,15 +259,15 @@ fn a_pod_with_a_float_that_takes_every_digit_is_the_same_pod_when_it_is_read_fro
 }
 
 #[test]
-fn an_alias_may_be_a_key_if_it_stands_for_text() {
+fn a_yaml_alias_of_text_may_be_a_key() {
     assert_eq!(value_of("{a: &k foo, b: {*k : 1}}"), json!({"a": "foo", "b": {"foo": 1}}));
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\na: &k [1]\nb: {*k : 1}\n";
     assert!(only(manifest).message.contains("a key must be text"));
 }
 
 #[test]
-fn nesting_ends_at_its_limit_in_lists_and_in_mappings() {
-    // Inside of the document itself and of `spec`.
+fn nesting_is_limited_in_lists_and_mappings() {
+    // Below the document itself and `spec`.
     let (lists, maps) = (
         |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n)),
         |n: usize| format!("{}1{}", "{a: ".repeat(n), "}".repeat(n)),
@@ -280,9 +282,9 @@ fn nesting_ends_at_its_limit_in_lists_and_in_mappings() {
 }
 
 #[test]
-fn values_are_counted_with_aliases_written_out_up_to_the_limit_itself() {
-    // The document, its three fields and the name: 5. `a`: 1 + 993, and as much again for what is kept of it. `b`: 1, and
-    // for each alias the 994 values that it stands for.
+fn values_are_counted_with_aliases_expanded_up_to_the_exact_limit() {
+    // The document, its three fields and the name: 5. `a`: 1 + 993, and the same again for its copy. `b`: 1, and for each alias
+    // the 994 values that it expands to.
     let manifest = |more: usize| {
         let a = vec!["1"; 993].join(",");
         let b = [vec!["*a"; 249], vec!["1"; more]].concat().join(",");
@@ -295,11 +297,11 @@ fn values_are_counted_with_aliases_written_out_up_to_the_limit_itself() {
 }
 
 #[test]
-fn a_file_is_known_from_its_first_reading_on_whether_good_or_bad_until_it_is_gone() {
+fn a_file_is_known_from_its_first_read_until_it_is_removed() {
     let mut files = SourceFiles::default();
     assert!(files.is_empty());
     for reading in [parse(&config_map("a", "b")), parse("{")] {
-        files.read(PATH, reading);
+        files.update(PATH, reading);
         assert!(!files.is_empty());
         assert_eq!(files.paths().collect::<Vec<_>>(), [PATH]);
     }

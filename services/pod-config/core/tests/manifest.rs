@@ -1,10 +1,10 @@
-//! What a manifest may be, and what is said when it is something else.
+//! Which manifests are accepted, and which errors others cause.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use keelson_pod_config_core::manifest::{Kind, MAX_BYTES, read_manifest};
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind, parse_file};
 use serde_json::{Value, json};
 
 const PATH: &str = "/m/web.yaml";
@@ -60,7 +60,7 @@ fn a_pod_gets_its_name_namespace_node_uid_hash_toleration_and_phase() {
 }
 
 #[test]
-fn an_own_uid_is_kept_and_is_the_hash_too() {
+fn a_uid_in_the_manifest_is_kept_and_used_as_config_hash() {
     let text = POD.replace("  name: web\n", "  name: web\n  uid: my-uid\n");
     let content = good(&text);
     assert_eq!(content.pods[0].uid, "my-uid");
@@ -68,7 +68,7 @@ fn an_own_uid_is_kept_and_is_the_hash_too() {
 }
 
 #[test]
-fn a_uid_that_could_leave_its_folder_is_refused() {
+fn a_uid_with_path_characters_is_rejected() {
     for uid in ["../../etc", "a/b", ".", "..", "a b"] {
         let error = only(&POD.replace("  name: web\n", &format!("  name: web\n  uid: '{uid}'\n")));
         assert_eq!((error.field.as_str(), error.line), ("metadata.uid", 5), "{uid}");
@@ -94,13 +94,13 @@ fn the_uid_depends_on_the_content_the_node_and_the_file_but_not_on_the_notation(
 }
 
 #[test]
-fn fields_that_we_do_not_know_survive() {
+fn unknown_pod_fields_are_preserved() {
     let value = json_of(&good(&format!("{POD}  inventedLater: {{x: 1}}\n")), 0);
     assert_eq!(value["spec"]["inventedLater"]["x"], 1);
 }
 
 #[test]
-fn documents_lists_and_pod_lists_may_stand_in_one_file() {
+fn one_file_may_hold_documents_lists_and_pod_lists() {
     let second = POD.replace("name: web", "name: two");
     let indented = POD.replace('\n', "\n    ").trim_end().to_owned();
     let list = format!("apiVersion: v1\nkind: List\nitems:\n  - {indented}\n");
@@ -129,7 +129,7 @@ fn documents_lists_and_pod_lists_may_stand_in_one_file() {
 #[test]
 fn broken_yaml_is_reported_with_line_and_document() {
     let error = only(&format!("{POD}---\n{}", POD.replace("  containers:\n", "  containers: [\n")));
-    assert_eq!((error.why, error.document), (Why::Syntax, 2));
+    assert_eq!((error.kind, error.document), (ManifestErrorKind::Syntax, 2));
     assert!(error.line > 14, "{error:?}");
     assert!(error.at(PATH).starts_with(&format!("{PATH}:{}:", error.line)), "{}", error.at(PATH));
     let tab = only("apiVersion: v1\nkind: Pod\nmetadata:\n\tname: web\n");
@@ -137,15 +137,15 @@ fn broken_yaml_is_reported_with_line_and_document() {
 }
 
 #[test]
-fn a_half_written_file_is_an_error_wherever_it_ends() {
+fn a_truncated_manifest_is_an_error() {
     let json = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
         "spec": {"containers": [{"name": "main", "image": "i"}]}})
     .to_string();
     for end in 0..json.len() {
         let error = only(&json[..end]);
-        assert!(error.why == Why::Syntax, "{end}: {error:?}");
+        assert!(error.kind == ManifestErrorKind::Syntax, "{end}: {error:?}");
     }
-    // YAML has no end mark: up to the image nothing of it is a pod.
+    // YAML has no end mark: before the image there is no valid pod.
     let image = POD.find("image:").unwrap();
     for end in 0..image {
         bad(&POD[..end]);
@@ -156,7 +156,7 @@ fn a_half_written_file_is_an_error_wherever_it_ends() {
 }
 
 #[test]
-fn ten_mebibytes_are_too_long_and_a_byte_less_is_not() {
+fn a_manifest_of_10_mib_is_rejected_and_one_byte_less_is_accepted() {
     let mut bytes = POD.as_bytes().to_vec();
     bytes.extend(b"# ");
     bytes.resize(MAX_BYTES - 1, b'x');
@@ -167,7 +167,7 @@ fn ten_mebibytes_are_too_long_and_a_byte_less_is_not() {
 }
 
 #[test]
-fn one_object_of_more_than_three_mebibytes_is_refused_as_no_stream_could_carry_it() {
+fn an_object_of_more_than_3_mib_is_rejected() {
     let long = "x".repeat(3 << 20);
     let error = only(&format!("{POD}    command: [{long}]\n"));
     assert!(error.message.contains("3 MiB"), "{}", error.message.len());
@@ -178,7 +178,7 @@ fn one_object_of_more_than_three_mebibytes_is_refused_as_no_stream_could_carry_i
 }
 
 #[test]
-fn what_is_no_pod_is_named_by_its_kind() {
+fn unsupported_kinds_are_rejected_by_name() {
     let deployment = only("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n");
     assert!(deployment.message.contains("kind Deployment of apps/v1"), "{deployment:?}");
     let wrong_group = only(&POD.replace("apiVersion: v1", "apiVersion: v2"));
@@ -192,20 +192,20 @@ fn what_is_no_pod_is_named_by_its_kind() {
         assert!(only(text).message.contains("no object"), "{text:?}");
     }
     for text in ["just text", "- a\n- b\n", "42"] {
-        assert_eq!(only(text).why, Why::WrongKind, "{text:?}");
+        assert_eq!(only(text).kind, ManifestErrorKind::WrongKind, "{text:?}");
     }
     assert!(only("apiVersion: v1\nkind: PodList\n").message.contains("items"));
 }
 
 #[test]
-fn text_that_is_not_utf8_is_placed() {
+fn invalid_utf8_is_reported_with_line_and_column() {
     let errors =
         parse_file(b"apiVersion: v1\nkind: \xff\n", PATH, &StaticRules::standalone("n")).unwrap_err();
     assert_eq!((errors[0].line, errors[0].column), (2, 7));
 }
 
 #[test]
-fn invalid_fields_are_all_reported_with_their_lines_also_in_a_later_document() {
+fn all_invalid_fields_are_reported_with_lines_also_in_later_documents() {
     let broken = POD.replace("    image: busybox:1.36\n", "    ports:\n    - containerPort: 99999\n");
     let errors = bad(&format!("{POD}---\n{broken}"));
     let places: Vec<_> = errors.iter().map(|e| (e.document, e.field.as_str(), e.line)).collect();
@@ -216,7 +216,7 @@ fn invalid_fields_are_all_reported_with_their_lines_also_in_a_later_document() {
 }
 
 #[test]
-fn a_field_of_the_wrong_type_is_named() {
+fn a_field_of_the_wrong_type_is_reported_by_path() {
     let error = only(&POD.replace("image: busybox:1.36", "image: [busybox]"));
     assert_eq!((error.field.as_str(), error.line), ("spec.containers[0].image", 8));
     let error = only(&POD.replace("  name: web\n", "  name: web\n  labels: {a: 1}\n"));
@@ -226,14 +226,14 @@ fn a_field_of_the_wrong_type_is_named() {
 }
 
 #[test]
-fn errors_in_json_have_lines_too() {
+fn errors_in_json_have_lines() {
     let text = "{\n \"apiVersion\": \"v1\", \"kind\": \"Pod\",\n \"metadata\": {\"name\": \"web\"},\n \"spec\": {\"containers\": [\n  {\"name\": \"UPPER\",\n   \"image\": \"i\"}]}\n}";
     let error = only(text);
     assert_eq!((error.field.as_str(), error.line), ("spec.containers[0].name", 5));
 }
 
 #[test]
-fn a_pod_without_a_name_or_with_more_than_a_new_pod_may_have_is_refused() {
+fn a_pod_without_a_name_or_with_gates_or_ephemeral_containers_is_rejected() {
     let no_name = only(&POD.replace("  name: web\n", "  namespace: x\n"));
     assert_eq!(no_name.field, "metadata.name");
     let gates = only(&format!("{POD}  schedulingGates:\n  - name: g\n"));
@@ -279,7 +279,7 @@ fn references_to_api_objects_are_refused_by_kind() {
 }
 
 #[test]
-fn secrets_and_config_maps_are_kept_beside_the_pods() {
+fn secrets_and_config_maps_in_a_manifest_are_returned_with_the_pods() {
     let text = format!(
         "{POD}---\napiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\ndata: {{a: Zm9v}}\nstringData: {{b: foobar}}\n---\n\
          apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c, namespace: other}}\ndata: {{k: v}}\n"
@@ -296,7 +296,7 @@ fn secrets_and_config_maps_are_kept_beside_the_pods() {
 }
 
 #[test]
-fn a_config_map_with_a_number_and_a_secret_without_base64_are_refused_by_key() {
+fn a_config_map_with_a_number_and_a_secret_without_base64_are_rejected_by_key() {
     let error = only("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  a: x\n  port: 80\n");
     assert_eq!((error.field.as_str(), error.line), ("data[port]", 6));
     let error = only("apiVersion: v1\nkind: Secret\nmetadata: {name: c}\ndata:\n  k: not base64\n");
@@ -306,7 +306,7 @@ fn a_config_map_with_a_number_and_a_secret_without_base64_are_refused_by_key() {
 }
 
 #[test]
-fn the_checkpoint_holds_no_secret_and_gives_the_same_pods_again() {
+fn the_checkpoint_has_no_secrets_and_restores_the_same_pods() {
     let plain = good(POD);
     assert_eq!(plain.checkpoint, POD.as_bytes());
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {b: geheim}\n";
@@ -320,19 +320,19 @@ fn the_checkpoint_holds_no_secret_and_gives_the_same_pods_again() {
 }
 
 #[test]
-fn a_text_of_many_small_documents_is_refused_in_no_time() {
-    // Each of them was once counted through from the first byte on, which took hours.
+fn a_manifest_of_many_small_documents_is_rejected_quickly() {
+    // Each document was once counted from the first byte on, which took hours.
     let text = "{}".repeat(MAX_BYTES / 2 - 1);
     let error = read_manifest(text.as_bytes()).unwrap_err();
     assert!(error.message.contains("values in one file"), "{error:?}");
 }
 
 #[test]
-fn json_is_no_deeper_and_no_larger_than_yaml() {
+fn json_has_the_same_depth_and_size_limits_as_yaml() {
     let nested = |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth), "]".repeat(depth));
     let deep = read_manifest(nested(100).as_bytes()).unwrap_err();
     assert!(deep.message.contains("deep"), "{deep:?}");
-    // As deep as it may be: it says what it is not.
+    // At the exact limit: the error is about the missing field.
     assert_eq!(read_manifest(nested(99).as_bytes()).unwrap_err().field, "apiVersion");
     assert_eq!(read_manifest(format!("---\n{}", nested(99)).as_bytes()).unwrap_err().field, "apiVersion");
     let many = format!("{{\"a\": [{}0]}}", "0,".repeat(250_000));
@@ -340,7 +340,7 @@ fn json_is_no_deeper_and_no_larger_than_yaml() {
 }
 
 #[test]
-fn a_field_that_is_missing_is_said_to_be_where_its_object_begins() {
+fn a_missing_field_is_reported_at_the_start_of_its_object() {
     let text = format!("{POD}---\n\n  kind: Pod\n");
     let error = read_manifest(text.as_bytes()).unwrap_err();
     assert_eq!((error.document, error.field.as_str()), (2, "apiVersion"));
@@ -348,7 +348,7 @@ fn a_field_that_is_missing_is_said_to_be_where_its_object_begins() {
 }
 
 #[test]
-fn an_object_of_a_json_stream_that_is_refused_has_its_place() {
+fn an_invalid_object_in_a_json_stream_is_reported_with_its_position() {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}});
     let text = format!("{pod}\n  {{\"kind\": \"Pod\"}}\n");
     let error = read_manifest(text.as_bytes()).unwrap_err();
@@ -357,7 +357,7 @@ fn an_object_of_a_json_stream_that_is_refused_has_its_place() {
 }
 
 #[test]
-fn documents_on_one_line_and_over_lines_have_their_places() {
+fn json_documents_on_one_or_several_lines_have_positions() {
     let pod = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
     let text = format!("{pod} {pod}\n\n  {pod}");
     let places: Vec<_> =
@@ -366,7 +366,7 @@ fn documents_on_one_line_and_over_lines_have_their_places() {
 }
 
 #[test]
-fn a_pod_with_a_float_has_the_same_uid_when_it_is_read_from_the_checkpoint() {
+fn a_pod_with_a_float_has_the_same_uid_after_a_restore() {
     let limits = "    resources: {limits: {cpu: 0.12345890123456789}}\n";
     let secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n";
     let content = good(&format!("{POD}{limits}{secret}"));
@@ -376,11 +376,11 @@ fn a_pod_with_a_float_has_the_same_uid_when_it_is_read_from_the_checkpoint() {
 }
 
 fn from_url(text: &str, node: &str) -> Result<FileContent, Vec<ManifestError>> {
-    parse_file(text.as_bytes(), "http://h/pods", &StaticRules::standalone(node).of_url())
+    parse_file(text.as_bytes(), "http://h/pods", &StaticRules::standalone(node).for_url())
 }
 
 #[test]
-fn a_pod_of_a_url_has_a_uid_of_the_url_and_no_toleration_but_its_own() {
+fn a_url_pod_has_a_uid_from_the_url_and_only_its_own_tolerations() {
     let (one, other) = (from_url(POD, "node1").unwrap(), from_url(POD, "node2").unwrap());
     assert_eq!(one.pods[0].uid, other.pods[0].uid, "the node's name does not count");
     assert_ne!(one.pods[0].uid, good(POD).pods[0].uid);
@@ -393,7 +393,7 @@ fn a_pod_of_a_url_has_a_uid_of_the_url_and_no_toleration_but_its_own() {
 }
 
 #[test]
-fn a_list_without_items_is_an_answer_of_a_url_and_no_file() {
+fn an_empty_list_is_valid_from_a_url_and_invalid_in_a_file() {
     for items in ["[]", "null"] {
         for kind in ["PodList", "List"] {
             let text = format!("{{\"apiVersion\": \"v1\", \"kind\": \"{kind}\", \"items\": {items}}}");
@@ -401,7 +401,7 @@ fn a_list_without_items_is_an_answer_of_a_url_and_no_file() {
                 from_url(&text, "n").unwrap(),
                 FileContent { checkpoint: text.clone().into(), ..FileContent::default() }
             );
-            assert_eq!(only(&text).message, "there is no object in the manifest");
+            assert_eq!(only(&text).message, "the manifest contains no object");
         }
     }
     for nothing in ["# nothing", "---", "apiVersion: v1\nkind: PodList"] {
@@ -424,7 +424,7 @@ fn text_in_utf_16_with_a_byte_order_mark_is_read() {
     ] {
         let content = parse_file(&bytes, PATH, &rules).unwrap();
         assert_eq!(content.pods[0].json, plain.json);
-        // What is kept for the time after a restart is read in the same way.
+        // The checkpoint is read in the same way.
         assert_eq!(parse_file(&content.checkpoint, PATH, &rules).unwrap().pods[0].uid, plain.uid);
     }
     let mut cut = coded([0xff, 0xfe], u16::to_le_bytes);
@@ -436,7 +436,7 @@ fn text_in_utf_16_with_a_byte_order_mark_is_read() {
 }
 
 #[test]
-fn what_only_a_control_plane_writes_is_left_out_and_named() {
+fn control_plane_fields_are_removed_from_a_manifest_and_reported() {
     let exported = POD.replace(
         "  name: web\n",
         "  name: web\n  creationTimestamp: 2026-01-01T00:00:00Z\n  resourceVersion: '7'\n  \
@@ -463,19 +463,19 @@ fn what_only_a_control_plane_writes_is_left_out_and_named() {
     assert_eq!(good(POD).pods[0].ignored, [""; 0]);
 }
 
-/// As kubeadm and `kubectl --dry-run=client -o yaml` write manifests. The UID is that of the release before fields were left
-/// out: another one would restart every such pod with an upgrade.
+/// As kubeadm and `kubectl --dry-run=client -o yaml` write manifests. The UID is that of the release before fields were removed:
+/// another UID would restart every such pod on an upgrade.
 #[test]
-fn what_is_left_out_of_a_manifest_changes_no_uid() {
+fn removed_control_plane_fields_do_not_change_the_uid() {
     let written = POD.replace("  name: web\n", "  creationTimestamp: null\n  name: web\n") + "status: {}\n";
     let content = good(&written);
-    assert_eq!(content.pods[0].ignored, [""; 0], "nobody misses these");
+    assert_eq!(content.pods[0].ignored, [""; 0], "their removal is not reported");
     assert_eq!(content.pods[0].uid, "aa3da5d3a924ee650f9c124d7db184fc");
     assert_ne!(content.pods[0].uid, good(POD).pods[0].uid);
 }
 
 #[test]
-fn base64_of_secrets_is_kept_as_the_api_server_gives_it_back() {
+fn secret_base64_is_normalised_as_by_the_api_server() {
     let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata:\n  token: |\n    c2VjcmV0LXZhbHVl\n    LW9uLXR3by1saW5lcw==\n";
     let content = good(text);
     let value: Value = serde_json::from_slice(&content.objects[0].json).unwrap();
@@ -485,14 +485,14 @@ fn base64_of_secrets_is_kept_as_the_api_server_gives_it_back() {
 }
 
 #[test]
-fn a_null_in_a_map_or_a_list_is_what_gos_decoder_makes_of_it() {
+fn null_in_a_map_or_list_becomes_the_zero_value_as_in_go() {
     let manifest = POD.replace("  name: web\n", "  name: web\n  labels: {a: null}\n  annotations: {b: ~}\n");
     let manifest = manifest.replace("spec:\n", "spec:\n  nodeSelector: {c: null}\n  volumes: null\n");
     let value = json_of(&good(&manifest), 0);
     assert_eq!(value["metadata"]["labels"], json!({"a": ""}));
     assert_eq!(value["metadata"]["annotations"]["b"], "");
     assert_eq!(value["spec"]["nodeSelector"], json!({"c": ""}));
-    // An empty container is one without a name, and is refused for that.
+    // Null becomes an empty container without a name, which is rejected.
     let refused = POD.replace("  containers:\n", "  containers:\n  - null\n");
     let errors = bad(&refused);
     assert!(errors.iter().any(|error| error.field == "spec.containers[0].name"), "{errors:?}");
@@ -503,7 +503,7 @@ fn a_null_in_a_map_or_a_list_is_what_gos_decoder_makes_of_it() {
 }
 
 #[test]
-fn keys_that_are_no_text_and_fields_that_are_left_out_are_told_with_their_line() {
+fn converted_keys_and_removed_fields_are_warned_about_with_their_line() {
     let manifest = format!(
         "{}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata:\n  on: \"1\"\n  \"off\": \"2\"\n",
         POD.replace(
@@ -512,18 +512,18 @@ fn keys_that_are_no_text_and_fields_that_are_left_out_are_told_with_their_line()
         )
     );
     let warnings = good(&manifest).warnings;
-    let told: Vec<_> =
+    let found: Vec<_> =
         warnings.iter().map(|w| (w.pod.as_ref().map(|pod| pod.name.as_str()), w.message.as_str())).collect();
     let pod = Some("web-node1");
     assert_eq!(
-        told,
+        found,
         [
             (
                 pod,
-                "only a control plane writes these fields, and the pod runs without them: metadata.deletionGracePeriodSeconds"
+                "these fields are ignored, because only a control plane writes them: metadata.deletionGracePeriodSeconds"
             ),
-            (pod, "the key 0644 is no text and is read as \"420\"; quote it"),
-            (None, "the key on is no text and is read as \"true\"; quote it"),
+            (pod, "the key 0644 is not text and is read as \"420\"; quote it"),
+            (None, "the key on is not text and is read as \"true\"; quote it"),
         ]
     );
     let line = |text: &str| {

@@ -25,16 +25,16 @@ fn ops(changes: &[Change]) -> Vec<(Op, &str)> {
 }
 
 #[test]
-fn the_first_set_is_told_as_such_even_when_it_is_empty() {
+fn the_first_set_of_a_source_is_reported_as_first_even_if_empty() {
     let mut merge = Merge::default();
     let outcome = merge.set("file", vec![], 1);
     assert!(outcome.first && outcome.changes.is_empty());
-    assert!(merge.has("file") && !merge.has("manifest"));
+    assert!(merge.has_source("file") && !merge.has_source("manifest"));
     assert!(!merge.set("file", vec![], 2).first);
 }
 
 #[test]
-fn a_set_is_told_as_removals_then_additions_then_updates_then_deletions_then_status() {
+fn changes_are_ordered_remove_add_update_delete_reconcile() {
     let status = |phase: &str| {
         pod_of(json!({"metadata": {"uid": "status", "name": "s"}, "spec": {}, "status": {"phase": phase}}))
     };
@@ -72,7 +72,7 @@ fn a_set_is_told_as_removals_then_additions_then_updates_then_deletions_then_sta
 }
 
 #[test]
-fn the_local_annotations_the_owners_and_the_order_of_keys_are_no_change() {
+fn local_annotations_owners_and_key_order_are_not_a_change() {
     let base =
         json!({"metadata": {"uid": "u", "name": "n", "annotations": {"a": "1"}}, "spec": {"x": 1, "y": 2}});
     let same = json!({
@@ -94,7 +94,7 @@ fn the_local_annotations_the_owners_and_the_order_of_keys_are_no_change() {
 }
 
 #[test]
-fn source_and_moment_are_stamped_and_the_moment_stays() {
+fn config_source_and_config_seen_are_annotated_and_config_seen_stays() {
     let mut merge = Merge::default();
     let seen = |change: &Change| {
         let value: Value = serde_json::from_slice(&change.pod.json).unwrap();
@@ -110,45 +110,45 @@ fn source_and_moment_are_stamped_and_the_moment_stays() {
 }
 
 #[test]
-fn after_a_restart_the_same_pod_is_the_same_to_the_byte_and_another_keeps_only_its_first_sight() {
+fn after_a_restart_an_equal_pod_is_identical_and_a_changed_one_keeps_config_seen() {
     let mut before = Merge::default();
     before.set("file", vec![pod("u", "1")], 1_000);
     let last = before.set("file", vec![pod("u", "2")], 2_000).changes.remove(0).pod;
     let again = |source: &str, uid: &str, image: &str| {
-        let earlier = [("u".to_owned(), last.sight("00-a-b-01"))].into();
-        Merge::resuming(earlier).set(source, vec![pod(uid, image)], 9_000).changes.remove(0).pod
+        let earlier = [("u".to_owned(), last.sent_record("00-a-b-01"))].into();
+        Merge::restore(earlier).set(source, vec![pod(uid, image)], 9_000).changes.remove(0).pod
     };
     let same = again("file", "u", "2");
-    assert_eq!(same.resumed.as_deref(), Some("00-a-b-01"));
+    assert_eq!(same.restored_traceparent.as_deref(), Some("00-a-b-01"));
     assert_eq!((same.revision, same.seen_unix_nanos, &same.json), (last.revision, 1_000, &last.json));
 
     for (source, image) in [("file", "3"), ("manifest", "2")] {
         let other = again(source, "u", image);
-        assert_eq!((other.seen_unix_nanos, other.revision, other.resumed), (1_000, 9_000, None));
+        assert_eq!((other.seen_unix_nanos, other.revision, other.restored_traceparent), (1_000, 9_000, None));
     }
     let fresh = again("file", "v", "2");
-    assert_eq!((fresh.seen_unix_nanos, fresh.revision, fresh.resumed), (9_000, 9_000, None));
+    assert_eq!((fresh.seen_unix_nanos, fresh.revision, fresh.restored_traceparent), (9_000, 9_000, None));
 }
 
 #[test]
-fn a_revision_grows_over_a_restart_even_when_the_clock_has_run_back() {
+fn a_revision_grows_over_a_restart_even_if_the_clock_was_set_back() {
     let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
-    let mut merge = Merge::resuming([("u".to_owned(), last.sight(""))].into());
+    let mut merge = Merge::restore([("u".to_owned(), last.sent_record(""))].into());
     assert_eq!(merge.set("file", vec![pod("u", "2")], 10).changes[0].pod.revision, 5_001);
 }
 
 #[test]
-fn what_an_earlier_run_knew_counts_only_until_every_source_has_spoken() {
+fn restored_records_are_used_only_until_every_source_has_been_read() {
     let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
-    let mut merge = Merge::resuming([("u".to_owned(), last.sight(""))].into());
-    assert!(!merge.knows("u"));
-    merge.forget_earlier();
+    let mut merge = Merge::restore([("u".to_owned(), last.sent_record(""))].into());
+    assert!(!merge.contains("u"));
+    merge.forget_restored();
     assert_eq!(merge.set("file", vec![pod("u", "1")], 6_000).changes[0].pod.seen_unix_nanos, 6_000);
-    assert!(merge.knows("u"));
+    assert!(merge.contains("u"));
 }
 
 #[test]
-fn revisions_grow_even_when_the_clock_runs_back() {
+fn revisions_grow_even_if_the_clock_is_set_back() {
     let mut merge = Merge::default();
     let mut last = 0;
     for (image, now) in [("1", 100), ("2", 200), ("3", 50), ("4", 60)] {
@@ -159,29 +159,29 @@ fn revisions_grow_even_when_the_clock_runs_back() {
 }
 
 #[test]
-fn of_two_pods_with_one_name_in_a_set_the_later_is_refused() {
+fn the_later_of_two_pods_with_one_name_in_a_source_is_rejected() {
     let named = |uid: &str| pod_of(json!({"metadata": {"uid": uid, "name": "n"}, "spec": {}}));
     let mut merge = Merge::default();
     let outcome = merge.set("file", vec![named("1"), named("2")], 1);
     assert_eq!(ops(&outcome.changes), [(Op::Add, "1")]);
-    assert_eq!(outcome.refused[0].pod.uid, "2");
+    assert_eq!(outcome.errors[0].pod.uid, "2");
 }
 
 #[test]
-fn one_name_in_two_sources_is_two_pods_but_one_uid_belongs_to_the_first() {
+fn two_sources_may_share_a_pod_name_but_a_uid_belongs_to_the_first_source() {
     let mut merge = Merge::default();
     merge.set("file", vec![pod("u", "1")], 1);
     let mut other = pod("v", "1");
     other.name = "pod-u".into();
     let outcome = merge.set("manifest", vec![pod("u", "1"), other], 2);
     assert_eq!(ops(&outcome.changes), [(Op::Add, "v")]);
-    assert!(outcome.refused[0].message.contains("source file already: /m/x.yaml"), "{outcome:?}");
+    assert!(outcome.errors[0].message.contains("source file already: /m/x.yaml"), "{outcome:?}");
     let name = keelson_kube_model::PodFullName::new("pod-u", "default");
     assert_eq!(merge.find("file", &name), Some(("u", "/m/x.yaml")));
 }
 
 #[test]
-fn a_new_uid_under_an_old_name_is_a_removal_and_then_an_addition() {
+fn a_new_uid_under_the_same_name_is_a_removal_and_an_addition() {
     let named = |uid: &str| pod_of(json!({"metadata": {"uid": uid, "name": "n"}, "spec": {}}));
     let mut merge = Merge::default();
     merge.set("file", vec![named("1")], 1);

@@ -1,9 +1,9 @@
-//! Whatever stands in a file, reading it ends with objects or with an error.
+//! Parsing any file ends with objects or with an error.
 
 use std::cell::Cell;
 
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{Why, parse_file};
+use keelson_pod_config_core::{ManifestErrorKind, parse_file};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -36,22 +36,22 @@ stringData:
     text
 ";
 
-/// How often a text was read well, refused as a text, and refused by a rule.
+/// How many texts were valid, had a syntax error, and broke a rule.
 #[derive(Debug, Default)]
-struct Reached {
-    good: Cell<u32>,
+struct Outcomes {
+    valid: Cell<u32>,
     syntax: Cell<u32>,
     rule: Cell<u32>,
 }
 
-fn check(bytes: &[u8], reached: &Reached) -> Result<(), TestCaseError> {
+fn check(bytes: &[u8], outcomes: &Outcomes) -> Result<(), TestCaseError> {
     let count = |cell: &Cell<u32>| cell.set(cell.get() + 1);
     let Err(errors) = parse_file(bytes, "/m/x.yaml", &StaticRules::standalone("n")) else {
-        count(&reached.good);
+        count(&outcomes.valid);
         return Ok(());
     };
     prop_assert!(!errors.is_empty());
-    count(if errors[0].why == Why::Syntax { &reached.syntax } else { &reached.rule });
+    count(if errors[0].kind == ManifestErrorKind::Syntax { &outcomes.syntax } else { &outcomes.rule });
     let ends = bytes.iter().filter(|b| matches!(b, b'\n' | b'\r')).count();
     for error in errors {
         prop_assert!(error.line as usize <= ends + 2, "{error:?}");
@@ -60,36 +60,39 @@ fn check(bytes: &[u8], reached: &Reached) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn run<S: Strategy>(strategy: S, bytes: impl Fn(S::Value) -> Vec<u8>) -> Reached {
-    let reached = Reached::default();
+fn run<S: Strategy>(strategy: S, bytes: impl Fn(S::Value) -> Vec<u8>) -> Outcomes {
+    let outcomes = Outcomes::default();
     let mut runner = TestRunner::new(ProptestConfig::with_cases(1024));
-    runner.run(&strategy, |value| check(&bytes(value), &reached)).unwrap_or_else(|error| panic!("{error}"));
-    println!("{reached:?}");
-    reached
+    runner.run(&strategy, |value| check(&bytes(value), &outcomes)).unwrap_or_else(|error| panic!("{error}"));
+    println!("{outcomes:?}");
+    outcomes
 }
 
 #[test]
 fn any_bytes_are_read_without_a_panic() {
-    let reached = run(proptest::collection::vec(any::<u8>(), 0..400), |bytes| bytes);
-    assert!(reached.syntax.get() > 100);
+    let outcomes = run(proptest::collection::vec(any::<u8>(), 0..400), |bytes| bytes);
+    assert!(outcomes.syntax.get() > 100);
 }
 
 #[test]
-fn any_text_of_yaml_signs_is_read_without_a_panic() {
+fn any_text_of_yaml_characters_is_read_without_a_panic() {
     let signs = "[ \\n\\t:\\-{}\\[\\]&*!|>'\"#%@a-c0-9.~,?<]{0,200}";
-    let reached = run(signs, |text: String| text.into_bytes());
-    assert!(reached.syntax.get() > 100);
+    let outcomes = run(signs, |text: String| text.into_bytes());
+    assert!(outcomes.syntax.get() > 100);
 }
 
 #[test]
-fn a_manifest_with_a_hole_and_a_graft_is_read_without_a_panic() {
+fn a_mutated_manifest_is_read_without_a_panic() {
     let graft = "[ \\n:\\-{}\\[\\]&*!|>'\"a0]{0,12}";
-    let reached = run((0..SEED.len(), 0usize..40, graft), |(at, cut, graft)| {
+    let outcomes = run((0..SEED.len(), 0usize..40, graft), |(at, cut, graft)| {
         let mut bytes = SEED.as_bytes().to_vec();
         let end = (at + cut).min(bytes.len());
         bytes.splice(at..end, graft.bytes());
         bytes
     });
-    // The seed itself is good, so that each outcome is met often.
-    assert!(reached.good.get() > 10 && reached.syntax.get() > 10 && reached.rule.get() > 10, "{reached:?}");
+    // The seed is valid, so that each outcome is frequent.
+    assert!(
+        outcomes.valid.get() > 10 && outcomes.syntax.get() > 10 && outcomes.rule.get() > 10,
+        "{outcomes:?}"
+    );
 }

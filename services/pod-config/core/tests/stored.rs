@@ -1,10 +1,10 @@
-//! What a key of a store says.
+//! Parsing the value of an etcd key.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::stored::{StoredName, parse_stored};
+use keelson_pod_config_core::stored::{ExpectedObject, parse_stored};
 use keelson_pod_config_core::{FileContent, ManifestError};
 use serde_json::{Value, json};
 
@@ -20,8 +20,8 @@ fn pod() -> Value {
 }
 
 fn stored(value: &Value, kind: Kind, revision: i64) -> Result<FileContent, Vec<ManifestError>> {
-    let promised = StoredName { kind, namespace: "default", name: "web" };
-    parse_stored(value.to_string().as_bytes(), KEY, promised, revision, &StaticRules::standalone("n1"))
+    let expected = ExpectedObject { kind, namespace: "default", name: "web" };
+    parse_stored(value.to_string().as_bytes(), KEY, expected, revision, &StaticRules::standalone("n1"))
 }
 
 fn read(value: &Value) -> Value {
@@ -30,7 +30,7 @@ fn read(value: &Value) -> Value {
 }
 
 #[test]
-fn a_stored_pod_keeps_its_name_and_gets_nothing_that_is_for_static_pods() {
+fn a_stored_pod_keeps_its_name_and_gets_no_static_pod_fields() {
     let read = read(&pod());
     assert_eq!(read["metadata"]["name"], "web");
     assert_eq!(read["metadata"]["namespace"], "default");
@@ -41,7 +41,7 @@ fn a_stored_pod_keeps_its_name_and_gets_nothing_that_is_for_static_pods() {
 }
 
 #[test]
-fn its_uid_and_its_status_are_ours_whatever_stands_in_the_value() {
+fn uid_and_status_of_a_stored_pod_are_computed_and_not_read() {
     let mut exported = read(&pod());
     let own = exported["metadata"]["uid"].clone();
     exported["status"] = json!({"phase": "Failed", "reason": "Evicted"});
@@ -52,7 +52,7 @@ fn its_uid_and_its_status_are_ours_whatever_stands_in_the_value() {
 }
 
 #[test]
-fn a_key_that_was_made_anew_is_another_pod_and_a_new_image_is_not() {
+fn a_recreated_key_is_another_pod_and_a_new_image_is_the_same_pod() {
     let uid = |value: &Value, revision| stored(value, Kind::Pod, revision).unwrap().pods[0].uid.clone();
     let mut newer = pod();
     newer["spec"]["containers"][0]["image"] = json!("busybox:1.37");
@@ -63,7 +63,7 @@ fn a_key_that_was_made_anew_is_another_pod_and_a_new_image_is_not() {
 }
 
 #[test]
-fn the_system_classes_have_their_priority() {
+fn system_priority_classes_set_the_priority_of_a_stored_pod() {
     for (class, priority) in [
         ("system-node-critical", json!(2_000_001_000)),
         ("system-cluster-critical", json!(2_000_000_000)),
@@ -76,7 +76,7 @@ fn the_system_classes_have_their_priority() {
 }
 
 #[test]
-fn an_object_that_is_not_its_keys_is_refused_by_the_field_that_differs() {
+fn an_object_that_does_not_match_its_key_is_rejected_by_field() {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "web"}});
     let mut renamed = pod();
     renamed["metadata"]["name"] = json!("db");
@@ -89,9 +89,9 @@ fn an_object_that_is_not_its_keys_is_refused_by_the_field_that_differs() {
         (&renamed, Kind::Pod, "metadata.name", "the object is the Pod default/db"),
         (&moved, Kind::Pod, "metadata.namespace", "the object is the Pod other/web"),
         (&secret, Kind::Pod, "kind", "the object is the Secret default/web"),
-        (&secret, Kind::ConfigMap, "kind", "that of the ConfigMap default/web"),
-        (&placed, Kind::Pod, "spec.nodeName", "the key is one of the node n1"),
-        (&list, Kind::Pod, "", "one key holds one object, and there are 2"),
+        (&secret, Kind::ConfigMap, "kind", "the key is for the ConfigMap default/web"),
+        (&placed, Kind::Pod, "spec.nodeName", "the key belongs to the node n1"),
+        (&list, Kind::Pod, "", "a key must contain one object, but there are 2"),
     ] {
         let errors = stored(value, kind, 7).unwrap_err();
         assert_eq!(errors[0].field, field, "{errors:?}");

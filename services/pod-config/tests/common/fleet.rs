@@ -7,7 +7,7 @@ use keelson_testkit::{EtcdCluster, Scratch};
 
 use super::{Node, Service, pod};
 
-/// An etcd of one member, and the node `n1` that belongs to it.
+/// An etcd with one member, and the node `n1` that uses it.
 pub struct Fleet {
     pub cluster: EtcdCluster,
     pub etcd: Etcd,
@@ -49,7 +49,7 @@ impl Fleet {
     }
 }
 
-/// What the service answers for an object.
+/// The object that the service returns.
 pub async fn object(service: &Service, kind: &str, name: &str) -> Option<serde_json::Value> {
     let request = pb::GetObjectRequest { kind: kind.into(), namespace: "default".into(), name: name.into() };
     let answer = service.client().get_object(request).await.ok()?.into_inner();

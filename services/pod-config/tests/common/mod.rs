@@ -1,10 +1,10 @@
-//! The real binary on a real socket, with folders of its own.
+//! Runs the real binary on a real socket, with its own folders.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 pub mod fleet;
-pub mod web;
+pub mod http_server;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -25,18 +25,18 @@ use keelson_service_kit::{PeerChannel, connect_unix};
 use tempfile::TempDir;
 use tonic::Streaming;
 
-/// Longer than anything here takes; a test that meets it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything in the tests takes; a test that reaches it has failed.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Folders of one node, kept over restarts of its service.
+/// The folders of one node, which are kept over restarts of its service.
 pub struct Node {
     dir: TempDir,
     pub config: Config,
-    /// More variables of the service's environment.
+    /// Additional environment variables of the service.
     pub environment: Vec<(String, PathBuf)>,
 }
 
-/// A running service; dropped, it is killed.
+/// A running service; dropping it kills it.
 pub struct Service {
     child: Child,
     log: Receiver<String>,
@@ -69,13 +69,13 @@ impl Node {
         fs::write(self.manifest(name), text).unwrap();
     }
 
-    /// A manifest that nobody has written to for a minute: a service that starts reads it at once.
-    pub fn write_rested(&self, name: &str, text: &str) {
+    /// Writes a manifest that was modified a minute ago, so that a starting service reads it at once.
+    pub fn write_backdated(&self, name: &str, text: &str) {
         self.write(name, text);
-        rest(&self.manifest(name));
+        backdate(&self.manifest(name));
     }
 
-    /// Where the service keeps what it knows over a restart.
+    /// The database of the service's checkpoint.
     pub fn checkpoint(&self) -> PathBuf {
         self.config.paths.state(ServiceName::PodConfig).join("checkpoint.redb")
     }
@@ -104,9 +104,9 @@ impl Node {
 }
 
 impl Service {
-    /// Waits for a line that has not been waited over yet.
+    /// Waits for a log line that contains the text, after those returned before.
     pub fn wait_for_log(&mut self, text: &str) -> String {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + TIMEOUT;
         loop {
             let left = end.saturating_duration_since(std::time::Instant::now());
             match self.log.recv_timeout(left) {
@@ -121,11 +121,16 @@ impl Service {
         }
     }
 
-    /// Waits until this many rows of the checkpoint have been written since the start.
+    /// Waits for a log line with this `event` field, after those returned before.
+    pub fn wait_for_event(&mut self, event: &str) -> String {
+        self.wait_for_log(&event_field(event))
+    }
+
+    /// Waits until this many checkpoint rows have been written since the start.
     pub fn wait_for_rows(&mut self, rows: usize) {
         let mut written = 0;
         while written < rows {
-            let line = self.wait_for_log("checkpoint written");
+            let line = self.wait_for_event("checkpoint_written");
             let number = line.split("rows=").nth(1).expect("the line says how many");
             let number: String = number.chars().take_while(char::is_ascii_digit).collect();
             written += number.parse::<usize>().unwrap();
@@ -136,6 +141,11 @@ impl Service {
     pub fn count_log(&mut self, text: &str) -> usize {
         self.seen.extend(self.log.try_iter());
         self.seen.iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// How many of the lines so far have this `event` field.
+    pub fn count_event(&mut self, event: &str) -> usize {
+        self.count_log(&event_field(event))
     }
 
     pub fn client(&self) -> PodConfigClient<PeerChannel> {
@@ -180,13 +190,13 @@ impl Service {
         self.client().delete_manifest(request).await.map(|answer| answer.into_inner().uid)
     }
 
-    /// SIGKILL: nothing is written, nothing is said.
+    /// Sends SIGKILL: the service writes nothing.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and the exit code.
+    /// Sends SIGTERM; returns the exit code.
     pub fn end(mut self) -> Option<i32> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -207,8 +217,8 @@ pub struct Watch(Streaming<pb::WatchPodsResponse>);
 impl Watch {
     pub async fn next(&mut self) -> Item {
         let message =
-            tokio::time::timeout(PATIENCE, self.0.message()).await.expect("something is told in time");
-        message.unwrap().expect("the stream goes on").item.unwrap()
+            tokio::time::timeout(TIMEOUT, self.0.message()).await.expect("an item is received in time");
+        message.unwrap().expect("the stream continues").item.unwrap()
     }
 
     pub async fn pod(&mut self) -> pb::DesiredPod {
@@ -218,15 +228,15 @@ impl Watch {
         }
     }
 
-    pub async fn gone(&mut self) -> String {
+    pub async fn removed_uid(&mut self) -> String {
         match self.next().await {
             Item::GoneUid(uid) => uid,
             other => panic!("expected a pod to go, got {other:?}"),
         }
     }
 
-    /// The next pod of this UID; that it was gone before may be told or not.
-    pub async fn again(&mut self, uid: &str) -> pb::DesiredPod {
+    /// Waits for the next pod of this UID; its removal may be sent before.
+    pub async fn next_version_of(&mut self, uid: &str) -> pb::DesiredPod {
         loop {
             match self.next().await {
                 Item::Pod(pod) if pod.uid == uid => return pod,
@@ -249,14 +259,19 @@ impl Watch {
         }
     }
 
-    /// The stream's end, whatever is told before.
+    /// Waits for the end of the stream.
     pub async fn end(&mut self) {
-        let to_the_end = async { while let Ok(Some(_)) = self.0.message().await {} };
-        tokio::time::timeout(PATIENCE, to_the_end).await.expect("the stream ends");
+        let drain = async { while let Ok(Some(_)) = self.0.message().await {} };
+        tokio::time::timeout(TIMEOUT, drain).await.expect("the stream ends");
     }
 }
 
-/// The part of a pod's JSON that names its first image.
+/// The field as it is written in the log.
+fn event_field(event: &str) -> String {
+    format!("event=\"{event}\"")
+}
+
+/// The first image in a pod's JSON.
 pub fn image(pod: &pb::DesiredPod) -> String {
     let json = std::str::from_utf8(&pod.pod_json).unwrap();
     json.split("\"image\":").nth(1).unwrap().split(',').next().unwrap().to_owned()
@@ -268,13 +283,13 @@ pub fn pod(name: &str, image: &str) -> String {
     )
 }
 
-/// As if the file had been written a minute ago.
-pub fn rest(path: &Path) {
+/// Sets the modification time to a minute ago.
+pub fn backdate(path: &Path) {
     let file = fs::File::options().write(true).open(path).unwrap();
     file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60)).unwrap();
 }
 
-/// Replaces a file by rename, as a careful writer does.
+/// Replaces a file by rename.
 pub fn replace(path: &Path, text: &str) {
     let temporary = path.with_file_name(".new");
     fs::write(&temporary, text).unwrap();
