@@ -148,7 +148,7 @@ async fn a_configuration_takes_effect_under_running_containers_and_goes_with_its
     );
     let said = scene.until("refused@").await;
     assert!(said.contains("cgroupDriver = \"systemd\" (etcd config@"), "{said}");
-    assert!(said.contains(":4): this cannot change while the agent runs"), "{said}");
+    assert!(said.contains(":4): this field cannot change while the agent runs"), "{said}");
     assert!(said.contains("# in force: revision "), "{said}");
     assert_eq!((scene.services(), scene.config().resources.max_pods), (services, 7));
     scene.until_event("NodeConfigRefused", "cgroupDriver").await;
@@ -156,7 +156,7 @@ async fn a_configuration_takes_effect_under_running_containers_and_goes_with_its
     let (good, said) = scene.keelson(&["delete", "config"]).await;
     assert!(good && said == format!("config deleted on {}\n", scene.node), "{said}");
     scene.until_pods("500").await;
-    let gone = format!("No configuration stands under the key of the node {}", scene.node);
+    let gone = format!("There is no configuration under the key of the node {}", scene.node);
     let (_, said) = scene.keelson(&["get", "config", "--node", &scene.node]).await;
     assert!(said.contains(&gone), "{said}");
     assert_eq!(running(&scene.agent).await.unwrap(), before, "no container was touched");
@@ -207,7 +207,7 @@ async fn an_agent_that_is_killed_while_it_tries_one_goes_on_without_etcd_and_giv
     }
     scene.cluster.restart(0).unwrap();
     let said = scene.until("refused@").await;
-    assert!(said.contains("init was started 3 times while it was tried"), "{said}");
+    assert!(said.contains("init was started 3 times during the trial"), "{said}");
     scene.until_pods("500").await;
     scene.agent.end().unwrap();
 }

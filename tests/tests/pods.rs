@@ -267,7 +267,7 @@ async fn the_longest_back_off_is_the_configured_one() {
     let took = begun.elapsed();
     assert!(took > Duration::from_secs(3), "four of the five waited for a second: {took:?}");
     let log = agent.log();
-    let ignored = log.lines().find(|line| line.contains("not acted on") && line.contains("crashLoopBackOff"));
+    let ignored = log.lines().find(|line| line.contains("no effect yet") && line.contains("crashLoopBackOff"));
     assert_eq!(ignored, None);
     agent.end().unwrap();
 }

@@ -104,7 +104,7 @@ fn each_service_is_what_its_unit_says(node: &mut Node) {
         let field =
             |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
         assert_eq!(field("NoNewPrivs:"), "1", "{service}");
-        let kept = keelson_init_core::privileges::kept_bits(service);
+        let kept = keelson_init_core::privileges::capability_bits(service);
         for set in ["CapEff:", "CapBnd:"] {
             assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), kept, "{service} {set}");
         }
@@ -257,7 +257,7 @@ fn one_agent(node: &mut Node) {
     println!("--- a second agent");
     let init = "/usr/libexec/keelson/keelson-init --config /etc/keelson/kubelet.yaml";
     let said = node.sh(&format!("! timeout 60 {init} 2>&1"));
-    assert!(said.contains("services without an init run in /run/keelson"), "{said}");
+    assert!(said.contains("services run without init in /run/keelson"), "{said}");
     assert!(said.contains("systemctl stop keelson.target"), "{said}");
     node.until_well();
 

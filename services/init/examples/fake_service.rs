@@ -1,7 +1,7 @@
-//! A service without an API of its own, for the tests of init: it takes the name that it was started under.
+//! A service without its own API, for the tests of init: its name is that of its executable.
 //!
-//! What the file `behaviour` in its state folder says, it does: `exit N` ends it at once, `fail TEXT` makes it fail to start, `degraded TEXT`
-//! makes it report a condition, `orphan N` leaves that many processes to init. `at N` before any of it: only while maxPods is N.
+//! The file `behaviour` in its state folder controls it: `exit N` exits at once, `fail TEXT` fails to start, `degraded TEXT`
+//! reports a condition, `orphan N` leaves that many processes to init. `at N` before any of them: only if maxPods is N.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ async fn build(context: Context) -> anyhow::Result<Routes> {
     context.spawn("turns", async move {
         while !shutdown.is_cancelled() {
             turns.tick();
-            // Cancel-safe: a sleep and a token.
+            // Cancel-safe: it only sleeps.
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}

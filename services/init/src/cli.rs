@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use keelson_config::KUBELET_VERSION;
-use keelson_init_core::flags::{Asked, CommandLine, FieldFlag, FlagError, help, parse};
+use keelson_init_core::flags::{CommandLine, FieldFlag, FlagError, Request, help, parse};
 use keelson_init_core::{Flags, flag_lines, shown_flags};
 use serde_json::Value;
 
 use crate::lock_file::LockFile;
 
-/// Flags without a field that have a place of their own in [`Flags`] or here, or that are spent on the way.
-const TAKEN: &[&str] = &[
+/// The flags without a field that have a field in [`Flags`] or a method here.
+const HANDLED_FLAGS: &[&str] = &[
     "config",
     "config-dir",
     "help",
@@ -34,33 +34,33 @@ const TAKEN: &[&str] = &[
     "state-dir",
 ];
 
-/// A command line that was read.
+/// A parsed command line.
 #[derive(Debug, Clone, Default)]
 pub struct Cli(CommandLine);
 
 impl Cli {
-    /// Reads the arguments after the name of the program; relative paths start from `cwd`.
+    /// Parses the arguments after the program name; relative paths start from `cwd`.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn parse(arguments: &[String], cwd: &str) -> Result<Self, FlagError> {
         parse(arguments, cwd).map(Self)
     }
 
-    /// What to print instead of running, if that is what is asked for.
-    pub fn instead(&self, program: &str, is_kubelet: bool) -> Option<String> {
-        match (self.0.asked, is_kubelet) {
-            (Asked::Run, _) => None,
-            (Asked::Help, _) => Some(help(program)),
-            (Asked::Version { raw: false }, true) => Some(format!("Kubernetes {KUBELET_VERSION}\n")),
-            (Asked::Version { raw: false }, false) => {
+    /// The text to print instead of running, for `--help` and `--version`.
+    pub fn early_output(&self, program: &str, is_kubelet: bool) -> Option<String> {
+        match (self.0.request, is_kubelet) {
+            (Request::Run, _) => None,
+            (Request::Help, _) => Some(help(program)),
+            (Request::Version { raw: false }, true) => Some(format!("Kubernetes {KUBELET_VERSION}\n")),
+            (Request::Version { raw: false }, false) => {
                 Some(format!("{program} {}\n", env!("CARGO_PKG_VERSION")))
             }
-            (Asked::Version { raw: true }, _) => Some(raw_version()),
+            (Request::Version { raw: true }, _) => Some(raw_version()),
         }
     }
 
-    /// What to say of flags that should not be used any more.
+    /// The warnings about deprecated flags.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }
@@ -93,7 +93,7 @@ impl Cli {
     /// `--lock-file` with `--exit-on-lock-contention`.
     pub(crate) fn lock_file(&self) -> Option<LockFile> {
         let path = self.path("lock-file")?;
-        Some(LockFile { path, gives_way: self.0.is_on("exit-on-lock-contention") })
+        Some(LockFile { path, exit_on_contention: self.0.is_on("exit-on-lock-contention") })
     }
 
     /// `--resolve-only`.
@@ -110,12 +110,12 @@ impl Cli {
         self.0.text(name).filter(|text| !text.is_empty()).map(PathBuf::from)
     }
 
-    /// The values that take part in the resolution.
+    /// The values that the resolution depends on.
     pub fn flags(&self) -> Flags {
         let line = &self.0;
         let mut fields = line.fields.clone();
         if line.is_on("seccomp-default") {
-            // The flag adds to the file and takes nothing from it.
+            // The flag can only turn the field on.
             let flag = "--seccomp-default".to_owned();
             fields.push(FieldFlag { flag, path: "seccompDefault", value: Value::Bool(true) });
         }
@@ -133,22 +133,22 @@ impl Cli {
             max_dead_containers: line.number("maximum-dead-containers"),
             runtime_cgroups: line.text("runtime-cgroups"),
             fields,
-            others: line.own_besides(TAKEN),
+            others: line.other_flags_except(HANDLED_FLAGS),
         }
     }
 
-    /// The lines that the log has of the flags at a verbosity.
-    pub fn lines(&self, verbosity: i64) -> Vec<String> {
+    /// The log lines about the flags at this verbosity.
+    pub fn log_lines(&self, verbosity: i64) -> Vec<String> {
         flag_lines(&self.0, verbosity)
     }
 
-    /// Every flag with its value, for `/flagz`.
-    pub fn shown(&self) -> BTreeMap<&'static str, String> {
+    /// All flags with their values, for `/flagz`.
+    pub fn all_flags(&self) -> BTreeMap<&'static str, String> {
         shown_flags(&self.0)
     }
 }
 
-/// Every fact of the version, in the form that a kubelet prints it in (node-and-api.md §1.3).
+/// The version with all details, in a kubelet's format (node-and-api.md §1.3).
 fn raw_version() -> String {
     let mut numbers = KUBELET_VERSION.trim_start_matches('v').split('.');
     let mut number = || numbers.next().unwrap_or_default();
@@ -174,15 +174,15 @@ mod tests {
     }
 
     #[test]
-    fn labels_may_be_given_several_times() {
+    fn node_labels_flag_may_be_repeated() {
         let cli = read(&["--node-labels", "a=1,b=2", "--node-labels=c=3"]);
         assert_eq!(cli.flags().node_labels, ["a=1,b=2,c=3"]);
     }
 
     #[test]
-    fn the_lock_file_starts_from_the_working_directory_and_an_empty_one_is_none() {
+    fn lock_file_is_relative_to_the_working_directory_and_empty_means_none() {
         let lock = |arguments: &[&str]| read(arguments).lock_file();
-        let file = |gives_way| Some(LockFile { path: "/srv/l".into(), gives_way });
+        let file = |exit_on_contention| Some(LockFile { path: "/srv/l".into(), exit_on_contention });
         assert_eq!(lock(&[]), None);
         assert_eq!(lock(&["--lock-file="]), None);
         assert_eq!(lock(&["--lock-file=l"]), file(false));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_acts_on_is_known_and_an_unused_flag_is_not_among_it() {
+    fn other_flags_are_passed_on_and_flags_without_effect_are_not() {
         let cli = read(&[
             "--lock-file=l",
             "--exit-on-lock-contention",
@@ -207,21 +207,26 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_for_seccomp_adds_to_the_file_and_takes_nothing_from_it() {
+    fn seccomp_default_flag_can_only_enable_the_field() {
         let fields = |flag| read(&[flag]).flags().fields;
         assert_eq!(fields("--seccomp-default")[0].path, "seccompDefault");
         assert_eq!(fields("--seccomp-default=false"), []);
     }
 
     #[test]
-    fn help_goes_before_the_version_and_a_kubelet_has_the_version_of_one() {
-        let instead = |arguments: &[&str], is_kubelet| read(arguments).instead("p", is_kubelet);
-        assert_eq!(instead(&[], false), None);
-        assert_eq!(instead(&["--version=false"], true), None);
-        assert!(instead(&["--version", "-h"], true).unwrap().contains("\nUsage:\n  p [flags]\n\nFlags:\n"));
-        assert_eq!(instead(&["--version"], true).unwrap(), format!("Kubernetes {KUBELET_VERSION}\n"));
-        assert_eq!(instead(&["--version"], false).unwrap(), format!("p {}\n", env!("CARGO_PKG_VERSION")));
-        let raw = instead(&["--version=raw"], true).unwrap();
+    fn help_has_precedence_and_kubelet_prints_a_kubernetes_version() {
+        let early_output = |arguments: &[&str], is_kubelet| read(arguments).early_output("p", is_kubelet);
+        assert_eq!(early_output(&[], false), None);
+        assert_eq!(early_output(&["--version=false"], true), None);
+        assert!(
+            early_output(&["--version", "-h"], true).unwrap().contains("\nUsage:\n  p [flags]\n\nFlags:\n")
+        );
+        assert_eq!(early_output(&["--version"], true).unwrap(), format!("Kubernetes {KUBELET_VERSION}\n"));
+        assert_eq!(
+            early_output(&["--version"], false).unwrap(),
+            format!("p {}\n", env!("CARGO_PKG_VERSION"))
+        );
+        let raw = early_output(&["--version=raw"], true).unwrap();
         assert!(raw.starts_with("version.Info{Major:\"1\", Minor:\"36\", GitVersion:\"v1.36."), "{raw}");
     }
 }

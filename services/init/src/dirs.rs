@@ -1,4 +1,4 @@
-//! The folders of the agent, with owners and modes; the shared mount of the root folder.
+//! Creates the folders of the agent with owners and modes, and shares the mount of the root folder.
 
 use std::fs;
 use std::io;
@@ -10,24 +10,24 @@ use keelson_init_core::{Folder, Owner};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid, chownat, open, openat, statat};
 use rustix::mount::{MountPropagationFlags, mount_bind_recursive, mount_change};
 
-/// Deeper state folders than this are not ours.
+/// State folders are not that deep.
 const MAX_DEPTH: u32 = 16;
 
 /// Why a folder could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
-    /// The folder cannot be made.
-    #[error("cannot make the folder {}; make room or rights for it, or name another one by a flag (--run-dir, --state-dir, --root-dir)", path.display())]
+    /// The folder cannot be created.
+    #[error("cannot create the folder {}; free space, allow access to it, or set another one by a flag (--run-dir, --state-dir, --root-dir)", path.display())]
     Make {
         /// The folder.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// There is something else in its place.
-    #[error("{} is not a folder of its own (a file, a link, or shared by all users like /tmp); name another one by a flag", path.display())]
+    /// Something else exists at this path.
+    #[error("{} is not a dedicated folder (it is a file, a link, or shared by all users like /tmp); set another one by a flag", path.display())]
     Foreign {
-        /// What is in its place.
+        /// The path.
         path: PathBuf,
     },
     /// Owner or mode cannot be set.
@@ -48,7 +48,7 @@ pub enum DirError {
     },
 }
 
-/// Makes the folders that are missing and sets owners and modes.
+/// Creates the missing folders, and sets owners and modes.
 pub fn prepare(folders: &[Folder]) -> Result<(), DirError> {
     folders.iter().try_for_each(prepare_one)
 }
@@ -61,7 +61,7 @@ fn prepare_one(folder: &Folder) -> Result<(), DirError> {
         return Ok(());
     }
     let meta = fs::symlink_metadata(path).map_err(fail)?;
-    // A fresh tmpfs is for all users too, but empty; it gets its mode below.
+    // A new tmpfs is world-writable too, but empty; it gets its mode below.
     let of_all_users =
         |path: &Path| meta.mode() & 0o1000 != 0 && fs::read_dir(path).is_ok_and(|mut d| d.next().is_some());
     if !meta.is_dir() || of_all_users(path) {
@@ -84,7 +84,7 @@ fn prepare_one(folder: &Folder) -> Result<(), DirError> {
     Ok(())
 }
 
-/// Makes `path` and its parents; whether it was missing.
+/// Creates `path` and its parents; returns whether it was missing.
 fn make(path: &Path, mode: u32) -> io::Result<bool> {
     if let Some(parent) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
@@ -100,8 +100,8 @@ fn ids(owner: Owner) -> (Uid, Gid) {
     (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid))
 }
 
-/// Gives what is below `dir` to `owner`. Links are not followed, and a file with a second name is left alone:
-/// the former owner of the folder may have linked somebody else's file into it.
+/// Sets the owner of everything below `dir`. Links are not followed, and files with several hard links are skipped: the
+/// former owner of the folder may have linked a foreign file into it.
 fn own_contents(dir: BorrowedFd<'_>, owner: Owner, depth: u32) -> io::Result<()> {
     let (uid, gid) = ids(owner);
     for entry in Dir::read_from(dir)? {
@@ -125,7 +125,7 @@ fn own_contents(dir: BorrowedFd<'_>, owner: Owner, depth: u32) -> io::Result<()>
     Ok(())
 }
 
-/// The first parent of `path` that users other than its owner cannot pass.
+/// The first parent of `path` that other users cannot traverse.
 pub fn closed_parent(path: &Path) -> Option<PathBuf> {
     let parents: Vec<&Path> = path.ancestors().skip(1).collect();
     parents
@@ -135,9 +135,8 @@ pub fn closed_parent(path: &Path) -> Option<PathBuf> {
         .map(Path::to_owned)
 }
 
-/// Makes `root` a mount whose mounts are shared with the containers that see it, as the kubelet expects:
-/// what a pod mounts below it is seen by the host and the other way round. A root that lies in a shared
-/// mount is one already.
+/// Makes `root` a shared mount, as the kubelet expects: mounts that a pod makes below it are visible on the host and vice
+/// versa. A root within a shared mount needs no change.
 pub fn share(root: &Path) -> Result<(), DirError> {
     let fail = |source: io::Error| DirError::Share { path: root.to_owned(), source };
     let real = fs::canonicalize(root).map_err(fail)?;
@@ -151,8 +150,8 @@ pub fn share(root: &Path) -> Result<(), DirError> {
         .map_err(|error| fail(error.into()))
 }
 
-/// The mount that `path` lies in, and whether it is shared (proc_pid_mountinfo(5)). Of several mounts over
-/// one another, the last one counts.
+/// The mount that contains `path`, and whether it is shared (proc_pid_mountinfo(5)). The last of several mounts at one point
+/// wins.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -163,7 +162,7 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
     mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.components().count())
 }
 
-/// Undoes the octal escapes of mountinfo.
+/// Decodes the octal escapes of mountinfo.
 fn unescape(text: &str) -> String {
     text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_with_their_mode_and_made_right_again() {
+    fn folders_are_created_with_their_mode_and_corrected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         prepare(&[folder(path.clone(), 0o751)]).unwrap();
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_a_link_and_a_folder_of_all_users_are_refused_by_name() {
+    fn a_file_a_link_and_a_world_writable_folder_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link, shared) =
             (dir.path().join("file"), dir.path().join("link"), dir.path().join("shared"));
@@ -213,7 +212,7 @@ mod tests {
         fs::create_dir(&shared).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
         prepare(&[folder(shared.clone(), 0o751)]).unwrap();
-        assert_eq!(mode_of(&shared), 0o751, "an empty one is taken");
+        assert_eq!(mode_of(&shared), 0o751, "an empty one is accepted");
         fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
         fs::write(shared.join("somebody's"), "").unwrap();
         for path in [file, link, shared] {
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_owner_gets_what_is_inside_but_no_file_with_a_second_name() {
+    fn a_new_owner_gets_the_contents_but_no_hard_linked_file() {
         assert!(rustix::process::geteuid().is_root(), "this test changes owners; run it as root");
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_others_cannot_pass_is_found() {
+    fn a_parent_folder_that_others_cannot_traverse_is_found() {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let closed = dir.path().join("closed");
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mount_of_a_path_and_its_sharing_are_read() {
+    fn the_mount_of_a_path_and_its_propagation_are_read() {
         let table = "21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
                      30 21 0:5 / /var/lib/a\\040b rw - tmpfs tmpfs rw\n\
                      31 21 0:6 / /var/lib/kubelet rw master:2 shared:9 - tmpfs tmpfs rw\n";

@@ -8,64 +8,64 @@ use keelson_init_core::{Document, Level, Note};
 
 use crate::yaml::{self, ReadError};
 
-/// The ending of the files that count.
-const ENDING: &str = "conf";
+/// The extension of the drop-in files.
+const EXTENSION: &str = "conf";
 
 /// Why the folder cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to walk through kubelet dropin directory {folder:?}")]
 pub(crate) struct DropInError {
     folder: PathBuf,
-    source: Cause,
+    source: ReadCause,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Cause {
+enum ReadCause {
     #[error("cannot read {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
     #[error("failed to load kubelet dropin file, path: {}", .0.display())]
     File(PathBuf, #[source] ReadError),
 }
 
-/// The documents in the folder and below it in the order of their paths, and the files that are passed over for their
+/// The documents in the folder and its subfolders in the order of their paths, and the files that are ignored for their
 /// names.
 ///
 /// # Errors
-/// The folder or files cannot be read, or are no map of YAML or JSON; each of them is told.
+/// The folder or files cannot be read or are not a YAML or JSON map; one error each.
 pub(crate) fn read(folder: &Path) -> Result<(Vec<Document>, Vec<PathBuf>), Vec<DropInError>> {
     let at_folder = |source| DropInError { folder: folder.to_owned(), source };
     let mut files = Vec::new();
-    walk(folder, &mut files).map_err(|(path, error)| vec![at_folder(Cause::Folder(path, error))])?;
+    walk(folder, &mut files).map_err(|(path, error)| vec![at_folder(ReadCause::Folder(path, error))])?;
     files.sort_unstable();
-    let (files, passed_over): (Vec<PathBuf>, Vec<PathBuf>) =
-        files.into_iter().partition(|path| path.extension().is_some_and(|ending| ending == ENDING));
+    let (files, ignored): (Vec<PathBuf>, Vec<PathBuf>) =
+        files.into_iter().partition(|path| path.extension().is_some_and(|extension| extension == EXTENSION));
     let (mut documents, mut errors) = (Vec::new(), Vec::new());
     for path in files {
         match yaml::read("--config-dir", &path) {
             Ok(document) => documents.push(document),
-            Err(error) => errors.push(at_folder(Cause::File(path, error))),
+            Err(error) => errors.push(at_folder(ReadCause::File(path, error))),
         }
     }
-    if errors.is_empty() { Ok((documents, passed_over)) } else { Err(errors) }
+    if errors.is_empty() { Ok((documents, ignored)) } else { Err(errors) }
 }
 
-/// The files that count, as far as the folder can be read now.
+/// The drop-in files that can be listed now.
 pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    // What cannot be read is told when it is.
+    // Read errors are reported by `read`.
     let _ = walk(folder, &mut files);
-    files.retain(|path| path.extension().is_some_and(|ending| ending == ENDING));
+    files.retain(|path| path.extension().is_some_and(|extension| extension == EXTENSION));
     files.sort_unstable();
     files
 }
 
-/// What to say of the files that are passed over.
-pub(crate) fn note(passed_over: &[PathBuf]) -> Option<Note> {
-    let names: Vec<String> = passed_over.iter().map(|path| path.display().to_string()).collect();
+/// The note about ignored files.
+pub(crate) fn ignored_note(ignored: &[PathBuf]) -> Option<Note> {
+    let names: Vec<String> = ignored.iter().map(|path| path.display().to_string()).collect();
     (!names.is_empty()).then(|| Note {
         level: Level::Info,
         text: format!(
-            "files of --config-dir whose names do not end in .{ENDING} are passed over: {}",
+            "files of --config-dir whose names do not end in .{EXTENSION} are ignored: {}",
             names.join(", ")
         ),
     })
@@ -79,7 +79,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), (PathBuf, io::Err
     for entry in fs::read_dir(folder).map_err(at(folder))? {
         let entry = entry.map_err(at(folder))?;
         let path = entry.path();
-        // A link to a folder is a file that cannot be read, as for a kubelet; it is not followed round in circles.
+        // A link to a folder counts as an unreadable file, as for a kubelet; following it could loop forever.
         if entry.file_type().map_err(at(&path))?.is_dir() {
             walk(&path, files)?;
         } else {
@@ -95,25 +95,25 @@ mod tests {
     use keelson_service_kit::status::chain;
 
     #[test]
-    fn files_are_read_in_the_order_of_their_paths_and_others_are_passed_over() {
+    fn drop_ins_are_read_in_path_order_and_other_files_ignored() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("20-more")).unwrap();
         for (name, pods) in [("90-z.conf", 3), ("10-a.conf", 1), ("20-more/x.conf", 2)] {
             fs::write(dir.path().join(name), format!("maxPods: {pods}\n")).unwrap();
         }
         fs::write(dir.path().join("20-more/x.conf.bak"), ": no yaml").unwrap();
-        let (documents, passed_over) = read(dir.path()).unwrap();
+        let (documents, ignored) = read(dir.path()).unwrap();
         let pods: Vec<i64> = documents.iter().map(|d| d.root["maxPods"].as_i64().unwrap()).collect();
         assert_eq!(pods, [1, 2, 3]);
-        assert!(note(&passed_over).unwrap().text.ends_with("20-more/x.conf.bak"));
-        assert_eq!(note(&[]), None);
+        assert!(ignored_note(&ignored).unwrap().text.ends_with("20-more/x.conf.bak"));
+        assert_eq!(ignored_note(&[]), None);
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
-        let told =
+    fn unreadable_drop_ins_are_reported() {
+        let errors_of =
             |folder: &Path| read(folder).unwrap_err().iter().map(|error| chain(error)).collect::<Vec<_>>();
-        let text = told(Path::new("/nonexistent.d")).remove(0);
+        let text = errors_of(Path::new("/nonexistent.d")).remove(0);
         assert!(
             text.starts_with("failed to walk through kubelet dropin directory \"/nonexistent.d\": "),
             "{text}"
@@ -122,7 +122,7 @@ mod tests {
         fs::write(dir.path().join("a.conf"), "").unwrap();
         fs::write(dir.path().join("b.conf"), "maxPods: 1\n").unwrap();
         fs::write(dir.path().join("c.conf"), "maxPods: [").unwrap();
-        let texts = told(dir.path());
+        let texts = errors_of(dir.path());
         assert_eq!(texts.len(), 2, "{texts:?}");
         for (text, name) in texts.iter().zip(["a.conf", "c.conf"]) {
             assert!(

@@ -1,4 +1,4 @@
-//! The file with the flags, for node-api's `/flagz`. No service acts on it, so it is none of the configuration.
+//! Writes the file with the flags, for node-api's `/flagz`. No service acts on it, so it is not part of the configuration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use keelson_config::Paths;
 
-/// `<run-dir>/flags.json`; node-api knows it by this name.
+/// `<run-dir>/flags.json`; node-api reads it there.
 pub(crate) fn path(paths: &Paths) -> PathBuf {
     paths.run_dir.join("flags.json")
 }

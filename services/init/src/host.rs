@@ -1,4 +1,4 @@
-//! What the machine is: the facts that the configuration depends on.
+//! The facts about the machine that the configuration depends on.
 
 use std::ffi::CString;
 use std::fs;
@@ -9,10 +9,10 @@ use keelson_config::ServiceName;
 use keelson_init_core::Host;
 use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 
-/// Where the group of operators is looked up.
+/// The name of the operator group.
 const OPERATOR_GROUP: &str = "keelson";
 
-/// Reads the facts. `root_dir` is the folder whose file system percentages are of.
+/// Reads the facts. Percentages of nodefs refer to the file system of `root_dir`.
 pub fn facts(root_dir: &Path) -> Host {
     let exe_dir = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     Host {
@@ -33,13 +33,13 @@ pub fn facts(root_dir: &Path) -> Host {
     }
 }
 
-/// The areas of a `/proc/swaps` but those in compressed memory (zram), which no page leaves the memory for.
+/// The areas of a `/proc/swaps`, except those in compressed memory (zram), whose pages stay in memory.
 fn swap_areas(text: &str) -> Vec<String> {
     let names = text.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next());
     names.filter(|name| !name.starts_with("/dev/zram")).map(str::to_owned).collect()
 }
 
-/// The uid of a user of this name.
+/// The user ID of this user.
 fn user_id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0u8; 16 * 1024];
@@ -60,10 +60,10 @@ fn user_id(name: &str) -> Option<u32> {
     (result == 0 && !found.is_null()).then_some(entry.pw_uid)
 }
 
-/// The gid of a group of this name.
+/// The group ID of this group.
 fn group_id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    // A group with many members needs much room.
+    // A group with many members needs a large buffer.
     let mut buffer = vec![0u8; 256 * 1024];
     // SAFETY: group is plain data, all zeros are valid; the pointers outlive the call and the length is the
     // buffer's.
@@ -95,7 +95,7 @@ fn file_system_bytes(path: &Path) -> Option<u64> {
     Some(stat.f_blocks * stat.f_frsize)
 }
 
-/// The capabilities that this process has in effect, as bits (proc(5), `CapEff`).
+/// The effective capabilities of this process, as bits (proc(5), `CapEff`).
 pub fn effective_capabilities() -> u64 {
     fs::read_to_string("/proc/self/status")
         .ok()
@@ -106,7 +106,7 @@ pub fn effective_capabilities() -> u64 {
         .unwrap_or(0)
 }
 
-/// Sets our own oom score, which the services inherit (`oomScoreAdj`).
+/// Sets the oom score of this process, which the services inherit (`oomScoreAdj`).
 pub fn set_oom_score(score: i32) -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
     if fs::read_to_string(FILE)?.trim().parse() == Ok(score) {
@@ -115,40 +115,40 @@ pub fn set_oom_score(score: i32) -> io::Result<()> {
     fs::write(FILE, score.to_string())
 }
 
-/// Why a process of the agent may not open as many files as it is to.
+/// The open files limit cannot be raised as far as requested.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a process of the agent cannot have {wanted} files open (maxOpenFiles), it may have {kept}: raising the limit needs \
-     CAP_SYS_RESOURCE, and fs.nr_open of the kernel bounds it"
+    "cannot set the open files limit to {wanted} (maxOpenFiles), it is {actual}: raising it needs \
+     CAP_SYS_RESOURCE and a large enough fs.nr_open"
 )]
-pub struct FewerFiles {
+pub struct OpenFilesError {
     wanted: u64,
-    kept: u64,
+    actual: u64,
 }
 
-/// Lets this process, and those that it starts, have `files` files open; where the machine does not allow as many, as many as it
-/// does (setrlimit(2)).
-pub fn allow_open_files(files: u64) -> Result<(), FewerFiles> {
+/// Sets the open files limit of this process and its children; if the machine does not allow it, sets the highest allowed
+/// limit (setrlimit(2)).
+pub fn allow_open_files(files: u64) -> Result<(), OpenFilesError> {
     let of = |current, maximum| Rlimit { current: Some(current), maximum };
     let before = getrlimit(Resource::Nofile);
     let wanted = of(files, Some(files));
     if before == wanted || setrlimit(Resource::Nofile, wanted).is_ok() {
         return Ok(());
     }
-    let kept = before.maximum.map_or(files, |most| most.min(files));
-    // Up to the limit that is there it needs nothing; if even that fails, all stays as it was.
-    let _ = setrlimit(Resource::Nofile, of(kept, before.maximum));
-    let kept = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    if kept >= files { Ok(()) } else { Err(FewerFiles { wanted: files, kept }) }
+    let actual = before.maximum.map_or(files, |most| most.min(files));
+    // Raising up to the hard limit needs no privileges; on an error the limits stay as they were.
+    let _ = setrlimit(Resource::Nofile, of(actual, before.maximum));
+    let actual = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if actual >= files { Ok(()) } else { Err(OpenFilesError { wanted: files, actual }) }
 }
 
-/// What tells a process from a later one with the same pid: its start in clock ticks since boot (field 22 of
-/// /proc/PID/stat). `None` when there is no such process.
+/// The start time of a process in clock ticks since boot (field 22 of /proc/PID/stat), which tells it from a later one with
+/// the same pid. `None` if there is no such process.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     parse_start_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The name in brackets may hold brackets and blanks itself.
+/// The name in parentheses may contain parentheses and spaces.
 fn parse_start_ticks(stat: &str) -> Option<u64> {
     let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
     if matches!(*fields.first()?, "Z" | "X") {
@@ -157,7 +157,7 @@ fn parse_start_ticks(stat: &str) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
-/// The program that a process runs, also when its file was replaced since.
+/// The program of a process, even if its file was replaced.
 pub fn exe(pid: u32) -> Option<PathBuf> {
     keelson_service_kit::program(&Path::new("/proc").join(pid.to_string()))
 }
@@ -172,7 +172,7 @@ fn parse_pss(rollup: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// The name that this process was started under.
+/// Whether this process was started under this name.
 pub fn invoked_as(name: &str) -> bool {
     std::env::args_os().next().is_some_and(|arg| Path::new(&arg).file_name().is_some_and(|file| file == name))
 }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn swap_is_what_is_listed_below_the_header_but_for_compressed_memory() {
+    fn swap_areas_exclude_zram() {
         let header = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert_eq!(swap_areas(header), Vec::<String>::new());
         assert_eq!(swap_areas(""), Vec::<String>::new());
@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn root_is_a_user_and_a_group_of_every_machine() {
+    fn user_and_group_ids_are_looked_up() {
         assert_eq!((user_id("root"), group_id("root")), (Some(0), Some(0)));
         assert_eq!((user_id("no-such-user-here"), group_id("no-such-group-here")), (None, None));
     }
 
     #[test]
-    fn the_start_of_a_process_is_read_behind_any_name() {
+    fn process_start_time_is_parsed_after_any_name() {
         let stat = "7 (a ) (b) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
         assert_eq!(parse_start_ticks(stat), Some(4242));
         assert_eq!(parse_start_ticks(&stat.replace(" S ", " Z ")), None);
@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn the_proportional_size_is_read() {
+    fn pss_is_parsed() {
         let text = "55d4-7ffc ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss:                 684 kB\nPss_Dirty: 1 kB\n";
         assert_eq!(parse_pss(text), Some(684));
         assert!(pss_kib(std::process::id()).is_some_and(|kib| kib > 0));
     }
 
     #[test]
-    fn the_machine_has_memory_a_file_system_and_cpus() {
+    fn host_facts_have_memory_file_system_and_cpus() {
         let host = facts(Path::new("/nonexistent/below/root"));
         assert!(host.memory_bytes > 0 && host.nodefs_bytes > 0 && !host.hostname.is_empty());
         assert!(host.online_cpus.starts_with('0'), "{}", host.online_cpus);

@@ -1,4 +1,4 @@
-//! Starting a service as a process with its user, its capabilities and the lifeline.
+//! Starts a service as a process with its user, capabilities and lifeline.
 
 use std::ffi::{CString, OsString, c_char, c_int, c_uint, c_ulong};
 use std::fs::File;
@@ -13,12 +13,12 @@ use std::process::{Command, Stdio};
 use keelson_config::{Config, ServiceName};
 use keelson_init_core::privileges;
 
-/// Where helpers of volumes and pull plugins are looked for when init has no PATH of its own.
+/// The default PATH for volume helpers and plugins, if init has none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What a service inherits of init's environment.
+/// The environment variables that services inherit from init.
 const INHERITED: &[&str] =
     &["PATH", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
-/// CAP_SETPCAP: without it the bounding set cannot be lowered.
+/// CAP_SETPCAP, which is required to lower the bounding set.
 const CAP_SETPCAP: u64 = 1 << 8;
 /// Version 3 of the capability interface (capget(2)): two halves of 32 bits.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
@@ -26,15 +26,15 @@ const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// Why a service could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Its binary is missing or cannot be opened.
-    #[error("cannot open {}; all binaries of a release belong into one folder (binDir)", path.display())]
+    /// The binary is missing or cannot be opened.
+    #[error("cannot open {}; put all binaries of a release into one folder (binDir)", path.display())]
     Binary {
         /// The binary.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The process cannot be made, or its user, capabilities or program cannot be set.
+    /// The process cannot be created, or its user, capabilities or program cannot be set.
     #[error("cannot start {} as uid {uid}; init needs CAP_SETUID and CAP_SETGID, and the binary must be executable by all", path.display())]
     Spawn {
         /// The binary.
@@ -46,12 +46,12 @@ pub enum LaunchError {
     },
 }
 
-/// Starts services.
+/// Starts the services.
 #[derive(Debug)]
 pub struct Launcher {
     bin_dir: PathBuf,
     config_file: PathBuf,
-    /// The reading end of the lifeline; the writing end is [`Lifeline`]'s.
+    /// The read end of the lifeline; [`Lifeline`] holds the write end.
     lifeline: OwnedFd,
     environment: Vec<(OsString, OsString)>,
     config: Config,
@@ -59,13 +59,13 @@ pub struct Launcher {
     capabilities: u64,
 }
 
-/// The writing end of the pipe that says that init lives. Nothing is ever written; when the last copy is
-/// closed, by the end of init, each service reads the end of the file.
+/// The write end of the lifeline, a pipe that tells services whether init is alive. Nothing is written; when init ends, the
+/// last write end is closed and each service reads end-of-file.
 #[derive(Debug)]
 pub struct Lifeline(#[expect(dead_code, reason = "held open until init ends")] OwnedFd);
 
 impl Launcher {
-    /// A launcher for the services of `config`; `capabilities` are those that init has in effect.
+    /// A launcher for the services of `config`; `capabilities` are the effective ones of init.
     pub fn new(config: &Config, is_root: bool, capabilities: u64) -> io::Result<(Self, Lifeline)> {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let launcher = Self {
@@ -86,7 +86,7 @@ impl Launcher {
         if self.is_root { self.config.uid_of(service).unwrap_or(0) } else { own }
     }
 
-    /// Whether the capabilities of services can be lowered for good.
+    /// Whether init can lower the bounding sets of services.
     pub fn can_lower(&self) -> bool {
         self.capabilities & CAP_SETPCAP != 0
     }
@@ -95,7 +95,7 @@ impl Launcher {
     pub fn spawn(&self, service: ServiceName) -> Result<u32, LaunchError> {
         let path = self.bin_dir.join(service.binary());
         let uid = self.uid(service);
-        // Opened by init, so that a folder that the service's user cannot pass is no obstacle.
+        // Opened by init, so that a folder that the service's user cannot traverse does not matter.
         let binary = File::options()
             .read(true)
             .custom_flags(libc::O_PATH)
@@ -121,7 +121,7 @@ impl Launcher {
     }
 
     fn setup(&self, service: ServiceName, uid: u32) -> Setup {
-        let keep = privileges::kept_bits(service) & self.capabilities;
+        let keep = privileges::capability_bits(service) & self.capabilities;
         Setup {
             lifeline: self.lifeline.as_raw_fd(),
             identity: self.is_root.then_some((uid, self.config.users.operator_gid)),
@@ -138,13 +138,13 @@ fn environment(lifeline: RawFd) -> Vec<(OsString, OsString)> {
         list.push(("PATH".into(), PATH.into()));
     }
     list.push(("KEELSON_LIFELINE_FD".into(), lifeline.to_string().into()));
-    // One arena: a small service stays small.
+    // One malloc arena keeps small services small.
     list.push(("MALLOC_ARENA_MAX".into(), "1".into()));
     list.push(("RUST_BACKTRACE".into(), "0".into()));
     list
 }
 
-/// The arguments and the environment of exec, as the kernel takes them.
+/// The arguments and environment for execve(2).
 struct Program {
     path: CString,
     _strings: Vec<CString>,
@@ -173,7 +173,7 @@ impl Program {
         Ok(Self { path, arguments, environment, _strings: strings })
     }
 
-    /// Becomes the program; returns only when that fails.
+    /// Executes the program; returns only on an error.
     fn exec(&self, binary: RawFd) -> io::Error {
         // SAFETY: path and arrays are zero-terminated and live until exec.
         unsafe { libc::execve(self.path.as_ptr(), self.arguments.as_ptr(), self.environment.as_ptr()) };
@@ -181,7 +181,7 @@ impl Program {
         if error.raw_os_error() != Some(libc::EACCES) {
             return error;
         }
-        // The user may not pass a folder on the way, such as a home folder: through the descriptor then.
+        // The user may not be allowed to traverse a parent folder, such as a home folder: use the descriptor.
         // SAFETY: as above; the descriptor is open in this process, and the empty path is static.
         unsafe {
             libc::syscall(
@@ -197,15 +197,15 @@ impl Program {
     }
 }
 
-/// What happens to the child between fork and exec.
+/// The setup of the child between fork and exec.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     lifeline: RawFd,
-    /// User and primary group; `None` where init is not root.
+    /// User and primary group; `None` if init is not root.
     identity: Option<(u32, u32)>,
     /// Whether the bounding set is lowered to `keep`.
     lower: bool,
-    /// The capabilities that stay.
+    /// The capabilities to keep.
     keep: u64,
 }
 
@@ -218,11 +218,10 @@ impl Setup {
             let mut none: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
             check(libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()))?;
-            // A session of its own: an interrupt at the terminal is for init, which ends all in order.
+            // A new session: an interrupt at the terminal goes to init only, which ends all services in order.
             check(libc::setsid())?;
             libc::umask(0o022);
-            // Descriptors that init itself was started with are nothing for a service; before Linux 5.11 they
-            // stay, as for any program.
+            // Services do not need the descriptors that init was started with; before Linux 5.11 they stay open.
             libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             check(libc::fcntl(self.lifeline, libc::F_SETFD, 0))?;
         }
@@ -253,7 +252,7 @@ fn prctl(option: c_int, first: c_ulong, second: c_ulong) -> io::Result<()> {
 fn lower_bounding_set(keep: u64) -> io::Result<()> {
     for capability in (0..64u64).filter(|capability| keep & (1 << capability) == 0) {
         match prctl(libc::PR_CAPBSET_DROP, capability as c_ulong, 0) {
-            // Beyond the last one that this kernel has.
+            // Beyond the last capability of this kernel.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             result => result?,
         }
@@ -261,11 +260,12 @@ fn lower_bounding_set(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A service of root has root's group, so that what it makes for pods and in a kubelet's folders is root's as a kubelet's is, and
-/// is a member of the operator group `operators`; the others have that as their own.
+/// Sets user and groups. A service that runs as root has root's group, so that files that it creates for pods and in a
+/// kubelet's folders belong to root's group as with a kubelet, and is a member of the operator group `operators`; for the
+/// others that is the primary group.
 fn become_user(uid: u32, operators: u32) -> io::Result<()> {
     let gid = if uid == 0 { 0 } else { operators };
-    // Kept over the change of user, until exec.
+    // Keep the capabilities when the user changes, until exec.
     prctl(libc::PR_SET_KEEPCAPS, 1, 0)?;
     // SAFETY: setgroups reads one gid from a local; the others take plain numbers.
     unsafe {
@@ -275,7 +275,7 @@ fn become_user(uid: u32, operators: u32) -> io::Result<()> {
     }
 }
 
-/// The header and the sets of capset(2).
+/// The header of capset(2).
 #[repr(C)]
 struct CapabilityHeader {
     version: u32,
@@ -303,7 +303,7 @@ fn set_capabilities(permitted: u64, inheritable: u64) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Ambient capabilities survive the exec of a program without file capabilities.
+/// Raises ambient capabilities, which survive the exec of a program without file capabilities.
 fn raise_ambient(keep: u64) -> io::Result<()> {
     for capability in (0..64u64).filter(|capability| keep & (1 << capability) != 0) {
         prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as c_ulong, capability as c_ulong)?;
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_binary_is_named() {
+    fn a_missing_service_binary_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.paths.bin_dir = dir.path().to_owned();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_minimal() {
+    fn service_environment_is_minimal() {
         let names: Vec<String> =
             environment(7).iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
         assert!(names.iter().all(|name| INHERITED.contains(&name.as_str())

@@ -1,25 +1,26 @@
-//! Keeps the other services running.
+//! Starts and supervises the other services.
 //!
-//! init reads flags, a KubeletConfiguration and a KeelsonConfiguration, says everything that is wrong with
-//! them, and writes the result to `<run-dir>/config.json`, where every service reads it. It makes the folders
-//! with their owners, starts each service as its own user with what it needs and no more
-//! ([`keelson_init_core::privileges`]), asks each how it is, and starts again what ends or hangs.
+//! init reads flags, a KubeletConfiguration and a KeelsonConfiguration, reports all errors in them, and writes the result to
+//! `<run-dir>/config.json`, where every service reads it. It creates the folders with their owners, starts each service as
+//! its own user with minimal privileges ([`keelson_init_core::privileges`]), polls its health, and restarts it when it ends
+//! or hangs.
 //!
-//! It is the parent of no container. When it dies, the services end with it (each holds the reading end of a
-//! pipe, the lifeline); the next init kills what was left ([`stale`]), takes over its locks ([`lock`]) at once
-//! and starts the services, which adopt what runs.
+//! init is the parent of no container. When it dies, the services end with it (each holds the read end of a pipe, the
+//! lifeline); the next init kills what is left ([`leftover_processes`]), takes the locks ([`lock`]) at once and
+//! starts the services, which adopt the running containers.
 
 mod certificates;
 mod cli;
+mod credential_copies;
 mod credential_providers;
 mod dirs;
 mod drop_ins;
 mod exec_login;
 mod flags_file;
-mod handed_files;
+mod foreign_kubelet;
 mod host;
-mod kubelet;
 pub mod launch;
+pub mod leftover_processes;
 pub mod lock;
 mod lock_file;
 mod node_configuration;
@@ -28,7 +29,6 @@ mod reload;
 mod resolve_only;
 mod server;
 mod signals;
-pub mod stale;
 pub mod supervisor;
 mod systemd;
 mod unit;
@@ -42,7 +42,9 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use keelson_config::{Beside, Config, ControlPlane, ServiceName};
-use keelson_init_core::{Level, Note, Resolved, configuration_line, folders, not_loaded, not_merged, told};
+use keelson_init_core::{
+    Level, Note, Resolved, configuration_line, folders, load_error, merge_error, startup_error,
+};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
 use keelson_service_kit::{
@@ -53,10 +55,10 @@ use tokio::sync::oneshot;
 use tonic::service::Routes;
 
 use crate::cli::Cli;
-use crate::credential_providers::Handover;
-use crate::handed_files::{HandoverError, Looked};
+use crate::credential_copies::{CopyError, CopyReport};
+use crate::credential_providers::ProvidersCopy;
 use crate::launch::Launcher;
-use crate::node_configuration::{Ingredients, NodeConfiguration};
+use crate::node_configuration::{ConfigInputs, NodeConfiguration};
 use crate::reload::{Reload, Stamp};
 use crate::server::SupervisorService;
 use crate::supervisor::{Supervisor, Timing};
@@ -67,7 +69,7 @@ const EX_CONFIG: u8 = 78;
 
 const SPEC: ServiceSpec = ServiceSpec {
     name: ServiceName::Init,
-    about: "Keeps the services of a Keelson node agent running",
+    about: "Starts and supervises the services of a Keelson node agent",
     version: env!("CARGO_PKG_VERSION"),
     descriptor: Some(descriptors::SUPERVISOR),
     threads: 1,
@@ -75,7 +77,7 @@ const SPEC: ServiceSpec = ServiceSpec {
 
 /// The whole of `main`. Under the name `kubelet` the exit codes are the kubelet's: 0 and 1.
 pub fn main() -> ExitCode {
-    signals::hold_back();
+    signals::block();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let code = run();
     if host::invoked_as("kubelet") && code != ExitCode::SUCCESS { ExitCode::FAILURE } else { code }
@@ -90,26 +92,29 @@ fn run() -> ExitCode {
     let cli = match Cli::parse(&arguments, &cwd.to_string_lossy()) {
         Ok(cli) => cli,
         Err(error) => {
-            eprintln!("{}", why_no_start(is_kubelet, &format!("failed to parse kubelet flag: {error}")));
+            eprintln!(
+                "{}",
+                startup_error_line(is_kubelet, &format!("failed to parse kubelet flag: {error}"))
+            );
             return ExitCode::from(EX_USAGE);
         }
     };
-    if let Some(text) = cli.instead(program, is_kubelet) {
+    if let Some(text) = cli.early_output(program, is_kubelet) {
         let _ = std::io::stdout().write_all(text.as_bytes());
         return ExitCode::SUCCESS;
     }
-    // Units and scripts of a kubelet look for these lines; under its own name the agent has these flags by choice.
+    // Units and scripts for a kubelet look for these lines; under its own name, the agent's flags are not deprecated.
     for warning in cli.warnings().iter().filter(|_| is_kubelet) {
         eprintln!("{warning}");
     }
     if cli.prepare_host() || cli.resolve_only() {
         return resolve_only::run(&cli, is_kubelet);
     }
-    let start = match start(&cli) {
+    let start = match read_start_inputs(&cli) {
         Ok(start) => start,
         Err(lines) => {
             for line in lines {
-                eprintln!("{}", why_no_start(is_kubelet, &line));
+                eprintln!("{}", startup_error_line(is_kubelet, &line));
             }
             return ExitCode::from(EX_CONFIG);
         }
@@ -118,34 +123,34 @@ fn run() -> ExitCode {
     run_with_config(SPEC, config, |context| async move {
         let built = build(context, start, cli).await;
         if let (Err(error), true) = (&built, is_kubelet) {
-            tracing::error!("{}", why_no_start(is_kubelet, &format!("{error:#}")));
+            tracing::error!("{}", startup_error_line(is_kubelet, &format!("{error:#}")));
         }
         built
     })
 }
 
-/// The line by which a start ends. Who watches a kubelet looks for these words (node-and-api.md §1.1).
-fn why_no_start(is_kubelet: bool, line: &str) -> String {
+/// The message of a failed start. Tools that watch a kubelet look for these words (node-and-api.md §1.1).
+fn startup_error_line(is_kubelet: bool, line: &str) -> String {
     if is_kubelet { format!("\"command failed\" err={line:?}") } else { format!("keelson-init: {line}") }
 }
 
-/// What the command line and the files say.
-struct Start {
-    /// The files as they were before they were read.
+/// The inputs from the command line and the files.
+struct StartInputs {
+    /// The state of the files before they were read.
     stamp: Stamp,
     resolved: Resolved,
-    providers: Option<Handover>,
-    ingredients: Ingredients,
+    providers: Option<ProvidersCopy>,
+    inputs: ConfigInputs,
 }
 
-/// Reads the files and resolves; the errors are lines for people.
-fn start(cli: &Cli) -> Result<Start, Vec<String>> {
+/// Reads the files and resolves the configuration; the errors are lines for operators.
+fn read_start_inputs(cli: &Cli) -> Result<StartInputs, Vec<String>> {
     let stamp = Stamp::of(cli);
     let mut errors = Vec::new();
-    let mut document = |flag: &'static str, path: &Option<std::path::PathBuf>| {
+    let mut read_document = |flag: &'static str, path: &Option<std::path::PathBuf>| {
         let read = |path: &std::path::PathBuf| {
             yaml::read(flag, path).map_err(|error| match (flag, status::chain(&error)) {
-                ("--config", error) => not_loaded(&path.display().to_string(), &error),
+                ("--config", error) => load_error(&path.display().to_string(), &error),
                 (_, error) => error,
             })
         };
@@ -154,11 +159,11 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
             None
         })
     };
-    let kubelet = document("--config", &cli.config());
-    let keelson = document("--keelson-config", &cli.keelson_config());
+    let kubelet = read_document("--config", &cli.config());
+    let keelson = read_document("--keelson-config", &cli.keelson_config());
     let drop_ins = cli.config_dir().map_or_else(|| Ok((Vec::new(), Vec::new())), |dir| drop_ins::read(&dir));
-    let (drop_ins, passed_over) = drop_ins.unwrap_or_else(|unread| {
-        errors.extend(unread.iter().map(|error| not_merged(&status::chain(error))));
+    let (drop_ins, ignored) = drop_ins.unwrap_or_else(|unread| {
+        errors.extend(unread.iter().map(|error| merge_error(&status::chain(error))));
         Default::default()
     });
     if !errors.is_empty() {
@@ -172,24 +177,24 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
         cli.image_credential_provider_bin_dir().as_deref(),
         &host.cwd,
     );
-    let mut ingredients =
-        Ingredients { flags, kubelet, drop_ins, keelson, host, resolved_unix_nanos: now_unix_nanos() };
+    let mut inputs =
+        ConfigInputs { flags, kubelet, drop_ins, keelson, host, resolved_unix_nanos: now_unix_nanos() };
     let folder = cli.config_dir().map(|folder| folder.display().to_string());
-    let resolved = ingredients.alone().map_err(|problems| {
-        let files = ingredients.files(folder.as_deref());
-        problems.iter().map(|problem| told(problem, files)).collect::<Vec<_>>()
+    let resolved = inputs.resolve_files().map_err(|errors| {
+        let files = inputs.config_files(folder.as_deref());
+        errors.iter().map(|error| startup_error(error, files)).collect::<Vec<_>>()
     });
     match (resolved, providers) {
         (Ok(mut resolved), Ok(providers)) => {
-            resolved.notes.extend(drop_ins::note(&passed_over));
-            let missing = handed_files::missing(&resolved.config);
+            resolved.notes.extend(drop_ins::ignored_note(&ignored));
+            let missing = credential_copies::startup_errors(&resolved.config);
             if !missing.is_empty() {
                 return Err(missing);
             }
             if !resolved.config.control_plane.may_assign_a_configuration() {
-                ingredients = Ingredients::default();
+                inputs = ConfigInputs::default();
             }
-            Ok(Start { stamp, resolved, providers, ingredients })
+            Ok(StartInputs { stamp, resolved, providers, inputs })
         }
         (resolved, providers) => {
             Err([resolved.err(), providers.err()].into_iter().flatten().flatten().collect())
@@ -201,15 +206,16 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Removes a file that may not be there.
-fn remove_if_there(path: &Path) -> std::io::Result<()> {
+/// Removes a file if it exists.
+fn remove_if_exists(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Makes what init creates from here on the operator group's: its socket and the resolved configuration.
+/// Switches to the operator group, so that it owns the files that init creates from here on: the socket and the resolved
+/// configuration.
 fn join_operator_group(config: &Config) -> anyhow::Result<()> {
     if !is_root() {
         return Ok(());
@@ -221,60 +227,61 @@ fn join_operator_group(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the resolved configuration, for the operator group to read, and what of it only one service may know.
+/// Writes the resolved configuration, readable by the operator group, and separately the part for one service only.
 fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
-    handed_files::hand_over_headers(&resolved.config)?;
-    store(&resolved.config, resolved.beside())
+    credential_copies::copy_manifest_headers(&resolved.config)?;
+    store_config(&resolved.config, resolved.config_extras())
 }
 
-/// The file alone; a `config` that was read from it has nothing of what only one service may know.
-fn store(config: &Config, beside: Beside<'_>) -> anyhow::Result<()> {
+/// Writes the file alone, without the part for one service only.
+fn store_config(config: &Config, extras: Beside<'_>) -> anyhow::Result<()> {
     let path = config.paths.config_file();
     config
-        .store_with(&path, beside)
-        .context("the run dir must be writable and have room; --run-dir names another one")?;
+        .store_with(&path, extras)
+        .context("the run dir must be writable and have free space; set another one with --run-dir")?;
     give_to_operators(config, &path)
 }
 
-/// Writes the configuration of credential provider plugins, for runtime-shim.
-fn hand_over(config: &Config, providers: Option<&Handover>) -> anyhow::Result<()> {
-    credential_providers::hand_over(&config.paths, providers)
-        .context("cannot write the configuration of credential providers below the run dir; --run-dir names another one")
+/// Writes the configuration of credential provider plugins for runtime-shim.
+fn write_providers_copy(config: &Config, providers: Option<&ProvidersCopy>) -> anyhow::Result<()> {
+    credential_providers::write_copy(&config.paths, providers)
+        .context("cannot write the configuration of credential providers below the run dir; set another one with --run-dir")
 }
 
-/// Hands each service what it may not read itself, and says what of it ends no start: not in the log, `--resolve-only` has none.
-fn hand_over_files(config: &Config) -> anyhow::Result<()> {
-    let looked = handed(config)?;
-    for line in looked.lines().iter().chain(&looked.left_alone) {
+/// Copies the credentials for the services and prints errors that do not prevent a start; there is no log in
+/// `--resolve-only`.
+fn copy_credentials_and_report(config: &Config) -> anyhow::Result<()> {
+    let report = copy_credentials(config)?;
+    for line in report.lines().iter().chain(&report.unused_pair) {
         eprintln!("keelson-init: {line}");
     }
     Ok(())
 }
 
-/// Hands each service what it may not read itself.
-fn handed(config: &Config) -> anyhow::Result<Looked> {
-    let mut looked = handed_files::hand_over(config);
-    match looked.errors.iter().position(HandoverError::ends_a_start) {
-        Some(fatal) => Err(looked.errors.swap_remove(fatal).into()),
-        None => Ok(looked),
+/// Copies the credentials for the services.
+fn copy_credentials(config: &Config) -> anyhow::Result<CopyReport> {
+    let mut report = credential_copies::update_copies(config);
+    match report.errors.iter().position(CopyError::prevents_start) {
+        Some(fatal) => Err(report.errors.swap_remove(fatal).into()),
+        None => Ok(report),
     }
 }
 
-/// Hands over, says what ends no start, and keeps at it while the agent runs.
-fn keep_handed(context: &Context) -> anyhow::Result<()> {
-    let looked = handed(&context.config)?;
-    // All else is told by the condition.
-    // A program that has yet to answer is nothing that an operator has to mend.
-    let is_login = |error: &&HandoverError| matches!(error, HandoverError::Login { .. });
-    for error in looked.errors.iter().filter(|error| error.is_of_kubeconfig() && !is_login(error)) {
+/// Copies the credentials, logs errors that do not prevent a start, and keeps the copies up to date.
+fn maintain_copies(context: &Context) -> anyhow::Result<()> {
+    let report = copy_credentials(&context.config)?;
+    // All other errors are reported by the condition. A plugin that has not answered yet needs no operator.
+    let is_pending_login = |error: &&CopyError| matches!(error, CopyError::Login { .. });
+    for error in report.errors.iter().filter(|error| error.is_kubeconfig_error() && !is_pending_login(error))
+    {
         tracing::error!("{}", status::chain(error));
     }
-    if let Some(why) = &looked.left_alone {
+    if let Some(why) = &report.unused_pair {
         tracing::warn!("{why}");
     }
-    if handed_files::any(&context.config) {
-        looked.show(context);
-        context.spawn("handed-files", handed_files::run(context.clone(), looked));
+    if credential_copies::any_needed(&context.config) {
+        report.publish(context);
+        context.spawn("credential-copies", credential_copies::run(context.clone(), report));
     }
     if matches!(context.config.control_plane, ControlPlane::Kubernetes(_)) {
         context.spawn("exec-login", exec_login::run(context.clone()));
@@ -282,10 +289,10 @@ fn keep_handed(context: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the flags, for node-api.
+/// Writes the flags for node-api.
 fn write_flags(config: &Config, cli: &Cli) -> anyhow::Result<()> {
     let path = flags_file::path(&config.paths);
-    flags_file::write(&path, &cli.shown()).with_context(|| format!("cannot write {}", path.display()))?;
+    flags_file::write(&path, &cli.all_flags()).with_context(|| format!("cannot write {}", path.display()))?;
     give_to_operators(config, &path)
 }
 
@@ -297,7 +304,7 @@ fn give_to_operators(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `logging.verbosity` of the KubeletConfiguration in force, flags included.
+/// `logging.verbosity` of the KubeletConfiguration in force, including flags.
 fn verbosity(kubelet_configuration: &Map<String, Value>) -> i64 {
     let logging = kubelet_configuration.get("logging");
     logging.and_then(|logging| logging.get("verbosity")).and_then(Value::as_i64).unwrap_or(0)
@@ -313,15 +320,19 @@ fn log_notes(notes: &[Note]) {
     }
 }
 
-/// Prepares the machine, takes the locks, ends what an earlier init left, and starts the supervisor.
-async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built<impl Future<Output = ()>>> {
-    let hurry = CancellationToken::new();
+/// Prepares the machine, takes the locks, kills what an earlier init left, and starts the supervisor.
+async fn build(
+    context: Context,
+    start: StartInputs,
+    cli: Cli,
+) -> anyhow::Result<Built<impl Future<Output = ()>>> {
+    let force = CancellationToken::new();
     let listener = signals::Listener::new().context("cannot listen for signals")?;
-    tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
-    let Start { stamp, resolved, providers, ingredients } = start;
+    tokio::spawn(listener.run(context.shutdown.clone(), force.clone()));
+    let StartInputs { stamp, resolved, providers, inputs } = start;
     let verbosity = verbosity(&resolved.kubelet_configuration);
     let configuration = configuration_line(&resolved.kubelet_configuration, verbosity);
-    for line in cli.lines(verbosity).into_iter().chain(configuration) {
+    for line in cli.log_lines(verbosity).into_iter().chain(configuration) {
         tracing::info!("{line}");
     }
     log_notes(&resolved.notes);
@@ -334,25 +345,25 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let lock_file = lock_file(&context, &cli).await?;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
-    warn_of_closed_parents(config);
+    warn_about_closed_parents(config);
     let locks = lock::agent(config)?;
-    kubelet::refuse(config)?;
-    let left = stale::end_all(&stale::file(&config.paths.run_dir));
-    if !left.is_empty() {
-        tracing::warn!("ended what an earlier init left: {}", left.join(", "));
+    foreign_kubelet::ensure_none(config)?;
+    let killed = leftover_processes::kill_all(&leftover_processes::file(&config.paths.run_dir));
+    if !killed.is_empty() {
+        tracing::warn!("killed what an earlier init left: {}", killed.join(", "));
     }
-    without_init::refuse(&config.paths).await?;
+    without_init::ensure_none_running(&config.paths).await?;
     without_init::forbid(&config.paths)
-        .context("the run dir must be writable; --run-dir names another one")?;
-    hand_over(config, providers.as_ref())?;
-    keep_handed(&context)?;
+        .context("the run dir must be writable; set another one with --run-dir")?;
+    write_providers_copy(config, providers.as_ref())?;
+    maintain_copies(&context)?;
     let (node_configuration, resolved) = match config.control_plane {
         ControlPlane::None | ControlPlane::Kubernetes(_) => {
-            node_configuration::forget_status(&config.paths)?;
+            node_configuration::remove_status(&config.paths)?;
             (None, resolved)
         }
         ControlPlane::Etcd(_) => {
-            let (own, in_force) = NodeConfiguration::open(ingredients, config).await?;
+            let (own, in_force) = NodeConfiguration::open(inputs, config).await?;
             (Some(own), in_force)
         }
     };
@@ -366,18 +377,18 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         tracing::warn!(
             %error,
             score = own.oom_score_adj,
-            "cannot set the oom score of the agent: on a full machine it may be ended like any process"
+            "cannot set the oom score of the agent: when memory runs out, the kernel may kill it like any process"
         );
     }
     if let Err(error) = host::allow_open_files(own.max_open_files) {
         tracing::warn!("{error}");
     }
     let (launcher, lifeline) = Launcher::new(config, is_root(), host::effective_capabilities())
-        .context("cannot make the lifeline of the services")?;
+        .context("cannot create the lifeline of the services")?;
     if is_root() && !launcher.can_lower() {
         tracing::warn!("CAP_SETPCAP is missing: the bounding sets of the services are not lowered");
     }
-    let (supervisor, services, commands) = Supervisor::new(&context, launcher, Timing::default(), hurry)
+    let (supervisor, services, commands) = Supervisor::new(&context, launcher, Timing::default(), force)
         .context("cannot listen for the ends of services")?;
     if let Some(own) = node_configuration {
         let run = own.run(context.clone(), services.clone(), commands.clone());
@@ -391,30 +402,33 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         let _ = done.send(());
     });
     let finish = async move {
-        // An error means that the loop has panicked: nothing is left to wait for.
+        // An error means that the supervisor panicked: there is nothing to wait for.
         let _ = finished.await;
         drop((locks, lifeline, lock_file));
     };
     Ok(Built { routes: Routes::new(SupervisorServer::new(api)), finish, announces_ready: true })
 }
 
-/// Waits for the lock of `--lock-file`, and sees to it that init ends when somebody else wants it, where that is asked for.
+/// Waits for the lock of `--lock-file`, and with `--exit-on-lock-contention` shuts init down when another process wants it.
 ///
-/// Told to end while it waits, the process ends here: nothing is there yet that would have to end in order.
-async fn lock_file(context: &Context, cli: &Cli) -> anyhow::Result<Option<std::sync::Arc<lock_file::Held>>> {
-    let Some(asked) = cli.lock_file() else { return Ok(None) };
-    let Some(held) = asked.take(&context.shutdown).await? else {
-        tracing::info!("told to end before the file lock was free");
+/// If a shutdown is requested while it waits, the process exits here, since nothing has been started yet.
+async fn lock_file(
+    context: &Context,
+    cli: &Cli,
+) -> anyhow::Result<Option<std::sync::Arc<lock_file::FileLock>>> {
+    let Some(lock_file_option) = cli.lock_file() else { return Ok(None) };
+    let Some(held) = lock_file_option.acquire(&context.shutdown).await? else {
+        tracing::info!("shutdown was requested while waiting for the file lock");
         std::process::exit(0);
     };
     let held = std::sync::Arc::new(held);
-    let (watched, shutdown) = (std::sync::Arc::clone(&held), context.shutdown.clone());
+    let (watched_lock, shutdown) = (std::sync::Arc::clone(&held), context.shutdown.clone());
     context.spawn("lock-file", async move {
         // Cancel-safe: both only wait.
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = watched.contended() => {
-                tracing::info!("another process wants the file lock: this agent ends, and its pods run on");
+            () = watched_lock.contended() => {
+                tracing::info!("another process wants the file lock: the agent shuts down, and its pods keep running");
                 shutdown.cancel();
             }
         }
@@ -422,15 +436,15 @@ async fn lock_file(context: &Context, cli: &Cli) -> anyhow::Result<Option<std::s
     Ok(Some(held))
 }
 
-/// A service without root cannot reach its socket through a folder that only its owner may pass.
-fn warn_of_closed_parents(config: &Config) {
+/// Warns of folders that other users cannot traverse: services without root cannot reach their sockets through them.
+fn warn_about_closed_parents(config: &Config) {
     if config.users.uids.is_empty() {
         return;
     }
     for folder in [&config.paths.run_dir, &config.paths.state_dir] {
         if let Some(parent) = dirs::closed_parent(folder) {
             tracing::warn!(
-                "{} cannot be passed by the users of the services, which need {}: allow others to pass (chmod o+x) or name another folder",
+                "{} cannot be traversed by the users of the services, which need {}: allow it for others (chmod o+x) or set another folder",
                 parent.display(),
                 folder.display()
             );

@@ -1,4 +1,4 @@
-//! Asks a service how it is.
+//! Polls the health of a service.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use keelson_proto::keelson::admin::v1::{GetProgressRequest, GetProgressResponse}
 use keelson_service_kit::{Peer, status};
 use tonic::Request;
 
-/// A service that takes longer to tell about itself is stuck.
+/// A service that takes longer to answer counts as stuck.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Calls `GetProgress`.
-pub(crate) async fn ask(peer: Peer) -> Poll {
+pub(crate) async fn poll(peer: Peer) -> Poll {
     let mut request = Request::new(GetProgressRequest {});
     request.set_timeout(DEADLINE);
     match AdminClient::new(peer.channel()).get_progress(request).await {
         Ok(answer) => Poll::Answer(report(answer.into_inner())),
-        Err(error) if status::is_cut(&error) => Poll::Silent(error.message().to_owned()),
-        Err(error) => Poll::Refused(error.message().to_owned()),
+        Err(error) if status::is_cut(&error) => Poll::NoAnswer(error.message().to_owned()),
+        Err(error) => Poll::Error(error.message().to_owned()),
     }
 }
 
@@ -29,14 +29,14 @@ fn report(answer: GetProgressResponse) -> Report {
             .into_iter()
             .map(|one| LoopReport {
                 name: one.name,
-                silent: Duration::from_millis(one.silent_ms),
+                stalled: Duration::from_millis(one.silent_ms),
                 stuck_after: Duration::from_millis(one.stuck_after_ms),
             })
             .collect(),
         conditions: answer
             .conditions
             .into_iter()
-            .map(|one| ConditionReport { name: one.name, problem: (!one.ok).then_some(one.message) })
+            .map(|one| ConditionReport { name: one.name, error: (!one.ok).then_some(one.message) })
             .collect(),
     }
 }

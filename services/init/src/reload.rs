@@ -1,13 +1,13 @@
-//! Changed files of the configuration while the agent runs (architecture §7): `--config`, the files of `--config-dir`,
+//! Applies changed configuration files while the agent runs (architecture §7): `--config`, the files of `--config-dir`,
 //! `--keelson-config` and `--image-credential-provider-config`.
 //!
-//! They are looked at with every heartbeat. What is wrong with them is told, and what was in force goes on. What services take
-//! while they run is written to where they read it; all else waits, named by the condition, until a service that it is about is
-//! started again on request, and with it all others that it is about. `config.json` holds what is in force at every moment, so
-//! whoever is started again for another reason comes up with what its neighbours have.
+//! They are checked with every heartbeat. Errors in them are reported, and the configuration in force stays. Live values are
+//! written for the running services. All other changes are pending, and named by the condition, until a restart of an
+//! affected service is requested, which also restarts the other affected ones. `config.json` always has the configuration in
+//! force, so a service that is restarted for another reason agrees with the others.
 //!
-//! With a control plane that may assign a configuration nothing is taken from the files: they lie below what the key has, and a
-//! start of the agent lays one over the other.
+//! With a control plane that may assign a configuration, changed files are not applied: they have lower precedence than the
+//! key, and only a start of the agent merges both.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use keelson_config::{Beside, Config, ServiceName, feature_gates, kubelet_configuration};
 use keelson_init_core::{
-    CREDENTIAL_CONFIG_FLAG, InForce, Resolved, ServiceState, Waiting, waiting, with_live,
+    ActiveConfig, CREDENTIAL_CONFIG_FLAG, PendingChanges, Resolved, ServiceState, apply_live, pending_changes,
 };
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, LoopHandle, Progress};
@@ -26,21 +26,21 @@ use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
 use crate::cli::Cli;
-use crate::credential_providers::{self, Handover};
-use crate::handed_files::hand_over_headers;
+use crate::credential_copies::copy_manifest_headers;
+use crate::credential_providers::{self, ProvidersCopy};
 use crate::supervisor::Services;
-use crate::{Start, drop_ins, hand_over, log_notes, start, store};
+use crate::{StartInputs, drop_ins, log_notes, read_start_inputs, store_config, write_providers_copy};
 
-/// The condition that says what is wrong with changed files, or what of them waits.
+/// The condition that reports errors in changed files, or pending changes.
 const CONDITION: &str = "configuration files";
-/// How long files must have stood still before they are read: an editor writes more than once.
-const STILL: Duration = Duration::from_millis(500);
-/// How often they are looked at for that, at most.
-const LOOKS: u32 = 10;
-/// What goes on while files are wrong.
-const GOES_ON: &str = "what was in force goes on";
+/// How long files must be unchanged before they are read: an editor writes more than once.
+const QUIET_PERIOD: Duration = Duration::from_millis(500);
+/// The maximum number of checks for that.
+const MAX_CHECKS: u32 = 10;
+/// The end of messages about files with errors.
+const UNCHANGED: &str = "the previous configuration stays in force";
 
-/// What tells one state of the files from another.
+/// Identifies a state of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stamp(Vec<(PathBuf, Option<[i64; 5]>)>);
 
@@ -52,7 +52,9 @@ impl Stamp {
             files.push(folder);
         }
         let providers = cli.image_credential_provider_config().filter(|path| !path.is_empty());
-        files.extend(providers.into_iter().flat_map(|path| credential_providers::watched(Path::new(&path))));
+        files.extend(
+            providers.into_iter().flat_map(|path| credential_providers::watched_paths(Path::new(&path))),
+        );
         let stamp = |path: &Path| {
             let meta = std::fs::metadata(path).ok()?;
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -68,7 +70,7 @@ impl Stamp {
     }
 }
 
-/// The files, and what of them is in force.
+/// The state of the files, and what of them is in force.
 #[derive(Debug)]
 struct State {
     cli: Arc<Cli>,
@@ -76,21 +78,21 @@ struct State {
     seen: Stamp,
     /// A digest of the configuration of credential providers in force.
     providers: u64,
-    /// What the files say, while not all of it is in force.
-    new: Option<Box<New>>,
-    /// A digest of what files said at the start that lie below what a key has; none where there is no such key.
-    below_key: Option<u64>,
+    /// The content of the files, while parts of it are pending.
+    pending: Option<Box<PendingFiles>>,
+    /// A digest of the files at the start if a control plane may assign a configuration.
+    assigned_digest: Option<u64>,
 }
 
-/// What waits for a start of services.
+/// Changes that wait for a restart of services.
 #[derive(Debug)]
-struct New {
+struct PendingFiles {
     resolved: Resolved,
-    providers: Option<Handover>,
-    waiting: Waiting,
+    providers: Option<ProvidersCopy>,
+    changes: PendingChanges,
 }
 
-/// Follows the files, and puts in force what waits.
+/// Watches the files and applies pending changes.
 #[derive(Debug, Clone)]
 pub(crate) struct Reload {
     context: Context,
@@ -98,149 +100,148 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Of an agent that has just started with what the files of `cli` said when they were as `seen` has them.
-    pub(crate) fn new(context: &Context, cli: Cli, seen: Stamp, providers: Option<&Handover>) -> Self {
+    /// For an agent that has just started with the files of `cli` in the state `seen`.
+    pub(crate) fn new(context: &Context, cli: Cli, seen: Stamp, providers: Option<&ProvidersCopy>) -> Self {
         let (config, providers) = (Arc::clone(&context.config), credential_providers::digest(providers));
-        let below_key = config.control_plane.may_assign_a_configuration().then(|| digest(&config, providers));
-        let state = State { seen, cli: Arc::new(cli), config, providers, new: None, below_key };
+        let assigned_digest =
+            config.control_plane.may_assign_a_configuration().then(|| digest(&config, providers));
+        let state = State { seen, cli: Arc::new(cli), config, providers, pending: None, assigned_digest };
         Self { context: context.clone(), state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Looks at the files until the shutdown, and has `services` show how init itself is.
+    /// Watches the files until the shutdown, and publishes the state of init itself in `services`.
     pub(crate) async fn run(self, services: Services) {
-        let turn = self.context.progress.register("configuration-files");
+        let heartbeat = self.context.progress.register("configuration-files");
         let shutdown = self.context.shutdown.clone();
         loop {
-            turn.tick();
-            show_own(&services, &self.context.progress);
-            // Cancel-safe: nothing is taken while waiting.
+            heartbeat.tick();
+            publish_own_state(&services, &self.context.progress);
+            // Cancel-safe: it only sleeps.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
             }
-            self.look().await;
+            self.check().await;
         }
     }
 
-    /// Takes in the files if they are others than before.
-    async fn look(&self) {
+    /// Reads the files if they have changed.
+    async fn check(&self) {
         let mut state = self.state.lock().await;
         let cli = Arc::clone(&state.cli);
         let mut stamp = stamp(&cli).await;
         if stamp == state.seen {
             return;
         }
-        for _ in 0..LOOKS {
-            tokio::time::sleep(STILL).await;
-            let again = self::stamp(&cli).await;
-            if again == stamp {
+        for _ in 0..MAX_CHECKS {
+            tokio::time::sleep(QUIET_PERIOD).await;
+            let newer = self::stamp(&cli).await;
+            if newer == stamp {
                 break;
             }
-            stamp = again;
+            stamp = newer;
         }
-        let read = tokio::task::spawn_blocking(move || start(&cli)).await;
+        let read = tokio::task::spawn_blocking(move || read_start_inputs(&cli)).await;
         let Ok(read) = read else { return };
-        // What waited is not what the files say any more.
-        let waited = state.new.take().is_some();
-        let told = match read {
-            Ok(start) => state.take_in(start, &self.context),
-            Err(mut problems) => {
-                problems.extend(waited.then(|| state.show_none_waiting().err()).flatten());
-                Err(format!("{}; {GOES_ON}", problems.join("; ")))
+        // Earlier pending changes are outdated.
+        let had_pending = state.pending.take().is_some();
+        let condition = match read {
+            Ok(inputs) => state.apply_files(inputs, &self.context),
+            Err(mut errors) => {
+                errors.extend(had_pending.then(|| state.clear_pending().err()).flatten());
+                Err(format!("{}; {UNCHANGED}", errors.join("; ")))
             }
         };
-        // What could not be written is tried again, and so is what does not do: what is wrong may be in another file.
-        if told.is_ok() {
+        // Retry files that could not be applied: the cause may be in another file.
+        if condition.is_ok() {
             state.seen = stamp;
         }
-        self.context.progress.condition(CONDITION, told.unwrap_or_else(Err));
+        self.context.progress.condition(CONDITION, condition.unwrap_or_else(Err));
     }
 
-    /// Puts in force what waits for a start of `service`, if anything does. Who has to be started again besides.
+    /// Applies the pending changes if a restart of `service` does so. Returns the other services to restart.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(crate) async fn put_in_force(&self, service: ServiceName) -> Result<BTreeSet<ServiceName>, String> {
+    /// The files cannot be written.
+    pub(crate) async fn apply_pending(&self, service: ServiceName) -> Result<BTreeSet<ServiceName>, String> {
         let mut state = self.state.lock().await;
-        let goes = state.new.as_ref().is_some_and(|new| new.waiting.goes_with(service));
-        let Some(new) = state.new.take_if(|_| goes) else { return Ok(BTreeSet::new()) };
+        let applies = state.pending.as_ref().is_some_and(|new| new.changes.applies_on_restart_of(service));
+        let Some(new) = state.pending.take_if(|_| applies) else { return Ok(BTreeSet::new()) };
         let config = state.stamped(new.resolved.config.clone());
-        if let Err(error) = put(&config, &new) {
-            state.new = Some(new);
-            return Err(format!("{error:#}; {GOES_ON}"));
+        if let Err(error) = write_pending(&config, &new) {
+            state.pending = Some(new);
+            return Err(format!("{error:#}; {UNCHANGED}"));
         }
         state.providers = credential_providers::digest(new.providers.as_ref());
-        let waiting = new.waiting;
-        tracing::info!("changed files of the configuration come into force: {}", waiting.fields.join(", "));
+        let changes = new.changes;
+        tracing::info!("applied changed configuration files: {}", changes.fields.join(", "));
         self.context.live.take(&config);
         self.context.progress.condition(CONDITION, Ok(()));
-        let mut others = waiting.services;
+        let mut others = changes.services;
         others.remove(&service);
         Ok(others)
     }
 }
 
 impl State {
-    /// A start of the agent is what its configuration was resolved for, also when values are younger.
+    /// Keeps the resolution time, which identifies the start of the agent, although values are newer.
     fn stamped(&self, config: Config) -> Config {
         Config { resolved_unix_nanos: self.config.resolved_unix_nanos, ..config }
     }
 
-    /// What there is to say of files that are well.
+    /// Applies valid files; returns the condition.
     ///
     /// # Errors
-    /// What is in force cannot be read or written.
-    fn take_in(&mut self, start: Start, context: &Context) -> Result<Result<(), String>, String> {
-        let Start { resolved: new, providers, .. } = start;
+    /// The configuration in force cannot be read or written.
+    fn apply_files(&mut self, inputs: StartInputs, context: &Context) -> Result<Result<(), String>, String> {
+        let StartInputs { resolved: new, providers, .. } = inputs;
         let digest_of_providers = credential_providers::digest(providers.as_ref());
-        if let Some(at_start) = self.below_key {
+        if let Some(at_start) = self.assigned_digest {
             return Ok(if digest(&new.config, digest_of_providers) == at_start {
                 Ok(())
             } else {
-                Err("the files of the configuration have changed; a restart of the agent takes them"
-                    .to_owned())
+                Err("the configuration files have changed; restart the agent to apply them".to_owned())
             });
         }
         let before = in_force(&self.config)?;
-        let taken = with_live(&before, &new);
-        let ours = self.cli.keelson_config().map(|path| path.display().to_string());
-        let mut waiting = waiting(&taken, &new, ours.as_deref());
+        let live = apply_live(&before, &new);
+        let keelson_path = self.cli.keelson_config().map(|path| path.display().to_string());
+        let mut pending = pending_changes(&live, &new, keelson_path.as_deref());
         if digest_of_providers != self.providers {
-            waiting.fields.push(CREDENTIAL_CONFIG_FLAG.to_owned());
-            waiting.services.insert(ServiceName::RuntimeShim);
+            pending.fields.push(CREDENTIAL_CONFIG_FLAG.to_owned());
+            pending.services.insert(ServiceName::RuntimeShim);
         }
-        let config = self.stamped(taken.config.clone());
-        write(&config, beside(&taken, Some(&waiting.values)))?;
-        // They stand in no field that could differ. Those of another URL wait with it.
+        let config = self.stamped(live.config.clone());
+        write(&config, extras(&live, Some(&pending.values)))?;
+        // Headers are not part of a field. Those for another URL are pending with it.
         if new.config.sources.static_pod_url == before.config.sources.static_pod_url {
-            hand_over_headers(&new.config).map_err(|error| format!("{}; {GOES_ON}", chain(&error)))?;
+            copy_manifest_headers(&new.config).map_err(|error| format!("{}; {UNCHANGED}", chain(&error)))?;
         }
         log_notes(&new.notes);
         if context.live.take(&config) {
-            tracing::info!(
-                "changed files of the configuration are in force as far as services take them while they run"
-            );
+            tracing::info!("applied the live values of changed configuration files");
         }
-        let told = waiting.text().map_or(Ok(()), Err);
-        self.new = told.is_err().then(|| Box::new(New { resolved: new, providers, waiting }));
-        Ok(told)
+        let condition = pending.text().map_or(Ok(()), Err);
+        self.pending =
+            condition.is_err().then(|| Box::new(PendingFiles { resolved: new, providers, changes: pending }));
+        Ok(condition)
     }
 
-    /// Takes what waited out of what people are shown.
-    fn show_none_waiting(&self) -> Result<(), String> {
+    /// Removes outdated pending changes from `config.json`.
+    fn clear_pending(&self) -> Result<(), String> {
         let in_force = in_force(&self.config)?;
-        write(&in_force.config, beside(&in_force, None))
+        write(&in_force.config, extras(&in_force, None))
     }
 }
 
-/// Writes what waited to where services read it.
-fn put(config: &Config, new: &New) -> anyhow::Result<()> {
-    hand_over_headers(config)?;
-    hand_over(config, new.providers.as_ref())?;
-    store(config, new.resolved.beside())
+/// Writes the pending changes for the services.
+fn write_pending(config: &Config, new: &PendingFiles) -> anyhow::Result<()> {
+    copy_manifest_headers(config)?;
+    write_providers_copy(config, new.providers.as_ref())?;
+    store_config(config, new.resolved.config_extras())
 }
 
-fn beside<'a>(in_force: &'a InForce, waiting: Option<&'a Map<String, Value>>) -> Beside<'a> {
+fn extras<'a>(in_force: &'a ActiveConfig, waiting: Option<&'a Map<String, Value>>) -> Beside<'a> {
     Beside {
         kubelet_configuration: Some(&in_force.kubelet_configuration),
         feature_gates: &in_force.feature_gates,
@@ -253,45 +254,45 @@ async fn stamp(cli: &Arc<Cli>) -> Stamp {
     tokio::task::spawn_blocking(move || Stamp::of(&cli)).await.unwrap_or(none)
 }
 
-/// Of all that files say, headers included, which stand in no field.
+/// A digest of all inputs, including headers, which are not part of a field.
 fn digest(config: &Config, providers: u64) -> u64 {
-    let bare = Config { provenance: Default::default(), resolved_unix_nanos: 0, ..config.clone() };
-    let headers = bare.sources.static_pod_url_headers.encode();
+    let comparable = Config { provenance: Default::default(), resolved_unix_nanos: 0, ..config.clone() };
+    let headers = comparable.sources.static_pod_url_headers.encode();
     let mut hasher = DefaultHasher::new();
-    (serde_json::to_string(&bare).unwrap_or_default(), headers, providers).hash(&mut hasher);
+    (serde_json::to_string(&comparable).unwrap_or_default(), headers, providers).hash(&mut hasher);
     hasher.finish()
 }
 
-/// What services are started with now.
-fn in_force(config: &Config) -> Result<InForce, String> {
+/// The configuration that services are started with now.
+fn in_force(config: &Config) -> Result<ActiveConfig, String> {
     let path = config.paths.config_file();
-    let fail = |error| format!("{}; {GOES_ON}", chain(&error));
-    Ok(InForce {
+    let fail = |error| format!("{}; {UNCHANGED}", chain(&error));
+    Ok(ActiveConfig {
         config: Config::load(&path).map_err(fail)?,
         kubelet_configuration: kubelet_configuration(&path).map_err(fail)?.unwrap_or_default(),
         feature_gates: feature_gates(&path).map_err(fail)?,
     })
 }
 
-fn write(config: &Config, beside: Beside<'_>) -> Result<(), String> {
-    store(config, beside).map_err(|error| format!("{error:#}; {GOES_ON}"))
+fn write(config: &Config, extras: Beside<'_>) -> Result<(), String> {
+    store_config(config, extras).map_err(|error| format!("{error:#}; {UNCHANGED}"))
 }
 
-/// Has the list of services show init as its conditions have it.
-fn show_own(services: &Services, progress: &Progress) {
+/// Publishes the state of init from its conditions.
+fn publish_own_state(services: &Services, progress: &Progress) {
     let report = progress.report("");
-    let problems: Vec<String> = report
+    let errors: Vec<String> = report
         .conditions
         .into_iter()
         .filter(|condition| !condition.ok)
         .map(|condition| condition.message)
         .collect();
-    let state = if problems.is_empty() { ServiceState::Running } else { ServiceState::Degraded };
+    let state = if errors.is_empty() { ServiceState::Running } else { ServiceState::Degraded };
     let Some(mut own) = services.get(&ServiceName::Init) else { return };
-    let (before, message) = (own.clone(), problems.join("; "));
+    let (before, message) = (own.clone(), errors.join("; "));
     if own.state != state.as_str() {
         let now = keelson_service_kit::now_unix_nanos();
-        own.not_running_since_unix_nanos = if problems.is_empty() { 0 } else { now };
+        own.not_running_since_unix_nanos = if errors.is_empty() { 0 } else { now };
     }
     (own.state, own.message) = (state.as_str().to_owned(), message);
     if own != before {
@@ -304,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_that_counts_and_every_change_of_one_is_another_stamp() {
+    fn every_change_of_a_configuration_file_changes_the_stamp() {
         let dir = tempfile::tempdir().unwrap();
         let (main, folder) = (dir.path().join("k.yaml"), dir.path().join("k.d"));
         std::fs::create_dir(&folder).unwrap();
@@ -323,7 +324,7 @@ mod tests {
             stamps.push(now);
         };
         std::fs::write(&main, "a: 1").unwrap();
-        changed("the file is there");
+        changed("the file exists");
         std::fs::write(&main, "a: 12").unwrap();
         changed("it is longer");
         std::fs::write(folder.join("10.conf"), "b: 1").unwrap();
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_no_field_counts_as_a_change_as_well() {
+    fn headers_and_credential_providers_are_part_of_the_digest() {
         let mut config = Config::default();
         let before = digest(&config, 1);
         assert_eq!(digest(&Config { resolved_unix_nanos: 7, ..config.clone() }, 1), before);

@@ -1,4 +1,4 @@
-//! `keelson.supervisor.v1`.
+//! The gRPC service `keelson.supervisor.v1`.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -18,10 +18,10 @@ use crate::host;
 use crate::reload::Reload;
 use crate::supervisor::{Command, Services};
 
-/// A restart takes at most the time that a service has to end, and a little.
+/// A restart takes at most the time that a service has to end, and some more.
 const RESTART_WITHIN: Duration = Duration::from_secs(8);
 
-/// The API over what the supervisor shows.
+/// The API for the state in the supervisor.
 #[derive(Debug)]
 pub struct SupervisorService {
     services: Services,
@@ -30,7 +30,7 @@ pub struct SupervisorService {
 }
 
 impl SupervisorService {
-    /// Shows `services`, init itself among them, and sends `commands`.
+    /// Serves `services`, including init itself, and sends `commands`.
     pub fn new(services: Services, commands: mpsc::Sender<Command>, started_unix_nanos: i64) -> Self {
         let own = pb::Service {
             name: ServiceName::Init.to_string(),
@@ -44,7 +44,7 @@ impl SupervisorService {
         Self { services, commands, files: None }
     }
 
-    /// Has a restart put in force what waits for it of changed files.
+    /// Lets a restart apply the pending changes of files for the service.
     #[must_use]
     pub(crate) fn with_files(self, files: Reload) -> Self {
         Self { files: Some(files), ..self }
@@ -78,7 +78,7 @@ impl Supervisor for SupervisorService {
         _: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
         let known = self.services.clone();
-        // Reading the memory map of another process can wait for that process.
+        // Reading the memory map of another process may block on that process.
         let services = tokio::task::spawn_blocking(move || {
             let all = ServiceName::ALL.into_iter().filter_map(|name| known.get(&name));
             all.map(|mut service| {
@@ -122,17 +122,17 @@ impl Supervisor for SupervisorService {
             .parse::<ServiceName>()
             .map_err(|unknown| error(Code::NotFound, "SERVICE_UNKNOWN", unknown.to_string()))?;
         if service == ServiceName::Init {
-            let text = "init does not restart itself; restart its unit, or end it and start it again";
+            let text = "init does not restart itself; restart its unit, or stop and start it";
             return Err(error(Code::InvalidArgument, "SERVICE_IS_INIT", text));
         }
         let others = match &self.files {
             Some(files) => files
-                .put_in_force(service)
+                .apply_pending(service)
                 .await
                 .map_err(|why| error(Code::FailedPrecondition, "CONFIGURATION_NOT_WRITTEN", why))?,
             None => BTreeSet::new(),
         };
-        // All that read what has come into force, at once: none of them works long beside one that has not read it.
+        // Restarts all readers of the changed values at once, so that they soon agree.
         let others = others.into_iter().map(|other| self.restart(other, "for another configuration"));
         let (own, others) = tokio::join!(self.restart(service, "on request"), join_all(others));
         own?;

@@ -1,4 +1,4 @@
-//! The signals of init: none is lost, from the first instruction on.
+//! The signals of init. None is lost, even before the listener runs.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// The signals that init handles.
 const HANDLED: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// Holds the handled signals back until [`Listener::new`]. Without this, one that comes early ends init
-/// without order, and is dropped by the kernel where init is process 1.
-pub fn hold_back() {
+/// Blocks the handled signals until [`Listener::new`]. Otherwise an early signal would end init abruptly, or would be dropped
+/// by the kernel if init is process 1.
+pub fn block() {
     mask(libc::SIG_BLOCK);
 }
 
-/// Lets them through to a process that has nothing to end in order.
-pub fn let_through() {
+/// Unblocks the signals in a process that has nothing to shut down in order.
+pub fn unblock() {
     mask(libc::SIG_UNBLOCK);
 }
 
@@ -31,7 +31,7 @@ fn mask(how: libc::c_int) {
     }
 }
 
-/// Hears the signals.
+/// Listens for the signals.
 #[derive(Debug)]
 pub struct Listener {
     terminate: Signal,
@@ -40,7 +40,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Begins to listen and lets through what came before.
+    /// Starts to listen, and unblocks the signals, including pending ones.
     pub fn new() -> io::Result<Self> {
         let listener = Self {
             terminate: signal(SignalKind::terminate())?,
@@ -51,10 +51,10 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Cancels `shutdown` on the first SIGTERM or SIGINT and `hurry` on the second.
-    pub async fn run(mut self, shutdown: CancellationToken, hurry: CancellationToken) {
-        // Counted here: the server may have heard the same signal and cancelled `shutdown` already.
-        let mut told = false;
+    /// Cancels `shutdown` on the first SIGTERM or SIGINT and `force` on the second.
+    pub async fn run(mut self, shutdown: CancellationToken, force: CancellationToken) {
+        // Not read from `shutdown`: the server may have received the same signal and cancelled it already.
+        let mut terminating = false;
         loop {
             // Cancel-safe: a signal that is not received here stays pending in its stream.
             tokio::select! {
@@ -65,12 +65,12 @@ impl Listener {
                     continue;
                 }
             }
-            if told {
-                tracing::warn!("told to end a second time, killing what is left");
-                hurry.cancel();
+            if terminating {
+                tracing::warn!("received a second signal to end; killing the remaining services");
+                force.cancel();
                 return;
             }
-            told = true;
+            terminating = true;
             shutdown.cancel();
         }
     }

@@ -1,4 +1,4 @@
-//! The loop that starts services, watches them and starts them again.
+//! The loop that starts, polls and restarts services.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,18 +18,18 @@ use tokio::sync::{mpsc, oneshot};
 use crate::launch::Launcher;
 use crate::systemd::Systemd;
 use crate::unit::{Moment, Phase, Unit};
-use crate::{poller, stale};
+use crate::{leftover_processes, poller};
 
-/// The event of the node when a service cannot be started, or ends for good while the agent goes on
+/// The reason of the node's event when a service cannot be started, or fails for good while the agent keeps running
 /// (pod-lifecycle.md §18).
 const SETUP_FAILED: &str = "KubeletSetupFailed";
 
 /// The limits of the supervisor.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// A service without progress for this long is killed and started again.
+    /// A service without progress for this long is killed and restarted.
     pub stuck_limit: Duration,
-    /// A service that was told to end is killed after this long.
+    /// A service that was asked to end is killed after this long.
     pub stop_limit: Duration,
 }
 
@@ -39,28 +39,28 @@ impl Default for Timing {
     }
 }
 
-/// What others ask of the supervisor.
+/// A request to the supervisor.
 #[derive(Debug)]
 pub enum Command {
-    /// Restart a service; `done` hears when its new process was started, or why it was not.
+    /// Restart a service; `done` receives whether its new process was started.
     Restart {
-        /// Which.
+        /// The service.
         service: ServiceName,
-        /// Why, as its message shows it: `on request`…
+        /// The reason, as shown in its message: `on request`…
         why: &'static str,
-        /// Who waits.
+        /// The sender of the result.
         done: oneshot::Sender<Result<(), String>>,
     },
 }
 
-/// The services as the API shows them, without memory figures.
+/// The services in the API, without memory figures.
 pub type Services = WatchHub<ServiceName, pb::Service>;
 
 /// The supervisor; [`Supervisor::run`] is its loop.
 #[derive(Debug)]
 pub struct Supervisor {
     shutdown: CancellationToken,
-    hurry: CancellationToken,
+    force: CancellationToken,
     handle: LoopHandle,
     launcher: Launcher,
     timing: Timing,
@@ -68,35 +68,35 @@ pub struct Supervisor {
     systemd: Systemd,
     units: Vec<Unit>,
     commands: mpsc::Receiver<Command>,
-    polled: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
+    polled: (mpsc::Sender<PollResult>, mpsc::Receiver<PollResult>),
     children: SignalStream,
     events: EventRing,
     node: ObjectRef,
     paths: Paths,
-    started_file: PathBuf,
-    started_changed: bool,
+    processes_file: PathBuf,
+    processes_changed: bool,
     origin: Instant,
     stopping: bool,
 }
 
-/// The outcome of asking the process `pid` of a service.
+/// The result of polling the process `pid` of a service.
 #[derive(Debug)]
-struct Polled {
+struct PollResult {
     service: ServiceName,
     pid: u32,
     poll: Poll,
 }
 
 impl Supervisor {
-    /// A supervisor of all services. `hurry` kills what is left while it ends.
+    /// A supervisor of all services. `force` kills the remaining ones during a shutdown.
     ///
     /// # Errors
-    /// The signal of children cannot be listened to.
+    /// SIGCHLD cannot be listened to.
     pub fn new(
         context: &Context,
         launcher: Launcher,
         timing: Timing,
-        hurry: CancellationToken,
+        force: CancellationToken,
     ) -> io::Result<(Self, Services, mpsc::Sender<Command>)> {
         let run_dir = &context.config.paths.run_dir;
         let units = ServiceName::supervised()
@@ -106,7 +106,7 @@ impl Supervisor {
         let (sender, commands) = mpsc::channel(16);
         let supervisor = Self {
             shutdown: context.shutdown.clone(),
-            hurry,
+            force,
             handle: context.progress.register("supervisor"),
             launcher,
             timing,
@@ -119,8 +119,8 @@ impl Supervisor {
             events: context.events.clone(),
             node: ObjectRef::node(&context.config.node_name),
             paths: context.config.paths.clone(),
-            started_file: stale::file(run_dir),
-            started_changed: false,
+            processes_file: leftover_processes::file(run_dir),
+            processes_changed: false,
             origin: Instant::now(),
             stopping: false,
         };
@@ -133,15 +133,15 @@ impl Supervisor {
 
     /// Runs until the shutdown, then ends all services. Returns when none is left.
     pub async fn run(mut self) {
-        let (shutdown, hurry) = (self.shutdown.clone(), self.hurry.clone());
+        let (shutdown, force) = (self.shutdown.clone(), self.force.clone());
         loop {
-            self.turn();
+            self.run_due();
             if self.stopping && self.units.iter().all(|unit| matches!(unit.phase, Phase::Stopped)) {
                 return;
             }
             let wake = self.next_wake();
-            // Cancel-safe, each of them: signals and messages stay in their queues, a token stays cancelled,
-            // and the sleep is computed anew.
+            // Cancel-safe, each of them: signals and messages stay queued, a token stays cancelled, and the sleep is computed
+            // again.
             tokio::select! {
                 _ = self.children.recv() => {}
                 Some(Command::Restart { service, why, done }) = self.commands.recv() => {
@@ -149,14 +149,14 @@ impl Supervisor {
                 }
                 Some(polled) = self.polled.1.recv() => self.observe(polled),
                 () = shutdown.cancelled(), if !self.stopping => self.stop(),
-                () = hurry.cancelled(), if self.stopping => self.kill_all(),
+                () = force.cancelled(), if self.stopping => self.kill_all(),
                 () = tokio::time::sleep(wake) => {}
             }
         }
     }
 
-    /// Everything that is due now.
-    fn turn(&mut self) {
+    /// Does everything that is due now.
+    fn run_due(&mut self) {
         self.handle.tick();
         self.reap();
         let now = self.now();
@@ -167,19 +167,19 @@ impl Supervisor {
             if let Some(process) = self.units[index].process_mut() {
                 process.kill_if_due(now);
             }
-            self.ask_if_due(index, now);
+            self.poll_if_due(index, now);
         }
         self.publish();
-        if std::mem::take(&mut self.started_changed) {
-            self.write_started();
+        if std::mem::take(&mut self.processes_changed) {
+            self.write_processes();
         }
     }
 
     fn next_wake(&self) -> Duration {
         let now = self.now();
-        let due = self.units.iter().filter_map(Unit::next_moment).min();
+        let due = self.units.iter().filter_map(Unit::next_due).min();
         let wait = due.map_or(Duration::MAX, |due| due.saturating_sub(now));
-        // One millisecond at least: the timer is no finer, and a busy loop is worse than a late turn.
+        // At least one millisecond: the timer is no finer, and this avoids a busy loop.
         wait.clamp(Duration::from_millis(1), self.systemd.heartbeat())
     }
 
@@ -188,20 +188,20 @@ impl Supervisor {
         let unit = &mut self.units[index];
         match self.launcher.spawn(unit.name) {
             Ok(pid) => {
-                unit.has_started(now, pid, now_unix_nanos());
+                unit.on_started(now, pid, now_unix_nanos());
                 tracing::info!(service = %unit.name, pid, uid = unit.uid, "started");
-                self.started_changed = true;
+                self.processes_changed = true;
             }
             Err(error) => {
                 let why = status::chain(&error);
                 tracing::error!(service = %unit.name, "{why}");
                 self.events.warning(self.node.clone(), SETUP_FAILED, format!("{}: {why}", unit.name));
-                unit.has_not_started(now, why, fastrand::f64());
+                unit.on_start_failed(now, why, fastrand::f64());
             }
         }
     }
 
-    fn ask_if_due(&mut self, index: usize, now: Moment) {
+    fn poll_if_due(&mut self, index: usize, now: Moment) {
         let unit = &mut self.units[index];
         let (service, peer) = (unit.name, unit.peer.clone());
         let Some(process) = unit.process_mut() else { return };
@@ -211,25 +211,25 @@ impl Supervisor {
         process.next_poll = None;
         let pid = process.pid;
         let sender = self.polled.0.clone();
-        // At most one per process, and each ends within the deadline of the call.
+        // At most one task per process, and the call has a deadline.
         tokio::spawn(async move {
-            let poll = poller::ask(peer).await;
-            // The supervisor has ended when nobody receives.
-            let _ = sender.send(Polled { service, pid, poll }).await;
+            let poll = poller::poll(peer).await;
+            // The send fails only if the supervisor has ended.
+            let _ = sender.send(PollResult { service, pid, poll }).await;
         });
     }
 
-    fn observe(&mut self, polled: Polled) {
+    fn observe(&mut self, polled: PollResult) {
         let (now, limit) = (self.now(), self.timing.stuck_limit);
         let Some(unit) = self.units.iter_mut().find(|unit| unit.name == polled.service) else { return };
         let Some(process) = unit.process_mut().filter(|process| process.pid == polled.pid) else { return };
         process.health.observe(now, polled.poll);
         process.next_poll = Some(aligned(now, process.health.next_poll(now)));
         let answered = process.health.answered();
-        let hopeless = process.health.give_up(now, limit).filter(|_| process.ending.is_none());
+        let kill_reason = process.health.kill_reason(now, limit).filter(|_| process.ending.is_none());
         unit.ever_answered |= answered;
-        if let Some(why) = hopeless {
-            unit.give_up(why);
+        if let Some(why) = kill_reason {
+            unit.kill_stuck(why);
         }
     }
 
@@ -249,7 +249,7 @@ impl Supervisor {
     }
 
     fn stop(&mut self) {
-        tracing::info!("ending all services; containers run on");
+        tracing::info!("ending all services; containers keep running");
         self.stopping = true;
         self.systemd.stopping();
         let (now, limit) = (self.now(), self.timing.stop_limit);
@@ -259,30 +259,30 @@ impl Supervisor {
     }
 
     fn kill_all(&mut self) {
-        self.hurry = CancellationToken::new();
+        self.force = CancellationToken::new();
         for process in self.units.iter().filter_map(Unit::process) {
             process.signal(Signal::KILL);
         }
     }
 
-    /// Takes the exit of every child that has ended. As process 1 also of those that were left to us; else
-    /// only of our own, so that nobody else's child is taken away.
+    /// Collects the exit of every child that has ended. As process 1 this includes orphans; otherwise only its own children,
+    /// so that other code's children are left alone.
     fn reap(&mut self) {
         if std::process::id() == 1 {
             while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-                self.ended(pid, status);
+                self.on_child_exit(pid, status);
             }
             return;
         }
         let pids: Vec<u32> = self.units.iter().filter_map(|unit| Some(unit.process()?.pid)).collect();
         for pid in pids.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             if let Ok(Some((pid, status))) = waitpid(Some(pid), WaitOptions::NOHANG) {
-                self.ended(pid, status);
+                self.on_child_exit(pid, status);
             }
         }
     }
 
-    fn ended(&mut self, pid: Pid, status: WaitStatus) {
+    fn on_child_exit(&mut self, pid: Pid, status: WaitStatus) {
         let exit = match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Exit::Code(code),
             (None, Some(number)) => Exit::Signal(number),
@@ -295,19 +295,19 @@ impl Supervisor {
         match unit {
             Some(unit) => {
                 let last_words = last_words::take(&self.paths, unit.name);
-                let failed = unit.has_ended(now, exit, last_words.as_deref(), fastrand::f64());
+                let failed = unit.on_exit(now, exit, last_words.as_deref(), fastrand::f64());
                 if self.stopping {
                     unit.phase = Phase::Stopped;
                 } else if let Some(why) = failed {
                     self.events.warning(self.node.clone(), SETUP_FAILED, format!("{}: {why}", unit.name));
                 }
-                self.started_changed = true;
+                self.processes_changed = true;
             }
             None => tracing::debug!(pid = raw, %exit, "reaped an orphan"),
         }
     }
 
-    /// Tells watchers and systemd what has changed.
+    /// Publishes changes to watchers and systemd.
     fn publish(&mut self) {
         let (now, unix) = (self.now(), now_unix_nanos());
         let to_unix = |at: Moment| unix + nanos(at) - nanos(now);
@@ -324,7 +324,7 @@ impl Supervisor {
                 if old.state != service.state || degraded_otherwise {
                     log_change(&old.state, &service);
                 }
-                // The same moment, computed anew, differs by the rounding of two clocks.
+                // The same time, computed again, differs by the rounding of two clocks.
                 if old.state == service.state
                     && old.restarts == service.restarts
                     && old.next_start_unix_nanos != 0
@@ -335,11 +335,11 @@ impl Supervisor {
             self.services.set_if_changed(unit.name, service);
         }
         let ready = self.units.iter().all(|unit| unit.ever_answered);
-        let status = self.systemd.listens().then(|| self.status());
-        self.systemd.tell(ready, status);
+        let status = self.systemd.is_enabled().then(|| self.status());
+        self.systemd.notify(ready, status);
     }
 
-    /// One line for `systemctl status`.
+    /// The status line for `systemctl status`.
     fn status(&self) -> String {
         let good = self.units.iter().filter(|unit| unit.state() == ServiceState::Running).count();
         let mut text = format!("{good} of {} services running", self.units.len());
@@ -349,19 +349,19 @@ impl Supervisor {
         text
     }
 
-    fn write_started(&self) {
-        let list: Vec<stale::Started> =
+    fn write_processes(&self) {
+        let list: Vec<leftover_processes::StartedProcess> =
             self.units.iter().filter_map(|unit| unit.process()?.identity.clone()).collect();
-        if let Err(error) = stale::store(&self.started_file, &list) {
+        if let Err(error) = leftover_processes::store(&self.processes_file, &list) {
             tracing::warn!(
-                path = %self.started_file.display(), %error,
-                "cannot write down the processes of services; one that is stopped when init is killed would be left"
+                path = %self.processes_file.display(), %error,
+                "cannot record the processes of services; one that is stopped when init is killed would not be cleaned up"
             );
         }
     }
 }
 
-/// The moment of a poll `wait` from now. Rare ones fall together, so that they cost one wake-up for all.
+/// The time of a poll `wait` from now. Rare polls are aligned, so that they cause one wake-up for all.
 fn aligned(now: Moment, wait: Duration) -> Moment {
     let due = now + wait;
     if wait < LoopHandle::HEARTBEAT {
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rare_polls_of_all_services_fall_together_and_eager_ones_are_not_moved() {
+    fn rare_polls_are_aligned_and_frequent_ones_are_not() {
         let rare = |millis| aligned(Duration::from_millis(millis), Duration::from_secs(10)).as_millis();
         assert_eq!([rare(3), rare(9_999), rare(10_000), rare(10_020)], [10_000, 10_000, 20_000, 20_000]);
         assert_eq!(aligned(Duration::from_millis(3), Duration::from_millis(50)).as_millis(), 53);

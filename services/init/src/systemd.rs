@@ -1,43 +1,43 @@
-//! What init tells systemd (sd_notify(3)), when it was started by it.
+//! Notifies systemd (sd_notify(3)), if it has started init.
 
 use std::time::Duration;
 
 use keelson_service_kit::LoopHandle;
 use sd_notify::NotifyState;
 
-/// The conversation with systemd.
+/// The notifications to systemd.
 #[derive(Debug)]
 pub(crate) struct Systemd {
-    listens: bool,
+    is_enabled: bool,
     watchdog: Option<Duration>,
-    told_ready: bool,
+    ready_sent: bool,
     status: String,
 }
 
 impl Systemd {
     pub(crate) fn new() -> Self {
         Self {
-            listens: std::env::var_os("NOTIFY_SOCKET").is_some(),
+            is_enabled: std::env::var_os("NOTIFY_SOCKET").is_some(),
             watchdog: sd_notify::watchdog_enabled(),
-            told_ready: false,
+            ready_sent: false,
             status: String::new(),
         }
     }
 
-    /// How often [`Systemd::tell`] must be called: twice per watchdog period, and as often as any loop turns.
+    /// How often [`Systemd::notify`] must be called: twice per watchdog period, and at least with every heartbeat.
     pub(crate) fn heartbeat(&self) -> Duration {
         self.watchdog.map_or(LoopHandle::HEARTBEAT, |period| (period / 2).min(LoopHandle::HEARTBEAT))
     }
 
-    /// Whether systemd listens at all.
-    pub(crate) fn listens(&self) -> bool {
-        self.listens
+    /// Whether systemd expects notifications.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.is_enabled
     }
 
-    /// Feeds the watchdog, says once that all services are ready, and shows the status line when it changes.
-    pub(crate) fn tell(&mut self, ready: bool, status: Option<String>) {
-        let first_ready = ready && !self.told_ready;
-        self.told_ready |= ready;
+    /// Feeds the watchdog, reports once that all services are ready, and updates the status line.
+    pub(crate) fn notify(&mut self, ready: bool, status: Option<String>) {
+        let first_ready = ready && !self.ready_sent;
+        self.ready_sent |= ready;
         if first_ready {
             tracing::info!("Started kubelet: all services have answered");
         }
@@ -57,8 +57,11 @@ impl Systemd {
     }
 
     pub(crate) fn stopping(&self) {
-        if self.listens {
-            send(&[NotifyState::Stopping, NotifyState::Status("ending the services; containers run on")]);
+        if self.is_enabled {
+            send(&[
+                NotifyState::Stopping,
+                NotifyState::Status("ending the services; containers keep running"),
+            ]);
         }
     }
 }
@@ -67,6 +70,6 @@ fn send(states: &[NotifyState<'_>]) {
     if !states.is_empty()
         && let Err(error) = sd_notify::notify(states)
     {
-        tracing::debug!(%error, "cannot tell systemd");
+        tracing::debug!(%error, "cannot notify systemd");
     }
 }

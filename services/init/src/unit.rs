@@ -1,20 +1,20 @@
-//! One service: its process, and what becomes of it.
+//! One service and the lifecycle of its process.
 
 use std::time::Duration;
 
 use keelson_config::ServiceName;
-use keelson_init_core::{Exit, Health, Restarts, ServiceState, Verdict, judge_exit};
+use keelson_init_core::{Exit, Health, RestartBackoff, ServiceState, Verdict, judge_exit};
 use keelson_proto::keelson::supervisor::v1 as pb;
 use keelson_service_kit::Peer;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::oneshot;
 
-use crate::stale::Started;
+use crate::leftover_processes::StartedProcess;
 
-/// Moments are durations since the start of the supervisor.
+/// A time as the duration since the start of the supervisor.
 pub(crate) type Moment = Duration;
 
-/// A service under supervision.
+/// A supervised service.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) name: ServiceName,
@@ -22,18 +22,18 @@ pub(crate) struct Unit {
     pub(crate) peer: Peer,
     pub(crate) phase: Phase,
     pub(crate) starts: u32,
-    pub(crate) backoff: Restarts,
-    /// Whether any of its processes has ever answered.
+    pub(crate) backoff: RestartBackoff,
+    /// Whether any of its processes has answered.
     pub(crate) ever_answered: bool,
-    /// How its last process ended.
-    last_end: String,
-    waiting: Vec<oneshot::Sender<Result<(), String>>>,
+    /// How the last process ended.
+    last_exit: String,
+    waiters: Vec<oneshot::Sender<Result<(), String>>>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Phase {
     Alive(Box<Process>),
-    /// It is started at this moment.
+    /// It is started at this time.
     BackingOff(Moment),
     /// A restart would not help.
     Failed,
@@ -46,32 +46,32 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) started: Moment,
     pub(crate) started_unix_nanos: i64,
-    pub(crate) identity: Option<Started>,
+    pub(crate) identity: Option<StartedProcess>,
     pub(crate) health: Health,
-    /// When it is asked next; `None` while a question is open.
+    /// When it is polled next; `None` while a poll is in progress.
     pub(crate) next_poll: Option<Moment>,
-    pub(crate) ending: Option<Ending>,
+    pub(crate) ending: Option<Termination>,
 }
 
-/// A process that was told to end.
+/// The requested end of a process.
 #[derive(Debug)]
-pub(crate) struct Ending {
-    /// When it is killed; `None` once it was.
+pub(crate) struct Termination {
+    /// When it is killed; `None` after that.
     pub(crate) kill_at: Option<Moment>,
-    pub(crate) then: Then,
+    pub(crate) after: AfterExit,
 }
 
-/// What follows.
+/// What to do after the process has ended.
 #[derive(Debug)]
-pub(crate) enum Then {
+pub(crate) enum AfterExit {
     Stop,
     RestartNow(&'static str),
-    /// It was killed for this reason.
-    RestartLater(String),
+    /// Restart it after the back-off; it was killed for this reason.
+    RestartAfterBackoff(String),
 }
 
 impl Unit {
-    /// A service that is to be started at once.
+    /// A service that is started at once.
     pub(crate) fn new(name: ServiceName, uid: u32, peer: Peer) -> Self {
         Self {
             name,
@@ -79,10 +79,10 @@ impl Unit {
             peer,
             phase: Phase::BackingOff(Moment::ZERO),
             starts: 0,
-            backoff: Restarts::default(),
+            backoff: RestartBackoff::default(),
             ever_answered: false,
-            last_end: String::new(),
-            waiting: Vec::new(),
+            last_exit: String::new(),
+            waiters: Vec::new(),
         }
     }
 
@@ -100,73 +100,73 @@ impl Unit {
         }
     }
 
-    /// Its process has been started.
-    pub(crate) fn has_started(&mut self, now: Moment, pid: u32, started_unix_nanos: i64) {
+    /// Records that its process was started.
+    pub(crate) fn on_started(&mut self, now: Moment, pid: u32, started_unix_nanos: i64) {
         self.starts += 1;
         self.phase = Phase::Alive(Box::new(Process {
             pid,
             started: now,
             started_unix_nanos,
-            identity: Started::of(self.name.as_str(), pid),
+            identity: StartedProcess::of(self.name.as_str(), pid),
             health: Health::new(now),
             next_poll: Some(now + Duration::from_millis(10)),
             ending: None,
         }));
-        self.answer_waiting(&Ok(()));
+        self.answer_waiters(&Ok(()));
     }
 
-    /// Its process could not be started.
-    pub(crate) fn has_not_started(&mut self, now: Moment, why: String, random: f64) {
+    /// Records that its process could not be started.
+    pub(crate) fn on_start_failed(&mut self, now: Moment, why: String, random: f64) {
         self.phase = Phase::BackingOff(now + self.backoff.next_delay(Duration::ZERO, random));
-        self.answer_waiting(&Err(why.clone()));
-        self.last_end = why;
+        self.answer_waiters(&Err(why.clone()));
+        self.last_exit = why;
     }
 
-    fn answer_waiting(&mut self, result: &Result<(), String>) {
-        for waiting in self.waiting.drain(..) {
-            // A caller that has gone does not want the answer.
-            let _ = waiting.send(result.clone());
+    fn answer_waiters(&mut self, result: &Result<(), String>) {
+        for waiter in self.waiters.drain(..) {
+            // The caller may be gone.
+            let _ = waiter.send(result.clone());
         }
     }
 
-    /// Its process has ended. Why it is not started again, where that is so and nobody has asked for it.
-    pub(crate) fn has_ended(
+    /// Records the end of its process. Returns why it is not restarted, if it failed for good unexpectedly.
+    pub(crate) fn on_exit(
         &mut self,
         now: Moment,
         exit: Exit,
-        last_words: Option<&str>,
+        reported_error: Option<&str>,
         random: f64,
     ) -> Option<String> {
         let Phase::Alive(process) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return None };
-        let lived = now.saturating_sub(process.started);
+        let uptime = now.saturating_sub(process.started);
         let back_off = |unit: &mut Self| {
-            unit.phase = Phase::BackingOff(now + unit.backoff.next_delay(lived, random));
+            unit.phase = Phase::BackingOff(now + unit.backoff.next_delay(uptime, random));
         };
         let (name, pid) = (self.name, process.pid);
-        match process.ending.map(|ending| ending.then) {
-            Some(Then::Stop) => {
+        match process.ending.map(|ending| ending.after) {
+            Some(AfterExit::Stop) => {
                 tracing::info!(service = %name, pid, %exit, "the service has ended");
-                self.last_end = String::new();
+                self.last_exit = String::new();
             }
-            Some(Then::RestartNow(why)) => {
-                self.last_end = format!("restarted {why} ({exit})");
+            Some(AfterExit::RestartNow(why)) => {
+                self.last_exit = format!("restarted {why} ({exit})");
                 self.backoff.reset();
                 self.phase = Phase::BackingOff(now);
             }
-            Some(Then::RestartLater(why)) => {
-                self.last_end = why;
+            Some(AfterExit::RestartAfterBackoff(why)) => {
+                self.last_exit = why;
                 back_off(self);
             }
-            None => match judge_exit(exit, last_words) {
+            None => match judge_exit(exit, reported_error) {
                 Verdict::Restart(why) => {
-                    tracing::warn!(service = %name, pid, lived_ms = lived.as_millis(), "the service {why}, starting it again");
-                    self.last_end = why;
+                    tracing::warn!(service = %name, pid, lived_ms = uptime.as_millis(), "the service {why}, restarting it");
+                    self.last_exit = why;
                     back_off(self);
                 }
                 Verdict::Fail(why) => {
-                    tracing::error!(service = %name, pid, "the service is not started again: {why}");
-                    self.answer_waiting(&Err(why.clone()));
-                    self.last_end.clone_from(&why);
+                    tracing::error!(service = %name, pid, "the service will not be restarted: {why}");
+                    self.answer_waiters(&Err(why.clone()));
+                    self.last_exit.clone_from(&why);
                     self.phase = Phase::Failed;
                     return Some(why);
                 }
@@ -175,16 +175,16 @@ impl Unit {
         None
     }
 
-    /// Tells the process to end. A service without one is stopped at once.
+    /// Ends the process. A service without one is stopped at once.
     pub(crate) fn stop(&mut self, now: Moment, limit: Duration) {
-        self.answer_waiting(&Err("init is ending".to_owned()));
+        self.answer_waiters(&Err("init is ending".to_owned()));
         match &mut self.phase {
-            Phase::Alive(process) => process.end(Some(now + limit), Then::Stop),
+            Phase::Alive(process) => process.terminate(Some(now + limit), AfterExit::Stop),
             phase => *phase = Phase::Stopped,
         }
     }
 
-    /// Ends the process and starts it again at once; `done` hears when that has happened.
+    /// Ends the process and restarts it at once; `done` receives the result.
     pub(crate) fn restart(
         &mut self,
         now: Moment,
@@ -192,9 +192,9 @@ impl Unit {
         why: &'static str,
         done: oneshot::Sender<Result<(), String>>,
     ) {
-        self.waiting.push(done);
+        self.waiters.push(done);
         match &mut self.phase {
-            Phase::Alive(process) => process.end(Some(now + limit), Then::RestartNow(why)),
+            Phase::Alive(process) => process.terminate(Some(now + limit), AfterExit::RestartNow(why)),
             phase => {
                 self.backoff.reset();
                 *phase = Phase::BackingOff(now);
@@ -203,16 +203,16 @@ impl Unit {
     }
 
     /// Kills the process because it makes no progress.
-    pub(crate) fn give_up(&mut self, why: String) {
-        tracing::error!(service = %self.name, "the service is {why}; starting it again");
+    pub(crate) fn kill_stuck(&mut self, why: String) {
+        tracing::error!(service = %self.name, "the service is {why}; restarting it");
         if let Phase::Alive(process) = &mut self.phase {
-            process.ending = Some(Ending { kill_at: None, then: Then::RestartLater(why) });
+            process.ending = Some(Termination { kill_at: None, after: AfterExit::RestartAfterBackoff(why) });
             process.signal(Signal::KILL);
         }
     }
 
-    /// The next moment at which something is to be done, if any.
-    pub(crate) fn next_moment(&self) -> Option<Moment> {
+    /// When the next action is due, if any.
+    pub(crate) fn next_due(&self) -> Option<Moment> {
         match &self.phase {
             Phase::BackingOff(until) => Some(*until),
             Phase::Alive(process) => {
@@ -233,10 +233,10 @@ impl Unit {
         }
     }
 
-    /// As the API shows it. `to_unix` converts a moment.
+    /// The service in the API. `to_unix` converts a time.
     pub(crate) fn describe(&self, to_unix: impl Fn(Moment) -> i64) -> pb::Service {
         let process = self.process();
-        let own = process.map(|p| p.health.message()).filter(|message| !message.is_empty());
+        let health_message = process.map(|p| p.health.message()).filter(|message| !message.is_empty());
         let next = match &self.phase {
             Phase::BackingOff(until) => to_unix(*until),
             _ => 0,
@@ -247,7 +247,7 @@ impl Unit {
             state: self.state().to_string(),
             restarts: self.starts.saturating_sub(1),
             pss_kib: 0,
-            message: own.unwrap_or(&self.last_end).to_owned(),
+            message: health_message.unwrap_or(&self.last_exit).to_owned(),
             started_unix_nanos: process.map_or(0, |p| p.started_unix_nanos),
             next_start_unix_nanos: next,
             uid: self.uid,
@@ -257,18 +257,18 @@ impl Unit {
 }
 
 impl Process {
-    /// SIGTERM now, SIGKILL at `kill_at`. A process that is ending already keeps its limit.
-    fn end(&mut self, kill_at: Option<Moment>, then: Then) {
+    /// Sends SIGTERM now, and SIGKILL at `kill_at`. A process that is ending already keeps its limit.
+    fn terminate(&mut self, kill_at: Option<Moment>, after: AfterExit) {
         match &mut self.ending {
-            Some(ending) => ending.then = then,
+            Some(ending) => ending.after = after,
             None => {
-                self.ending = Some(Ending { kill_at, then });
+                self.ending = Some(Termination { kill_at, after });
                 self.signal(Signal::TERM);
             }
         }
     }
 
-    /// Kills it if its time to end by itself is over.
+    /// Kills the process when its time to end is over.
     pub(crate) fn kill_if_due(&mut self, now: Moment) {
         if let Some(ending) = &mut self.ending
             && ending.kill_at.is_some_and(|at| at <= now)
@@ -278,7 +278,7 @@ impl Process {
         }
     }
 
-    /// Signals the process. It is our child and not reaped yet, so the pid is still its own.
+    /// Signals the process. It is a child that is not reaped yet, so the pid cannot belong to another process.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
             && let Err(error) = kill_process(pid, signal)

@@ -1,4 +1,4 @@
-//! Configuration files as [`Document`]s: YAML (JSON is YAML) with the line of each field.
+//! Parses configuration files into [`Document`]s: YAML (JSON is YAML) with the line of each field.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum ReadError {
     /// The file cannot be opened or read.
     #[error("cannot read the configuration file {} that {flag} names", path.display())]
     Read {
-        /// The flag that names it.
+        /// The flag that names the file.
         flag: &'static str,
         /// The file.
         path: PathBuf,
@@ -28,29 +28,29 @@ pub enum ReadError {
     /// The file is empty.
     #[error("kubelet config file {:?} was empty; what {flag} names must begin with apiVersion and kind", path.display().to_string())]
     Empty {
-        /// The flag that names it.
+        /// The flag that names the file.
         flag: &'static str,
         /// The file.
         path: PathBuf,
     },
-    /// The file is no YAML or JSON, or no map.
+    /// The file is not YAML or JSON, or not a map.
     #[error("the configuration file {} that {flag} names is not usable: {text}", path.display())]
     Syntax {
-        /// The flag that names it.
+        /// The flag that names the file.
         flag: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the parser says, with line and column.
+        /// The parser's message, with line and column.
         text: String,
     },
 }
 
-/// Reads the file that `flag` names.
+/// Reads the file in `flag`.
 pub fn read(flag: &'static str, path: &Path) -> Result<Document, ReadError> {
     read_with_text(flag, path).map(|(document, _)| document)
 }
 
-/// As [`read`], with the text of the file.
+/// Like [`read`], and also returns the text of the file.
 pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, String), ReadError> {
     let text =
         fs::read_to_string(path).map_err(|source| ReadError::Read { flag, path: path.to_owned(), source })?;
@@ -65,14 +65,14 @@ pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, Stri
     }
 }
 
-/// Reads `text`, which messages name `file`; its relative paths start from `folder`.
+/// Parses `text`; `file` is its name in messages, and its relative paths start from `folder`.
 ///
 /// # Errors
-/// It is no YAML or JSON, or no map; with line and column.
+/// The text is not YAML or JSON, or not a map; with line and column.
 pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
-    let mut noted = Noted::default();
-    let seed = Seed { path: String::new(), noted: &mut noted };
-    // Of a field that stands there more than once the last one counts, and whoever reads it is told of it.
+    let mut keys = KeyLocations::default();
+    let seed = Seed { path: String::new(), keys: &mut keys };
+    // The last occurrence of a duplicate field wins; its reader reports the duplicate.
     let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
     let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         seed.deserialize(deserializer)
@@ -81,30 +81,31 @@ pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
     let Value::Object(root) = value else {
         return Err("it is not a map of fields".to_owned());
     };
-    let Noted { lines, twice } = noted;
-    let again = |(field, line): (String, u32)| Sourced { value: (), origin: format!("{file}:{line}"), field };
-    let duplicates = twice.into_iter().map(again).collect();
+    let KeyLocations { lines, duplicates } = keys;
+    let duplicate =
+        |(field, line): (String, u32)| Sourced { value: (), origin: format!("{file}:{line}"), field };
+    let duplicates = duplicates.into_iter().map(duplicate).collect();
     let (file, folder) = (file.to_owned(), folder.to_owned());
     Ok(Document { file, folder, root, lines, duplicates, ..Document::default() })
 }
 
-/// Where keys stand.
+/// The lines of keys.
 #[derive(Default)]
-struct Noted {
-    /// The line of each.
+struct KeyLocations {
+    /// The line of each key.
     lines: BTreeMap<String, u32>,
-    /// Those that stand in one map again, with the line where they do.
-    twice: Vec<(String, u32)>,
+    /// Keys that occur again in the same map, each with its line.
+    duplicates: Vec<(String, u32)>,
 }
 
-impl Noted {
-    /// Notes the key at `path`; what was below the same key before is gone.
-    fn key(&mut self, path: &str, line: u32, again: bool) {
-        if again {
+impl KeyLocations {
+    /// Records the key at `path`; a duplicate replaces everything below the earlier one.
+    fn key(&mut self, path: &str, line: u32, duplicate: bool) {
+        if duplicate {
             let is_below =
                 |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
             self.lines.retain(|other, _| !is_below(other));
-            self.twice.push((path.to_owned(), line));
+            self.duplicates.push((path.to_owned(), line));
         }
         if line > 0 {
             self.lines.insert(path.to_owned(), line);
@@ -112,10 +113,10 @@ impl Noted {
     }
 }
 
-/// Reads any value and notes the line of every key below `path`.
+/// Deserializes any value and records the line of every key below `path`.
 struct Seed<'a> {
     path: String,
-    noted: &'a mut Noted,
+    keys: &'a mut KeyLocations,
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
@@ -169,7 +170,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut list = Vec::new();
         while let Some(value) = seq.next_element_seed(Seed {
             path: format!("{}[{}]", self.path, list.len()),
-            noted: &mut *self.noted,
+            keys: &mut *self.keys,
         })? {
             list.push(value);
         }
@@ -182,8 +183,8 @@ impl<'de> Visitor<'de> for Seed<'_> {
             let path =
                 if self.path.is_empty() { key.value.clone() } else { format!("{}.{}", self.path, key.value) };
             let line = u32::try_from(key.referenced.line()).unwrap_or(0);
-            self.noted.key(&path, line, object.contains_key(&key.value));
-            let value = map.next_value_seed(Seed { path, noted: &mut *self.noted })?;
+            self.keys.key(&path, line, object.contains_key(&key.value));
+            let value = map.next_value_seed(Seed { path, keys: &mut *self.keys })?;
             object.insert(key.value, value);
         }
         Ok(Value::Object(object))
@@ -198,7 +199,7 @@ mod tests {
         "# ours\napiVersion: v1\nport: 10250\nlogging:\n  format: json\nempty: ~\nlist: [a, \"1\"]\nx: 1.5\n";
 
     #[test]
-    fn values_and_the_lines_of_their_fields_are_read() {
+    fn yaml_values_are_parsed_with_their_lines() {
         let document = parse(TEXT, "k.yaml", "/etc").unwrap();
         let expected = serde_json::json!({
             "apiVersion": "v1", "port": 10250, "logging": {"format": "json"}, "empty": null,
@@ -211,23 +212,23 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read_as_well() {
+    fn json_is_parsed_as_yaml() {
         let document = parse(r#"{"kind": "X", "maxPods": 5}"#, "k.json", "/etc").unwrap();
         assert_eq!(document.root["maxPods"], 5);
     }
 
     #[test]
-    fn of_a_field_that_stands_there_twice_the_last_one_counts_and_its_line_is_known() {
+    fn the_last_duplicate_field_wins_and_is_recorded_with_its_line() {
         let text = "a: {x: 1}\nb:\n  c: 1\n  d: 2\n  c: 3\na:\n  y: 2\n";
         let document = parse(text, "k.yaml", "/etc").unwrap();
         let expected = serde_json::json!({"a": {"y": 2}, "b": {"c": 3, "d": 2}});
         assert_eq!(Value::Object(document.root.clone()), expected);
-        let told = |field: &str, line: u32| Sourced {
+        let duplicate = |field: &str, line: u32| Sourced {
             value: (),
             origin: format!("k.yaml:{line}"),
             field: field.to_owned(),
         };
-        assert_eq!(document.duplicates, [told("b.c", 5), told("a", 6)]);
+        assert_eq!(document.duplicates, [duplicate("b.c", 5), duplicate("a", 6)]);
         assert_eq!(
             (document.origin("b.c"), document.origin("a.y")),
             ("k.yaml:5".to_owned(), "k.yaml:7".to_owned())
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_told_with_its_place() {
+    fn yaml_errors_have_their_position() {
         for (text, place) in
             [("a: [1\nb: 2\n", "line"), ("- 1\n", "not a map"), ("a: 1\n---\nb: 2\n", "document")]
         {
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_and_an_empty_file_are_named_with_their_flag() {
+    fn missing_and_empty_configuration_files_are_reported_with_their_flag() {
         let error = read("--config", Path::new("/nonexistent/k.yaml")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/k.yaml") && error.to_string().contains("--config"));
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The command line of init: exit codes, messages, and the ways to run it that start no service.
+//! The command line of init: exit codes, messages, and the modes that start no service.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -60,7 +60,7 @@ fn under_the_name_kubelet_the_exit_codes_are_0_and_1() {
 }
 
 #[test]
-fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
+fn every_configuration_error_is_printed_with_file_and_line() {
     let scene = Scene::new();
     fs::write(
         scene.path("kubelet.yaml"),
@@ -84,7 +84,7 @@ fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_all_named() {
+fn all_unreadable_configuration_files_are_reported() {
     let (code, text) = init(&["--config", "/nonexistent/k.yaml", "--keelson-config", "/nonexistent/o.yaml"]);
     assert_eq!(code, Some(78));
     assert!(
@@ -96,7 +96,7 @@ fn files_that_cannot_be_read_are_all_named() {
 }
 
 #[test]
-fn a_run_dir_that_cannot_be_made_is_named_with_the_way_out() {
+fn a_run_dir_that_cannot_be_created_is_reported_with_a_remedy() {
     let scene = Scene::new();
     fs::write(scene.path("run"), "a file").unwrap();
     let (code, text) = code_and_text(&scene.command().output().unwrap());
@@ -105,11 +105,11 @@ fn a_run_dir_that_cannot_be_made_is_named_with_the_way_out() {
 }
 
 #[test]
-fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
+fn a_run_dir_on_a_full_disk_is_reported_with_a_remedy() {
     let scene = Scene::new();
     let run = scene.text("run");
     fs::create_dir(&run).unwrap();
-    // In a mount namespace of its own, so that nothing is left to unmount.
+    // In its own mount namespace, so that nothing needs to be unmounted.
     let script = format!(
         "mount -t tmpfs -o size=64k,mode=755 none {run} && ! dd if=/dev/zero of={run}/fill bs=1k count=65 2>/dev/null && exec \"$@\""
     );
@@ -123,16 +123,16 @@ fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
 }
 
 #[test]
-fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing() {
+fn resolve_only_writes_the_configuration_and_starts_nothing() {
     let scene = Scene::new();
     scene.write_config("startParallelism: 3\n");
-    // An init that was here before has told what became of a configuration that nobody tries any more.
-    let told = scene.path("run/node-configuration.json");
+    // An earlier init has left the status of an assigned configuration.
+    let status = scene.path("run/node-configuration.json");
     fs::create_dir_all(scene.path("run")).unwrap();
-    fs::write(&told, r#"{"assigned": {"revision": 7}, "state": "active"}"#).unwrap();
+    fs::write(&status, r#"{"assigned": {"revision": 7}, "state": "active"}"#).unwrap();
     let output = scene.command().arg("--resolve-only").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(!told.exists());
+    assert!(!status.exists());
     let config = Config::load(&scene.path("run/config.json")).unwrap();
     assert_eq!((config.node_name.as_str(), config.runtime.start_parallelism), ("testnode", 3));
     assert_eq!(config.provenance["nodeName"], "--hostname-override");
@@ -148,7 +148,7 @@ fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing(
 }
 
 #[test]
-fn each_time_the_configuration_is_resolved_has_a_later_moment() {
+fn each_resolved_configuration_has_a_later_time() {
     let scene = Scene::new();
     let resolved = || {
         let output = scene.command().arg("--resolve-only").output().unwrap();
@@ -162,7 +162,7 @@ fn each_time_the_configuration_is_resolved_has_a_later_moment() {
 }
 
 #[test]
-fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_nobody_else() {
+fn credential_provider_config_is_copied_for_runtime_shim_only() {
     let scene = Scene::new();
     let run = |more: &[&str]| {
         let mut command = scene.command();
@@ -178,12 +178,12 @@ fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_no
     for name in ["a", "b"] {
         fs::copy(scene.path("bin/fake"), scene.path("bin").join(name)).unwrap();
     }
-    // What was there before is neither kept as it is nor written through.
+    // An existing file is neither kept nor followed if it is a link.
     let file = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
-    let (parent, stale) = (file.parent().unwrap(), file.with_extension("json.new"));
+    let (parent, leftover_processes) = (file.parent().unwrap(), file.with_extension("json.new"));
     fs::create_dir_all(parent).unwrap();
     fs::write(scene.path("foreign"), "theirs").unwrap();
-    std::os::unix::fs::symlink(scene.path("foreign"), &stale).unwrap();
+    std::os::unix::fs::symlink(scene.path("foreign"), &leftover_processes).unwrap();
     let (folder, bin) = (scene.text("providers.d"), scene.text("bin"));
     let flags = ["--image-credential-provider-config", &folder, "--image-credential-provider-bin-dir", &bin];
     assert_eq!(run(&flags).0, Some(0));
@@ -193,7 +193,7 @@ fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_no
         (found["binDir"].as_str(), &found["environment"]["PLUGIN_REGION"]),
         (Some(&*bin), &"north".into())
     );
-    assert!(found["environment"].get("NOTIFY_SOCKET").is_none(), "that is for init");
+    assert!(found["environment"].get("NOTIFY_SOCKET").is_none(), "it is meant for init only");
     let files = found["files"].as_array().unwrap();
     assert_eq!(files.len(), 2, "{files:?}");
     assert_eq!(files[0]["path"], scene.text("providers.d/1.json"));
@@ -201,24 +201,24 @@ fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_no
     assert_eq!(files[1]["config"]["providers"][0]["name"], "b");
     assert_eq!(files[1]["lines"]["providers[0].name"], 4);
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    // Services without root pass the folder above to their own.
+    // Services without root traverse the parent folder.
     assert_eq!((mode(&file), mode(parent), mode(parent.parent().unwrap())), (0o600, 0o700, 0o711));
     assert!(!fs::read_to_string(scene.path("run/config.json")).unwrap().contains("PLUGIN_REGION"));
-    // Without the flags it is gone, and so is what a killed init has left.
-    fs::write(&stale, "hunter2").unwrap();
+    // Without the flags the copy is removed, and so are leftovers of a killed init.
+    fs::write(&leftover_processes, "hunter2").unwrap();
     assert_eq!(run(&[]).0, Some(0));
-    assert!(!file.exists() && !stale.exists());
+    assert!(!file.exists() && !leftover_processes.exists());
 }
 
 #[test]
-fn flags_of_credential_providers_that_do_not_do_are_told_with_everything_else() {
+fn credential_provider_errors_are_reported_with_all_other_errors() {
     let scene = Scene::new();
     fs::create_dir(scene.path("empty")).unwrap();
     fs::create_dir(scene.path("broken")).unwrap();
     for name in ["a.yaml", "b.yml"] {
         fs::write(scene.path("broken").join(name), "providers: [").unwrap();
     }
-    // Of three binaries one is missing, one cannot be run, and one is there.
+    // Of three binaries one is missing, one is not executable, and one is fine.
     fs::write(scene.path("bin/unset"), "").unwrap();
     fs::copy(scene.path("bin/fake"), scene.path("bin/good")).unwrap();
     let providers = ["gone", "good", "unset", "../bin/gone"].map(|name| format!("- name: {name}\n")).concat();
@@ -236,7 +236,7 @@ fn flags_of_credential_providers_that_do_not_do_are_told_with_everything_else() 
         (&none, Some("/bin"), &[&none]),
         (&empty, Some("/bin"), &["has no file that ends in .json, .yaml or .yml"]),
         (&broken, Some("/bin"), &["broken/a.yaml", "broken/b.yml"]),
-        (&empty, None, &["name it with --image-credential-provider-bin-dir"]),
+        (&empty, None, &["set it with --image-credential-provider-bin-dir"]),
     ];
     for (config, bin, expected) in cases {
         let mut command = scene.command();
@@ -248,9 +248,10 @@ fn flags_of_credential_providers_that_do_not_do_are_told_with_everything_else() 
         assert_eq!(code, Some(78));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].contains("--log-level = \"loud\""), "{text}");
-        let told: Vec<&&str> = lines[1..].iter().filter(|line| line.starts_with("keelson-init: ")).collect();
-        assert_eq!(told.len(), expected.len(), "{text}");
-        for (line, expected) in told.iter().zip(expected) {
+        let reported: Vec<&&str> =
+            lines[1..].iter().filter(|line| line.starts_with("keelson-init: ")).collect();
+        assert_eq!(reported.len(), expected.len(), "{text}");
+        for (line, expected) in reported.iter().zip(expected) {
             assert!(line.contains(expected), "{text}");
         }
     }
@@ -272,7 +273,7 @@ fn prepare_host_makes_the_folders_and_shares_the_root() {
     let scene = Scene::new();
     let mut command = scene.command();
     command.arg("--prepare-host");
-    // Twice: the second time all is there.
+    // Run twice: the second time everything exists.
     let output = in_namespace(&["--mount"], "\"$@\" && \"$@\" && cat /proc/self/mountinfo", &command);
     let (code, text) = code_and_text(&output);
     assert_eq!(code, Some(0), "{text}");
@@ -298,8 +299,8 @@ fn namespaced(kinds: &[&str], script: &str, command: &Command) -> Command {
 }
 
 #[tokio::test]
-async fn from_verbosity_1_on_the_log_begins_with_every_flag() {
-    for (verbosity, told) in [("0", false), ("1", true)] {
+async fn from_verbosity_1_on_every_flag_is_logged_at_the_start() {
+    for (verbosity, logged) in [("0", false), ("1", true)] {
         let scene = Scene::new();
         let mut command = scene.command();
         command.args(["--v", verbosity]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -312,13 +313,13 @@ async fn from_verbosity_1_on_the_log_begins_with_every_flag() {
         let (code, text) = code_and_text(&output.await.unwrap());
         assert_eq!(code, Some(0), "{text}");
         for line in ["FLAG: --hostname-override=\"testnode\"", "FLAG: --max-pods=\"110\""] {
-            assert_eq!(text.contains(line), told, "{line}: {text}");
+            assert_eq!(text.contains(line), logged, "{line}: {text}");
         }
     }
 }
 
 #[tokio::test]
-async fn as_process_1_it_reaps_orphans_and_ends_when_told_to() {
+async fn as_process_1_init_reaps_orphans_and_ends_on_sigterm() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeApi, "orphan 5");
     let kinds = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
@@ -327,9 +328,9 @@ async fn as_process_1_it_reaps_orphans_and_ends_when_told_to() {
         let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         text.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()).collect::<Vec<_>>()
     };
-    eventually("there is an init", || !children(unshare.pid()).is_empty()).await;
+    eventually("init runs", || !children(unshare.pid()).is_empty()).await;
     let init = children(unshare.pid())[0];
-    // It is asked nothing: who comes from another pid namespace is nobody.
+    // Its API cannot be used: callers from another pid namespace are not identified.
     let sockets = ServiceName::ALL.map(|service| Paths::socket_below(&scene.path("run"), service));
     eventually("all services answer", || sockets.iter().all(|socket| socket.exists())).await;
     assert_eq!(status_field(init, "NSpid").split(' ').next_back(), Some("1"));
@@ -342,7 +343,7 @@ async fn as_process_1_it_reaps_orphans_and_ends_when_told_to() {
 }
 
 #[tokio::test]
-async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same() {
+async fn binaries_in_a_folder_only_root_can_traverse_are_started() {
     assert!(rustix::process::geteuid().is_root(), "this test is about users; run it as root");
     let scene = Scene::new();
     fs::set_permissions(scene.path("bin"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -354,7 +355,7 @@ async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same()
 }
 
 #[test]
-fn under_the_name_kubelet_what_ends_a_start_that_has_begun_has_the_same_words() {
+fn under_the_name_kubelet_a_late_startup_error_has_the_same_words() {
     let scene = Scene::new();
     fs::write(scene.path("state"), "no folder").unwrap();
     std::os::unix::fs::symlink(INIT, scene.path("kubelet")).unwrap();
@@ -366,7 +367,7 @@ fn under_the_name_kubelet_what_ends_a_start_that_has_begun_has_the_same_words() 
 }
 
 #[test]
-fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
+fn an_invalid_kubeconfig_is_reported_and_a_valid_one_copied() {
     let scene = Scene::new();
     let path = scene.path("kubelet.conf");
     let resolve = || {
@@ -379,9 +380,9 @@ fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
              contexts:\n- name: c\n  context: {{cluster: k, user: u}}\nusers:\n- name: u\n  user: {user}\n"
         )
     };
-    let (code, said) = resolve();
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("invalid kubeconfig") && said.contains("kubelet.conf"), "{said}");
+    let (code, text) = resolve();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("invalid kubeconfig") && text.contains("kubelet.conf"), "{text}");
     for (text, expected) in [
         ("current-context: [".to_owned(), "is not usable"),
         (
@@ -394,13 +395,13 @@ fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
         ),
     ] {
         fs::write(&path, text).unwrap();
-        let (code, said) = resolve();
-        assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("invalid kubeconfig") && said.contains(expected), "{said}");
+        let (code, output) = resolve();
+        assert_eq!(code, Some(0), "{output}");
+        assert!(output.contains("invalid kubeconfig") && output.contains(expected), "{output}");
     }
     fs::write(&path, file("{token: secret}")).unwrap();
-    let (code, said) = resolve();
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text) = resolve();
+    assert_eq!(code, Some(0), "{text}");
     for service in ["pod-config", "node-status"] {
         let copy = scene.path("run/credentials").join(service).join("kubeconfig.json");
         assert!(fs::read_to_string(&copy).unwrap().contains("secret"), "{service}");
@@ -411,7 +412,7 @@ fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
 }
 
 #[tokio::test]
-async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_once_it_does() {
+async fn the_agent_runs_with_an_invalid_kubeconfig_and_uses_it_once_valid() {
     let scene = Scene::new();
     let path = scene.path("kubelet.conf");
     fs::write(&path, "current-context: [").unwrap();
@@ -420,7 +421,7 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
     command.arg("--kubeconfig").arg(&path).args(["--log-format", "json"]).stderr(File::create(&log).unwrap());
     let mut init = scene.start_as(command);
     let services = scene
-        .wait("init says what is wrong and the others run", |services| {
+        .wait("init reports the error and the services run", |services| {
             services.len() == ServiceName::ALL.len()
                 && services.iter().all(|service| match service.name.as_str() {
                     "init" => service.state == "degraded",
@@ -428,8 +429,8 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
                 })
         })
         .await;
-    let said = &find(&services, ServiceName::Init).message;
-    assert!(said.contains("invalid kubeconfig") && said.contains("kubelet.conf"), "{said}");
+    let message = &find(&services, ServiceName::Init).message;
+    assert!(message.contains("invalid kubeconfig") && message.contains("kubelet.conf"), "{message}");
     let copy = scene.path("run/credentials/pod-config/kubeconfig.json");
     assert!(!copy.exists());
 
@@ -439,7 +440,7 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
          contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: abc.def}}]\n",
     )
     .unwrap();
-    eventually("it is handed over", || copy.exists()).await;
+    eventually("it is copied", || copy.exists()).await;
     assert_eq!(scene.all_running().await.iter().map(|service| service.restarts).sum::<u32>(), 0);
     init.signal(Signal::TERM);
     assert_eq!(init.ended().await, Some(0));
@@ -452,7 +453,7 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
 }
 
 #[test]
-fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_is_named() {
+fn bootstrap_kubeconfig_is_copied_for_node_status_only() {
     let scene = Scene::new();
     let (own, bootstrap) = (scene.path("kubelet.conf"), scene.path("bootstrap.conf"));
     let resolve = || {
@@ -464,22 +465,22 @@ fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_
     for (text, expected) in [
         (None, "cannot read the configuration file"),
         (Some("current-context: ["), "is not usable"),
-        (Some("current-context: c"), "contexts: there is none with the name \"c\""),
+        (Some("current-context: c"), "contexts: there is no entry named \"c\""),
     ] {
         if let Some(text) = text {
             fs::write(&bootstrap, text).unwrap();
         }
-        let (code, said) = resolve();
-        assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("bootstrap.conf") && said.contains(expected), "{said}");
+        let (code, output) = resolve();
+        assert_eq!(code, Some(0), "{output}");
+        assert!(output.contains("bootstrap.conf") && output.contains(expected), "{output}");
         assert!(!own.exists());
     }
     let file = "current-context: c\nclusters: [{name: k, cluster: {server: 'https://h:6443'}}]\n\
                 contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: abc.def}}]\n";
     fs::write(&bootstrap, file).unwrap();
     for _ in 0..2 {
-        let (code, said) = resolve();
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = resolve();
+        assert_eq!(code, Some(0), "{output}");
         let written = fs::read_to_string(&own).unwrap();
         assert!(
             written.contains("pki/kubelet-client-current.pem") && !written.contains("abc.def"),
@@ -487,9 +488,9 @@ fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_
         );
         assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o600);
         let copy = |service: &str, name: &str| scene.path("run/credentials").join(service).join(name);
-        let handed = copy("node-status", "bootstrap-kubeconfig.json");
-        assert!(fs::read_to_string(&handed).unwrap().contains("abc.def"));
-        assert_eq!(fs::metadata(&handed).unwrap().permissions().mode() & 0o777, 0o400);
+        let copied = copy("node-status", "bootstrap-kubeconfig.json");
+        assert!(fs::read_to_string(&copied).unwrap().contains("abc.def"));
+        assert_eq!(fs::metadata(&copied).unwrap().permissions().mode() & 0o777, 0o400);
         for service in ["node-status", "pod-config"] {
             assert!(!copy(service, "kubeconfig.json").exists(), "{service}");
         }

@@ -1,4 +1,4 @@
-//! A running init and a kubeconfig whose user logs in by a program.
+//! A running init with a kubeconfig whose user has an exec plugin.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -27,7 +27,7 @@ fn token(token: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_program_that_fails_is_named_and_its_token_outlives_a_killed_init() {
+async fn a_failed_exec_plugin_is_reported_and_its_token_survives_init() {
     let scene = Scene::new();
     write_program(&scene, "echo no network >&2; exit 1");
     let kubeconfig = json!({
@@ -44,30 +44,30 @@ async fn a_program_that_fails_is_named_and_its_token_outlives_a_killed_init() {
         command
     };
     let init = scene.start_as(command());
-    let said = scene
-        .wait("init names the program that fails", |services| {
+    let services = scene
+        .wait("init reports the failed plugin", |services| {
             services.iter().any(|service| {
                 service.name == "init"
                     && service.message.contains("login: it has ended with exit status: 1: \"no network\"")
             })
         })
         .await;
-    assert_eq!(find(&said, ServiceName::Init).state, "degraded");
+    assert_eq!(find(&services, ServiceName::Init).state, "degraded");
     let copy = scene.path("run/credentials/node-status/kubeconfig.json");
     assert!(!copy.exists());
 
     write_program(&scene, &token("abc"));
-    eventually("the token is handed over", || copy.exists()).await;
-    let handed = || serde_json::from_slice::<Value>(&fs::read(&copy).unwrap()).unwrap();
-    assert_eq!(handed()["users"][0]["user"], json!({"token": "abc"}));
+    eventually("the token is copied", || copy.exists()).await;
+    let copied = || serde_json::from_slice::<Value>(&fs::read(&copy).unwrap()).unwrap();
+    assert_eq!(copied()["users"][0]["user"], json!({"token": "abc"}));
 
     init.signal(Signal::KILL);
     drop(init);
     let runs = fs::read_to_string(scene.path("runs")).unwrap();
     let mut init = scene.start_as(command());
     scene.all_running().await;
-    assert_eq!(handed()["users"][0]["user"], json!({"token": "abc"}));
-    assert_eq!(fs::read_to_string(scene.path("runs")).unwrap(), runs, "it need not log in again");
+    assert_eq!(copied()["users"][0]["user"], json!({"token": "abc"}));
+    assert_eq!(fs::read_to_string(scene.path("runs")).unwrap(), runs, "the plugin does not run again");
     init.signal(Signal::TERM);
     assert_eq!(init.ended().await, Some(0));
 }

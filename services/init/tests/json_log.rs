@@ -1,4 +1,4 @@
-//! `--log-format json`: init and what it starts write objects, one a line, and nothing else.
+//! `--log-format json`: init and its services write one JSON object per line, and nothing else.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -11,9 +11,9 @@ use keelson_testkit::json_lines;
 use rustix::process::Signal;
 
 #[tokio::test]
-async fn init_and_each_service_write_one_object_a_line_from_the_first_to_the_last() {
+async fn init_and_services_log_one_json_object_per_line() {
     let scene = Scene::new();
-    // What is told of the configuration is told before any service runs; and one service cannot start.
+    // Notes on the configuration are logged before any service runs; and one service fails to start.
     let kubelet = fs::read_to_string(scene.path("kubelet.yaml")).unwrap();
     fs::write(scene.path("kubelet.yaml"), format!("{kubelet}'no \"such\" field': 1\n")).unwrap();
     let reason = "no \"good\" reason: \u{1b}[31mé\\";

@@ -1,4 +1,4 @@
-//! The files that kubeadm leaves on a node, read and merged as they are.
+//! The files that kubeadm leaves on a node, read and merged unchanged.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -17,15 +17,15 @@ fn fixture(release: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kubeadm").join(release).join(name)
 }
 
-/// The flags of `kubeadm-flags.env`, as systemd reads it and splits the variable.
+/// The flags of `kubeadm-flags.env`, as systemd reads and splits the variable.
 fn flags(release: &str) -> Vec<String> {
     let text = fs::read_to_string(fixture(release, "kubeadm-flags.env")).unwrap();
     let value = text.trim_end().strip_prefix("KUBELET_KUBEADM_ARGS=\"").unwrap().strip_suffix('"').unwrap();
     value.split_whitespace().map(ToOwned::to_owned).collect()
 }
 
-/// Resolves the files of a release; those that are the node's own, and `more`, lie over `config.yaml` as drop-ins. The exit
-/// code, and the lines of the output.
+/// Resolves the files of a release, with its instance configuration and `more` as drop-ins over `config.yaml`. Returns the
+/// exit code and the lines of the output.
 fn resolve(scene: &Scene, release: &str, more: Option<&str>) -> (Option<i32>, Vec<String>) {
     resolve_with(scene, release, more, &[])
 }
@@ -52,7 +52,7 @@ fn resolve_with(
         .arg(drop_ins)
         .args(["--keelson-config", &scene.text("keelson.yaml"), "--run-dir", &scene.text("run")])
         .args(["--state-dir", &scene.text("state"), "--root-dir", &scene.text("root")])
-        // What the machine of the test is like has nothing to do with the files.
+        // The result must not depend on the test machine.
         .args(["--fail-swap-on=false", "--resolve-only"])
         .args(flags_before)
         .args(flags(release))
@@ -63,30 +63,30 @@ fn resolve_with(
 }
 
 #[test]
-fn nothing_is_wrong_with_them_but_that_there_is_no_api_server_to_ask() {
+fn kubeadm_files_without_a_kubeconfig_lack_only_an_api_server() {
     for release in RELEASES {
         let (code, lines) = resolve(&Scene::new(), release, None);
         assert_eq!(code, Some(78), "{release}: {lines:#?}");
-        // The two that a kubelet without --kubeconfig ends with as well (node-and-api.md §4.9).
+        // A kubelet without --kubeconfig fails with the same two errors (node-and-api.md §4.9).
         assert_eq!(lines.len(), 2, "{release}: {lines:#?}");
         assert!(lines[0].contains("no client provided, cannot use webhook authentication"), "{lines:#?}");
         assert!(lines[1].contains("no client provided, cannot use webhook authorization"), "{lines:#?}");
     }
 }
 
-/// As kubeadm's drop-in starts it: with a kubeconfig there is somebody to ask.
+/// kubeadm's drop-in starts the kubelet with a kubeconfig, so there is an API server.
 #[test]
-fn with_a_kubeconfig_they_are_taken_as_they_are() {
+fn kubeadm_files_with_a_kubeconfig_are_accepted_unchanged() {
     for release in RELEASES {
         let scene = Scene::new();
-        fs::write(scene.path("ca.crt"), "authorities").unwrap();
+        fs::write(scene.path("ca.crt"), "CA certificates").unwrap();
         fs::write(
             scene.path("kubelet.conf"),
             "current-context: c\nclusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443'}}]\n\
              contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: t}}]\n",
         )
         .unwrap();
-        // This machine has no authorities of a cluster at kubeadm's place.
+        // The test machine has no cluster CA at kubeadm's path.
         let more = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              authentication:\n  x509:\n    clientCAFile: {}\n",
@@ -98,17 +98,20 @@ fn with_a_kubeconfig_they_are_taken_as_they_are() {
         let config = Config::load(&scene.path("run/config.json")).unwrap();
         let tls = config.api.tls.unwrap();
         assert_eq!((tls.tokens, tls.reviews, tls.anonymous), (true, true, false));
-        let told = |part: &str| lines.iter().any(|line| line.contains(part));
-        assert!(!told("not acted on") && !told("lenient"), "what says nothing is not told: {lines:#?}");
+        let reported = |part: &str| lines.iter().any(|line| line.contains(part));
+        assert!(
+            !reported("no effect yet") && !reported("lenient"),
+            "empty fields are not reported: {lines:#?}"
+        );
         assert!(matches!(config.control_plane, keelson_config::ControlPlane::Kubernetes(_)));
     }
 }
 
 #[test]
-fn with_a_drop_in_that_asks_no_api_server_they_are_taken_as_they_are() {
+fn kubeadm_files_without_webhooks_are_accepted_unchanged() {
     for release in RELEASES {
         let scene = Scene::new();
-        fs::write(scene.path("ca.crt"), "authorities").unwrap();
+        fs::write(scene.path("ca.crt"), "CA certificates").unwrap();
         let more = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              authentication:\n  webhook:\n    enabled: false\n  x509:\n    clientCAFile: {}\n\
@@ -148,7 +151,10 @@ fn with_a_drop_in_that_asks_no_api_server_they_are_taken_as_they_are() {
         let endpoint = if release == "1.34" { "--container-runtime-endpoint".to_owned() } else { drop_in };
         assert_eq!(origin("containerRuntimeEndpoint"), endpoint);
         assert!(origin("clusterDomain").ends_with("config.yaml:18"), "{}", origin("clusterDomain"));
-        assert!(!config.provenance.contains_key("kubeletConfiguration.syncFrequency"), "a zero is no value");
+        assert!(
+            !config.provenance.contains_key("kubeletConfiguration.syncFrequency"),
+            "a zero counts as unset"
+        );
         if release == "1.35" {
             assert_eq!(config.node_name, "node-1");
             assert_eq!(whole["registerWithTaints"][0]["key"], "node-role.kubernetes.io/control-plane");

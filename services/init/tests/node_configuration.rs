@@ -1,5 +1,5 @@
-//! The configuration under the node's key, over init as a process with fake services. The test is pod-config: it writes
-//! the file that pod-config would.
+//! The configuration under the node's key, with init as a process and fake services. The test plays pod-config and writes its
+//! file.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Scene, eventually, find};
 use keelson_config::{AssignedConfiguration, Config, ConfigurationStatus, ServiceName};
-use keelson_init_core::Kept;
+use keelson_init_core::ConfigurationCheckpoint;
 use keelson_proto::keelson::supervisor::v1 as pb;
 use rustix::process::Signal;
 
@@ -64,10 +64,10 @@ fn pids(services: &[pb::Service]) -> BTreeMap<String, u32> {
     services.iter().filter(|s| s.name != "init").map(|s| (s.name.clone(), s.pid)).collect()
 }
 
-/// Waits until every service runs in another process.
+/// Waits until every service runs in a new process.
 async fn all_new(scene: &Scene, before: &BTreeMap<String, u32>) -> Vec<pb::Service> {
     scene
-        .wait("all services run anew", |services| {
+        .wait("all services run in new processes", |services| {
             services.len() == ServiceName::ALL.len()
                 && services.iter().all(|s| s.state == "running" && before.get(&s.name) != Some(&s.pid))
         })
@@ -75,7 +75,7 @@ async fn all_new(scene: &Scene, before: &BTreeMap<String, u32>) -> Vec<pb::Servi
 }
 
 #[tokio::test]
-async fn a_content_is_tried_with_new_services_and_then_the_last_known_good() {
+async fn an_assigned_configuration_is_tried_and_becomes_last_known_good() {
     let scene = node("1s");
     let _init = scene.start();
     let before = pids(&scene.all_running().await);
@@ -97,7 +97,7 @@ async fn a_content_is_tried_with_new_services_and_then_the_last_known_good() {
     assert_eq!(mode("state/init/node-configuration.json"), 0o600);
     assert_eq!(mode("state/init"), 0o700);
 
-    // What changes nothing starts nothing.
+    // An unchanged configuration restarts nothing.
     assign(&scene, 6, "maxPods: 7 # as before");
     until(&scene, "active@6").await;
     assert_eq!(pids(&scene.all_running().await), pids(&after));
@@ -109,7 +109,7 @@ async fn a_content_is_tried_with_new_services_and_then_the_last_known_good() {
 }
 
 #[tokio::test]
-async fn what_does_not_resolve_is_refused_with_its_field_and_line_and_nothing_else_changes() {
+async fn an_invalid_assigned_configuration_is_refused_with_field_and_line() {
     let scene = node("1s");
     let _init = scene.start();
     let before = pids(&scene.all_running().await);
@@ -124,26 +124,26 @@ async fn what_does_not_resolve_is_refused_with_its_field_and_line_and_nothing_el
         (
             8,
             "cgroupRoot: /other",
-            "cgroupRoot = \"/other\" (etcd config@8:3): this cannot change while the agent runs",
+            "cgroupRoot = \"/other\" (etcd config@8:3): this field cannot change while the agent runs",
         ),
         (9, "kind: Pod", "kind = \"Pod\" (etcd config@9:"),
     ] {
         assign(&scene, revision, fields);
-        let told = until(&scene, &format!("refused@{revision}")).await;
-        let error = told.error.unwrap();
+        let status = until(&scene, &format!("refused@{revision}")).await;
+        let error = status.error.unwrap();
         assert!(error.contains(expected), "{error}");
-        assert_eq!((told.active, told.last_known_good), (None, None));
+        assert_eq!((status.active, status.last_known_good), (None, None));
     }
     let path = scene.path("state/pod-config/node-configuration.json");
     fs::write(&path, r#"{"revision": 10, "text": "", "problem": "it has 9 bytes too many"}"#).unwrap();
-    let told = until(&scene, "refused@10").await;
-    assert_eq!(told.error.unwrap(), "etcd config@10 is not taken: it has 9 bytes too many");
+    let status = until(&scene, "refused@10").await;
+    assert_eq!(status.error.unwrap(), "etcd config@10 is not accepted: it has 9 bytes too many");
     assert_eq!(pids(&scene.all_running().await), before);
     assert_eq!(max_pods(&scene), 110);
 }
 
 #[tokio::test]
-async fn with_what_makes_services_fail_the_last_known_good_comes_back_and_it_is_not_tried_again() {
+async fn a_failed_trial_restores_the_last_known_good_and_is_not_repeated() {
     let scene = node("3s");
     scene.behave(ServiceName::NodeApi, "at 13 exit 78");
     scene.behave(ServiceName::VolumeManager, "at 14 exit 1");
@@ -156,21 +156,25 @@ async fn with_what_makes_services_fail_the_last_known_good_comes_back_and_it_is_
                 .iter()
                 .all(|s| s.state == if s.name == "runtime-shim" { "degraded" } else { "running" })
     };
-    scene.wait("all are as ever", as_well_as_ever).await;
+    scene.wait("all services are as healthy as before", as_well_as_ever).await;
     assign(&scene, 5, "maxPods: 7");
     until(&scene, "active@5").await;
     for (revision, pods, expected) in [
-        (6, 13, "node-api has failed with it: exit code 78"),
-        (7, 14, "volume-manager has ended 4 times with it: "),
-        (8, 15, "the services are not as well with it as before: pod-sync is degraded: it is ill"),
+        (6, 13, "node-api failed with this configuration: exit code 78"),
+        (7, 14, "volume-manager ended 4 times with this configuration: "),
+        (
+            8,
+            15,
+            "the services are less healthy with this configuration than before: pod-sync is degraded: it is ill",
+        ),
     ] {
         assign(&scene, revision, &format!("maxPods: {pods}"));
-        let told = until(&scene, &format!("refused@{revision}")).await;
-        let error = told.error.unwrap();
+        let status = until(&scene, &format!("refused@{revision}")).await;
+        let error = status.error.unwrap();
         assert!(error.starts_with(expected), "{error}");
-        let revisions = (told.active.unwrap().revision, told.last_known_good.unwrap().revision);
+        let revisions = (status.active.unwrap().revision, status.last_known_good.unwrap().revision);
         assert_eq!((revisions, max_pods(&scene)), ((5, 5), 7));
-        scene.wait("all are as ever", as_well_as_ever).await;
+        scene.wait("all services are as healthy as before", as_well_as_ever).await;
     }
 
     // The next start has it in force before any service runs, and tries nothing again.
@@ -178,7 +182,7 @@ async fn with_what_makes_services_fail_the_last_known_good_comes_back_and_it_is_
     init.ended().await;
     drop(init);
     let _init = scene.start();
-    let services = scene.wait("all are as ever", as_well_as_ever).await;
+    let services = scene.wait("all services are as healthy as before", as_well_as_ever).await;
     assert!(services.iter().all(|service| service.restarts == 0), "{services:#?}");
     assert!(status(&scene).unwrap().to_string().starts_with("refused@8"));
     assert_eq!(max_pods(&scene), 7);
@@ -187,7 +191,7 @@ async fn with_what_makes_services_fail_the_last_known_good_comes_back_and_it_is_
 }
 
 #[tokio::test]
-async fn a_trial_goes_on_over_a_kill_of_init_and_the_third_start_ends_it() {
+async fn a_trial_continues_after_a_kill_of_init_until_the_third_start() {
     let scene = node("1h");
     let mut init = scene.start();
     scene.all_running().await;
@@ -207,13 +211,13 @@ async fn a_trial_goes_on_over_a_kill_of_init_and_the_third_start_ends_it() {
     drop(init);
     let _init = scene.start();
     scene.all_running().await;
-    let told = status(&scene).unwrap();
-    assert_eq!(told.to_string(), "refused@5: init was started 3 times while it was tried");
-    assert_eq!((max_pods(&scene), told.active), (110, None));
+    let status = status(&scene).unwrap();
+    assert_eq!(status.to_string(), "refused@5: init was started 3 times during the trial");
+    assert_eq!((max_pods(&scene), status.active), (110, None));
 }
 
 #[tokio::test]
-async fn a_kill_of_init_at_any_moment_leaves_what_was_good_and_nothing_half_done() {
+async fn a_kill_of_init_at_any_time_keeps_the_last_known_good() {
     let scene = node("1s");
     scene.behave(ServiceName::NodeApi, "at 13 exit 78");
     let mut init = scene.start();
@@ -224,21 +228,24 @@ async fn a_kill_of_init_at_any_moment_leaves_what_was_good_and_nothing_half_done
     for revision in 2..14 {
         let pods = if revision % 3 == 0 { 13 } else { 20 + revision };
         assign(&scene, revision, &format!("maxPods: {pods}"));
-        // Not to wait for anything: the moment of the kill is any, from before the content is seen to after its trial.
+        // This sleep waits for nothing: init is killed at a random time, between the assignment and the end of the trial.
         tokio::time::sleep(Duration::from_millis(random.u64(0..1800))).await;
         init.signal(Signal::KILL);
         init.ended().await;
         drop(init);
         let bytes = fs::read(scene.path("state/init/node-configuration.json")).unwrap();
-        let kept: Kept = serde_json::from_slice(&bytes).unwrap();
-        assert!(kept.status().unwrap().last_known_good.is_some(), "after revision {revision}: {kept:#?}");
+        let checkpoint: ConfigurationCheckpoint = serde_json::from_slice(&bytes).unwrap();
+        assert!(
+            checkpoint.status().unwrap().last_known_good.is_some(),
+            "after revision {revision}: {checkpoint:#?}"
+        );
         config(&scene);
         init = scene.start();
-        scene.wait("init tells of its services", |services| services.len() == ServiceName::ALL.len()).await;
-        let told = status(&scene).unwrap();
+        scene.wait("init lists its services", |services| services.len() == ServiceName::ALL.len()).await;
+        let status = status(&scene).unwrap();
         assert!(
-            told.last_known_good.is_some() && told.active.is_some(),
-            "after revision {revision}: {told:?}"
+            status.last_known_good.is_some() && status.active.is_some(),
+            "after revision {revision}: {status:?}"
         );
     }
     until(&scene, "active@13").await;
@@ -247,7 +254,7 @@ async fn a_kill_of_init_at_any_moment_leaves_what_was_good_and_nothing_half_done
 }
 
 #[tokio::test]
-async fn what_does_not_fit_the_files_any_more_gives_way_and_comes_back_with_them() {
+async fn an_active_configuration_that_no_longer_resolves_is_suspended() {
     let scene = node("1s");
     let write = |more: &str| {
         scene.write_config(&format!("{ETCD}nodeConfiguration:\n  trialPeriod: 1s\n"));
@@ -274,7 +281,7 @@ async fn what_does_not_fit_the_files_any_more_gives_way_and_comes_back_with_them
 }
 
 #[tokio::test]
-async fn without_etcd_as_the_control_plane_what_lies_there_is_ignored() {
+async fn without_etcd_an_assigned_configuration_is_ignored() {
     let scene = node("1s");
     let mut init = scene.start();
     scene.all_running().await;

@@ -1,4 +1,4 @@
-//! Files of the configuration that change while init runs, with fake services.
+//! Configuration files that change while init runs, with fake services.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -39,7 +39,7 @@ impl World {
         replace(&self.0.path("k.d/10.conf"), &format!("{DROP_IN}{fields}"));
     }
 
-    /// What a service has in memory.
+    /// The configuration that a service has in memory.
     async fn config_of(&self, service: ServiceName) -> Config {
         let socket = Paths::socket_below(&self.0.path("run"), service);
         let mut client = AdminClient::new(connect_unix(service.as_str(), &socket));
@@ -47,7 +47,7 @@ impl World {
         serde_json::from_slice(&answer.config_json).unwrap()
     }
 
-    /// Waits until a service has in memory what is wanted.
+    /// Waits until the configuration in a service's memory is as wanted.
     async fn until(&self, service: ServiceName, what: &str, good: impl Fn(&Config) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -55,12 +55,15 @@ impl World {
             if good(&config) {
                 return;
             }
-            assert!(Instant::now() < deadline, "{service}: {what}: not within {PATIENCE:?}: {config:#?}");
+            assert!(
+                Instant::now() < deadline,
+                "timed out after {PATIENCE:?}: {service}: {what}: {config:#?}"
+            );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     }
 
-    /// Waits until init shows itself so.
+    /// Waits until init has this state, with these parts in its message.
     async fn init_is(&self, state: &str, parts: &[&str]) -> Vec<pb::Service> {
         let is_so = |services: &[pb::Service]| {
             let own = services.iter().find(|service| service.name == "init");
@@ -80,7 +83,7 @@ impl World {
         let again = |services: &[pb::Service]| {
             services.iter().any(|s| s.name == service.as_str() && s.pid != pid && s.state == "running")
         };
-        self.0.wait("it is started again", again).await;
+        self.0.wait("it is restarted", again).await;
     }
 
     fn file(&self) -> Value {
@@ -88,7 +91,7 @@ impl World {
     }
 }
 
-/// Puts a file in the place of another, as an editor does.
+/// Replaces a file, as an editor does.
 fn replace(path: &Path, text: &str) {
     let temporary = path.with_extension("new");
     fs::write(&temporary, text).unwrap();
@@ -100,7 +103,7 @@ fn pids(services: &[pb::Service]) -> BTreeMap<String, u32> {
 }
 
 #[tokio::test]
-async fn what_may_change_is_taken_by_services_that_run_on_and_a_wrong_file_changes_nothing() {
+async fn live_values_are_applied_without_restart_and_invalid_files_ignored() {
     let world = World::new();
     let _init = world.start();
     let before = pids(&world.0.all_running().await);
@@ -111,7 +114,7 @@ async fn what_may_change_is_taken_by_services_that_run_on_and_a_wrong_file_chang
     for service in ServiceName::supervised() {
         world.until(service, "another level", |config| config.logging.level != "info").await;
     }
-    assert_eq!(pids(&world.0.all_running().await), before, "nobody was started again");
+    assert_eq!(pids(&world.0.all_running().await), before, "no service was restarted");
     let file = world.file();
     assert_eq!(file["kubeletConfiguration"]["containerLogMaxFiles"], 9);
     let origin = file["provenance"]["kubeletConfiguration.containerLogMaxFiles"].as_str().unwrap();
@@ -119,7 +122,12 @@ async fn what_may_change_is_taken_by_services_that_run_on_and_a_wrong_file_chang
     assert_eq!(file.get("waiting"), None);
 
     world.drop_in("containerLogMaxFiles: 1\n");
-    world.init_is("degraded", &["10.conf", "containerLogMaxFiles", "what was in force goes on"]).await;
+    world
+        .init_is(
+            "degraded",
+            &["10.conf", "containerLogMaxFiles", "the previous configuration stays in force"],
+        )
+        .await;
     assert_eq!(world.file(), file);
     world.kill(ServiceName::RuntimeShim, before["runtime-shim"]).await;
     assert_eq!(world.config_of(ServiceName::RuntimeShim).await.container_logs.max_files, 9);
@@ -133,7 +141,7 @@ async fn what_may_change_is_taken_by_services_that_run_on_and_a_wrong_file_chang
 }
 
 #[tokio::test]
-async fn what_waits_is_named_and_comes_into_force_for_all_its_readers_at_once() {
+async fn pending_changes_are_reported_and_applied_for_all_readers_at_once() {
     let world = World::new();
     let _init = world.start();
     let before = pids(&world.0.all_running().await);
@@ -144,14 +152,14 @@ async fn what_waits_is_named_and_comes_into_force_for_all_its_readers_at_once() 
     assert_eq!(world.file()["waiting"]["kubeletConfiguration.maxPods"], 5);
     assert_eq!(world.file()["kubeletConfiguration"]["maxPods"], 110);
 
-    // Who dies meanwhile has what its neighbours have.
+    // A service that dies meanwhile gets the same values as the others.
     world.kill(ServiceName::PodSync, before["pod-sync"]).await;
     for service in [ServiceName::PodSync, ServiceName::ResourceManager] {
-        // Each service takes it in its own time.
+        // Each service applies it in its own time.
         world.until(service, "seven files", |config| config.container_logs.max_files == 7).await;
         assert_eq!(world.config_of(service).await.resources.max_pods, 110, "{service}");
     }
-    // It is nobody's who does not read it.
+    // A service that does not read the value does not apply it.
     world.restart(ServiceName::RuntimeShim).await;
     world.init_is("degraded", &parts).await;
 
@@ -161,16 +169,16 @@ async fn what_waits_is_named_and_comes_into_force_for_all_its_readers_at_once() 
     let after = pids(&world.0.all_running().await);
     for service in ["pod-sync", "resource-manager", "node-status", "volume-manager", "pod-config", "node-api"]
     {
-        assert_ne!(after[service], before[service], "{service} reads it");
+        assert_ne!(after[service], before[service], "{service} reads maxPods");
     }
-    assert_eq!(after["runtime-shim"], before["runtime-shim"], "it does not");
+    assert_eq!(after["runtime-shim"], before["runtime-shim"], "runtime-shim does not read maxPods");
     for service in [ServiceName::PodSync, ServiceName::ResourceManager] {
         assert_eq!(world.config_of(service).await.resources.max_pods, 5, "{service}");
     }
     let file = world.file();
     assert_eq!((file.get("waiting"), &file["kubeletConfiguration"]["maxPods"]), (None, &Value::from(5)));
 
-    // What is taken back before anybody was started again waits no more.
+    // A change that is reverted before a restart is not pending any more.
     world.drop_in("maxPods: 6\n");
     world.init_is("degraded", &["maxPods"]).await;
     world.drop_in("maxPods: 5\n");
@@ -179,7 +187,7 @@ async fn what_waits_is_named_and_comes_into_force_for_all_its_readers_at_once() 
 }
 
 #[tokio::test]
-async fn what_hangs_on_init_waits_for_the_agent_with_all_that_was_written_beside_it() {
+async fn agent_level_changes_and_all_others_wait_for_an_agent_restart() {
     let world = World::new();
     let mut init = world.start();
     let before = pids(&world.0.all_running().await);
@@ -201,30 +209,30 @@ async fn what_hangs_on_init_waits_for_the_agent_with_all_that_was_written_beside
     assert!(!config.manage_host && config.runtime.start_parallelism == 3, "{config:?}");
 }
 
-/// They stand in no file that everybody reads, and so they are not in what is read back of it.
+/// Headers are not in the configuration file, and so not in what is read back from it.
 #[tokio::test]
-async fn headers_of_a_url_stay_when_another_value_changes() {
+async fn manifest_url_headers_survive_other_changes() {
     let world = World::new();
     let url = "staticPodURL: http://127.0.0.1:1/pods\nstaticPodURLHeader: {X-Key: [hidden]}\n";
     world.drop_in(url);
     let _init = world.start();
     world.0.all_running().await;
-    let handed = world.0.path("run/credentials/pod-config/manifest-url-headers.json");
-    let before = fs::read_to_string(&handed).unwrap();
+    let copied = world.0.path("run/credentials/pod-config/manifest-url-headers.json");
+    let before = fs::read_to_string(&copied).unwrap();
     assert!(before.contains("hidden"), "{before}");
     world.drop_in(&format!("{url}containerLogMaxFiles: 9\n"));
     let taken = |config: &Config| config.container_logs.max_files == 9;
     world.until(ServiceName::RuntimeShim, "nine files", taken).await;
-    assert_eq!(fs::read_to_string(&handed).unwrap(), before);
+    assert_eq!(fs::read_to_string(&copied).unwrap(), before);
     world.drop_in(&format!("{}containerLogMaxFiles: 9\n", url.replace("hidden", "rotated")));
-    eventually("other headers are handed over", || {
-        fs::read_to_string(&handed).is_ok_and(|now| now.contains("rotated"))
+    eventually("the new headers are copied", || {
+        fs::read_to_string(&copied).is_ok_and(|now| now.contains("rotated"))
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_waited_is_forgotten_when_the_files_do_not_do_any_more_and_they_are_looked_at_again() {
+async fn pending_changes_are_dropped_while_files_are_invalid() {
     let world = World::new();
     let _init = world.start();
     world.0.all_running().await;
@@ -242,7 +250,7 @@ async fn what_waited_is_forgotten_when_the_files_do_not_do_any_more_and_they_are
 }
 
 #[tokio::test]
-async fn another_configuration_of_credential_providers_waits_for_runtime_shim_once_its_plugin_is_there() {
+async fn changed_credential_provider_config_is_pending_for_runtime_shim() {
     let world = World::new();
     let scene = &world.0;
     fs::create_dir(scene.path("plugins")).unwrap();
@@ -264,12 +272,12 @@ async fn another_configuration_of_credential_providers_waits_for_runtime_shim_on
     command.arg("--image-credential-provider-bin-dir").arg(scene.path("plugins"));
     let _init = scene.start_as(command);
     let before = pids(&scene.all_running().await);
-    let handed = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
-    let has = |name: &str| fs::read_to_string(&handed).unwrap().contains(name);
+    let copied = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
+    let has = |name: &str| fs::read_to_string(&copied).unwrap().contains(name);
 
     replace(&config, &provider("plugin-two"));
-    world.init_is("degraded", &["plugins/plugin-two", "what was in force goes on"]).await;
-    // It is looked for again, although the file stays as it is.
+    world.init_is("degraded", &["plugins/plugin-two", "the previous configuration stays in force"]).await;
+    // The plugin is looked for again, although the file has not changed.
     add_plugin("plugin-two");
     let parts =
         ["a restart of runtime-shim", "`keelson services restart", "--image-credential-provider-config"];
@@ -280,5 +288,5 @@ async fn another_configuration_of_credential_providers_waits_for_runtime_shim_on
     world.init_is("running", &[]).await;
     let after = pids(&scene.all_running().await);
     assert_ne!(after["runtime-shim"], before["runtime-shim"]);
-    assert_eq!(after["pod-sync"], before["pod-sync"], "it does not read it");
+    assert_eq!(after["pod-sync"], before["pod-sync"], "pod-sync does not read it");
 }

@@ -1,6 +1,6 @@
-//! The configuration that units and packages bring along: what stands there as a default is the default.
+//! The configuration files of the units and packages: commented defaults are the defaults.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // Tests may panic.
 
 mod common;
 
@@ -10,15 +10,15 @@ use std::path::Path;
 use common::Scene;
 use serde_json::Value;
 
-/// The files with what they leave to the defaults.
+/// The files, with the number of their commented defaults.
 const FILES: [(&str, usize); 2] = [("kubelet.yaml", 13), ("keelson.yaml", 6)];
 
 fn shipped(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/systemd").join(name)).unwrap()
 }
 
-/// A text with its commented defaults, `#field: value`, as if they were set, and how many fields those are. A comment for
-/// people has a blank behind the `#`.
+/// A text with its commented defaults, `#field: value`, turned into settings, and their number. A comment in prose has a
+/// space after the `#`.
 fn uncommented(text: &str) -> (String, usize) {
     let mut fields = 0;
     let mut in_field = false;
@@ -34,41 +34,41 @@ fn uncommented(text: &str) -> (String, usize) {
     (lines.collect(), fields)
 }
 
-/// What all services would get, without where it is from.
+/// The configuration of all services, without the provenance.
 fn resolved(scene: &Scene, files: [String; 2]) -> (Value, String) {
-    // This machine's cgroups and swap are not the question.
+    // The result must not depend on cgroups and swap of the test machine.
     let kubelet = format!("{}failCgroupV1: false\nfailSwapOn: false\n", files[0]);
     fs::write(scene.path("kubelet.yaml"), kubelet).unwrap();
     fs::write(scene.path("keelson.yaml"), &files[1]).unwrap();
     let output = scene.command().arg("--resolve-only").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{output_text}");
     let text = fs::read_to_string(scene.path("run/config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     for changing in ["resolvedUnixNanos", "provenance"] {
         config.as_object_mut().unwrap().remove(changing).unwrap();
     }
-    (config, said)
+    (config, output_text)
 }
 
 #[test]
-fn every_commented_default_is_the_default() {
+fn every_commented_default_in_shipped_files_is_the_default() {
     let scene = Scene::new();
-    let (as_shipped, said) = resolved(&scene, FILES.map(|(name, _)| shipped(name)));
-    assert!(!said.contains("unknown"), "{said}");
+    let (as_shipped, output) = resolved(&scene, FILES.map(|(name, _)| shipped(name)));
+    assert!(!output.contains("unknown"), "{output}");
     let all = FILES.map(|(name, expected)| {
         let (text, fields) = uncommented(&shipped(name));
         assert_eq!(fields, expected, "{name}:\n{text}");
         text
     });
-    let (spelt_out, said) = resolved(&scene, all);
-    assert!(!said.contains("unknown"), "{said}");
+    let (spelt_out, output) = resolved(&scene, all);
+    assert!(!output.contains("unknown"), "{output}");
     assert_eq!(spelt_out, as_shipped);
 }
 
-/// The comparison sees a default that is wrong.
+/// A wrong default is detected.
 #[test]
-fn a_commented_line_that_is_no_default_would_show() {
+fn a_wrong_commented_default_is_detected() {
     let scene = Scene::new();
     let (as_shipped, _) = resolved(&scene, FILES.map(|(name, _)| shipped(name)));
     for (place, from, to) in

@@ -1,4 +1,4 @@
-//! The supervisor in this process, with limits short enough to wait for.
+//! The supervisor in the test process, with short limits.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -14,7 +14,7 @@ use keelson_proto::keelson::supervisor::v1 as pb;
 use keelson_service_kit::{CancellationToken, Context, WatchItem};
 use rustix::process::Signal;
 
-/// Waits until the service is as `good` wants it.
+/// Waits until the service satisfies `good`.
 async fn wait(services: &Services, name: ServiceName, good: impl Fn(&pb::Service) -> bool) -> pb::Service {
     let mut subscription = services.subscribe();
     let found = async {
@@ -33,10 +33,10 @@ async fn wait(services: &Services, name: ServiceName, good: impl Fn(&pb::Service
 }
 
 #[tokio::test]
-async fn a_stopped_process_is_shown_as_stuck_and_killed_and_started_again() {
+async fn a_stopped_process_is_stuck_then_killed_and_restarted() {
     let scene = Scene::new();
-    // A service that is not well is asked often, so that this test need not wait for the next calm poll.
-    scene.behave(ServiceName::PodSync, "degraded the runtime is away");
+    // An unhealthy service is polled often, so that this test need not wait for the next regular poll.
+    scene.behave(ServiceName::PodSync, "degraded the runtime is down");
     let status = scene.command().arg("--resolve-only").status().unwrap();
     assert!(status.success());
     let config = Config::load(&scene.path("run/config.json")).unwrap();
@@ -49,7 +49,7 @@ async fn a_stopped_process_is_shown_as_stuck_and_killed_and_started_again() {
     let running = tokio::spawn(supervisor.run());
 
     let degraded = wait(&services, ServiceName::PodSync, |s| s.state == "degraded").await;
-    assert_eq!(degraded.message, "the runtime is away");
+    assert_eq!(degraded.message, "the runtime is down");
     signal(degraded.pid, Signal::STOP);
     let stuck = wait(&services, ServiceName::PodSync, |s| s.state == "stuck").await;
     assert!(stuck.message.contains("pod-sync"), "{}", stuck.message);

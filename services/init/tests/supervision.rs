@@ -1,4 +1,4 @@
-//! init as a process, with fake services: users, restarts, lifeline, left-overs, locks, systemd.
+//! init as a process with fake services: users, restarts, lifeline, leftovers, locks, systemd.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
@@ -26,7 +26,7 @@ fn own_capabilities() -> u64 {
 }
 
 #[tokio::test]
-async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_new_ones() {
+async fn each_service_runs_as_its_user_with_its_capabilities_only() {
     assert_root();
     let scene = Scene::new();
     scene.write_config("uidBase: 64300\noperatorGid: 64390\n");
@@ -42,7 +42,7 @@ async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_n
         assert_eq!(field("Gid"), format!("{gid} {gid} {gid} {gid}"), "{name}");
         assert_eq!(field("Groups"), "64390", "{name}");
         assert_eq!(field("NoNewPrivs"), "1", "{name}");
-        let kept = format!("{:016x}", privileges::kept_bits(name) & own_capabilities());
+        let kept = format!("{:016x}", privileges::capability_bits(name) & own_capabilities());
         for set in ["CapEff", "CapPrm", "CapBnd"] {
             assert_eq!(field(set), kept, "{set} of {name}");
         }
@@ -56,7 +56,7 @@ async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_n
 }
 
 #[tokio::test]
-async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
+async fn oom_score_and_open_files_limit_apply_to_init_and_services() {
     let limit = |pid: u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
@@ -68,7 +68,7 @@ async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
         fs::write(scene.path("kubelet.yaml"), format!("{file}{more}")).unwrap();
         scene
     };
-    // A higher score needs no right.
+    // Raising the score needs no privilege.
     let scene = with("maxOpenFiles: 4321\noomScoreAdj: 987\n");
     let init = scene.start();
     let services = scene.all_running().await;
@@ -78,7 +78,7 @@ async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
         assert_eq!(score.trim(), "987", "{pid}");
     }
     drop(init);
-    // More than any kernel allows: as many as there may be, and it is told.
+    // More than any kernel allows: the highest possible limit is set, with a warning.
     let scene = with("maxOpenFiles: 9223372036854775807\n");
     let mut command = scene.command();
     command.stderr(fs::File::create(scene.path("log")).unwrap());
@@ -89,10 +89,11 @@ async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
         assert_eq!(limit(pid), [most, most], "{pid}");
     }
     let log = || fs::read_to_string(scene.path("log")).unwrap();
-    eventually("it is told that all have started", || log().contains("Started kubelet")).await;
+    eventually("the start of all services is logged", || log().contains("Started kubelet")).await;
     let log = log();
-    let told = format!("cannot have 9223372036854775807 files open (maxOpenFiles), it may have {most}");
-    assert!(log.contains(&told), "{log}");
+    let warning =
+        format!("cannot set the open files limit to 9223372036854775807 (maxOpenFiles), it is {most}:");
+    assert!(log.contains(&warning), "{log}");
     for line in [
         "Kubelet version",
         "Standalone mode, no API client",
@@ -103,7 +104,7 @@ async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
 }
 
 #[tokio::test]
-async fn folders_sockets_and_the_configuration_have_their_owners_and_modes() {
+async fn folders_sockets_and_config_json_have_owners_and_modes() {
     assert_root();
     let scene = Scene::new();
     scene.write_config("uidBase: 64300\noperatorGid: 64390\n");
@@ -126,7 +127,7 @@ async fn folders_sockets_and_the_configuration_have_their_owners_and_modes() {
 }
 
 #[tokio::test]
-async fn a_killed_service_is_started_again_and_the_others_are_left_alone() {
+async fn a_killed_service_is_restarted_and_the_others_keep_running() {
     let scene = Scene::new();
     let _init = scene.start();
     let before = scene.all_running().await;
@@ -151,7 +152,7 @@ async fn a_killed_service_is_started_again_and_the_others_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_be_set_up_is_an_event_of_the_node_and_one_that_is_killed_is_none() {
+async fn a_failed_service_setup_is_a_node_event_and_a_kill_is_not() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeApi, "exit 78");
     fs::remove_file(scene.path("bin").join(ServiceName::NodeStatus.binary())).unwrap();
@@ -184,7 +185,7 @@ async fn a_service_that_cannot_be_set_up_is_an_event_of_the_node_and_one_that_is
 }
 
 #[tokio::test]
-async fn a_configuration_error_is_final_until_a_person_asks() {
+async fn a_configuration_error_is_final_until_a_requested_restart() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeApi, "exit 78");
     let _init = scene.start();
@@ -203,7 +204,7 @@ async fn a_configuration_error_is_final_until_a_person_asks() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_start_is_shown_with_its_own_reason() {
+async fn a_service_that_cannot_start_is_shown_with_its_own_error() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeApi, "fail no port is free");
     let _init = scene.start();
@@ -251,13 +252,13 @@ async fn a_restart_on_request_ends_one_process_and_starts_another() {
 }
 
 #[tokio::test]
-async fn the_services_end_with_a_killed_init_and_the_next_one_starts_at_once() {
+async fn services_end_with_a_killed_init_and_the_next_one_starts_at_once() {
     let scene = Scene::new();
     let mut init = scene.start();
     let before = scene.all_running().await;
     init.signal(Signal::KILL);
     init.ended().await;
-    // Without waiting for the old services: locks and sockets are taken over.
+    // The new init does not wait for the old services: it takes over locks and sockets.
     let next = scene.start();
     let pids: Vec<u32> = before.iter().map(|service| service.pid).collect();
     eventually("the services of the killed init are gone", || pids.iter().all(|pid| !is_alive(*pid))).await;
@@ -267,7 +268,7 @@ async fn the_services_end_with_a_killed_init_and_the_next_one_starts_at_once() {
 }
 
 #[tokio::test]
-async fn without_another_start_the_services_end_by_the_lifeline() {
+async fn services_of_a_killed_init_end_by_the_lifeline() {
     let scene = Scene::new();
     let mut init = scene.start();
     scene.all_running().await;
@@ -277,7 +278,7 @@ async fn without_another_start_the_services_end_by_the_lifeline() {
 }
 
 #[tokio::test]
-async fn a_stopped_service_of_a_killed_init_is_ended_by_the_next_one() {
+async fn a_stopped_service_of_a_killed_init_is_killed_by_the_next_one() {
     let scene = Scene::new();
     let mut init = scene.start();
     let before = scene.all_running().await;
@@ -292,11 +293,11 @@ async fn a_stopped_service_of_a_killed_init_is_ended_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn told_to_end_it_ends_everything_and_succeeds() {
+async fn sigterm_ends_all_services_and_init_with_exit_code_0() {
     let scene = Scene::new();
     let mut init = scene.start();
     let services = scene.all_running().await;
-    // One that does not listen is killed.
+    // A service that does not react is killed.
     signal(find(&services, ServiceName::NodeApi).pid, Signal::STOP);
     init.signal(Signal::HUP);
     init.signal(Signal::TERM);
@@ -306,7 +307,7 @@ async fn told_to_end_it_ends_everything_and_succeeds() {
 }
 
 #[tokio::test]
-async fn a_second_signal_does_not_wait() {
+async fn a_second_signal_kills_the_services_at_once() {
     let scene = Scene::new();
     let mut init = scene.start();
     let services = scene.all_running().await;
@@ -326,7 +327,7 @@ async fn scene_is_ending(scene: &Scene, services: &[pb::Service]) {
 }
 
 #[tokio::test]
-async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name() {
+async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused() {
     let scene = Scene::new();
     let init = scene.start();
     scene.all_running().await;
@@ -345,14 +346,14 @@ async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name()
     }
 }
 
-/// init with a lock file.
+/// Starts init with a lock file.
 fn start_locked<'a>(scene: &'a Scene, more: &[&str]) -> Init<'a> {
     let mut command = scene.command();
     command.args(["--lock-file", &scene.text("lock")]).args(more);
     scene.start_as(command)
 }
 
-/// Waits until the kernel has a process among those that wait for a lock (proc(5), `/proc/locks`).
+/// Waits until the process waits for a lock (proc(5), `/proc/locks`).
 async fn waits_for_a_lock(pid: u32) {
     eventually("it waits for the lock", || {
         let locks = fs::read_to_string("/proc/locks").unwrap();
@@ -363,14 +364,14 @@ async fn waits_for_a_lock(pid: u32) {
 }
 
 #[tokio::test]
-async fn the_lock_file_of_a_killed_init_goes_to_the_one_that_waits_for_it() {
+async fn a_waiting_init_gets_the_lock_file_of_a_killed_one() {
     let scene = Scene::new();
     let mut first = start_locked(&scene, &[]);
     let before = scene.all_running().await;
     let second = start_locked(&scene, &[]);
     waits_for_a_lock(second.pid()).await;
     assert_eq!(find(&scene.all_running().await, ServiceName::Init).pid, first.pid());
-    // Its services live on for a moment: none of them keeps the lock.
+    // Its services live on for a moment, and none of them keeps the lock.
     first.signal(Signal::KILL);
     first.ended().await;
     let after = scene.all_running().await;
@@ -379,7 +380,7 @@ async fn the_lock_file_of_a_killed_init_goes_to_the_one_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_lock_file_ends_when_told_to_and_starts_nothing() {
+async fn an_init_waiting_for_the_lock_file_ends_on_sigterm() {
     let scene = Scene::new();
     let first = start_locked(&scene, &[]);
     let before = scene.all_running().await;
@@ -393,26 +394,26 @@ async fn who_waits_for_the_lock_file_ends_when_told_to_and_starts_nothing() {
 }
 
 #[tokio::test]
-async fn an_init_that_gives_way_ends_in_order_for_the_one_that_wants_its_lock_file() {
+async fn exit_on_lock_contention_ends_init_in_order() {
     let scene = Scene::new();
     let mut first = start_locked(&scene, &["--exit-on-lock-contention"]);
     scene.all_running().await;
     let mut second = start_locked(&scene, &["--exit-on-lock-contention"]);
     assert_eq!(first.ended().await, Some(0));
     assert_eq!(find(&scene.all_running().await, ServiceName::Init).pid, second.pid());
-    // Anybody who opens it is given way to.
+    // Opening the file is enough.
     drop(fs::File::open(scene.path("lock")).unwrap());
     assert_eq!(second.ended().await, Some(0));
     assert!(scene.processes().is_empty());
 }
 
 #[tokio::test]
-async fn beside_a_kubelet_on_the_same_root_or_runtime_nothing_is_started() {
+async fn init_refuses_to_start_next_to_a_kubelet_on_the_same_root_or_runtime() {
     let scene = Scene::new();
     let runtime = scene.path("runtime.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&runtime).unwrap();
     std::fs::create_dir(scene.path("root")).unwrap();
-    // A script of that name has its name as a process, too.
+    // The process of a script has the name of the script.
     let script = scene.path("kubelet");
     std::fs::write(&script, "#!/bin/sh\nread -r nothing\n").unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -439,7 +440,7 @@ async fn beside_a_kubelet_on_the_same_root_or_runtime_nothing_is_started() {
     }
 }
 
-/// Runs a second init on the same scene, with other values for some flags, to its end.
+/// Runs a second init on the same scene, with other values for some flags, until it exits.
 async fn second_output(scene: &Scene, replaced: &[(&str, String)]) -> std::process::Output {
     let first = scene.command();
     let arguments: Vec<String> =
@@ -453,7 +454,7 @@ async fn second_output(scene: &Scene, replaced: &[(&str, String)]) -> std::proce
 }
 
 #[tokio::test]
-async fn systemd_hears_ready_once_all_services_have_answered_and_stopping_at_the_end() {
+async fn systemd_is_notified_of_ready_watchdog_and_stopping() {
     let scene = Scene::new();
     let socket = UnixDatagram::bind(scene.path("notify")).unwrap();
     socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
@@ -476,7 +477,7 @@ async fn systemd_hears_ready_once_all_services_have_answered_and_stopping_at_the
     assert!(heard.contains("STATUS=0 of 7 services running"), "{heard}");
     let list = scene.client().list_services(pb::ListServicesRequest {}).await.unwrap().into_inner().services;
     assert!(list.iter().all(|service| service.state != "starting"), "{list:#?}");
-    // Twice per period of the watchdog: several times in less than that many periods.
+    // Twice per watchdog period: several notifications in fewer periods.
     let begun = std::time::Instant::now();
     for _ in 0..4 {
         hear("WATCHDOG=1").await.unwrap();

@@ -1,9 +1,8 @@
-//! Who may use the kubelet API over the network, and how it shows itself, as the KubeletConfiguration says it
-//! (node-and-api.md §6, §7).
+//! Authentication, authorization and TLS of the kubelet API, from the KubeletConfiguration (node-and-api.md §6, §7).
 //!
-//! A node of an API server speaks TLS, and so does one whose file names authorities of clients or a certificate of its own; with it
-//! the API may listen on any address. An API server is asked whose token it is and what somebody may do, unless the file says
-//! otherwise; without one there are certificates and anonymous requests.
+//! The API uses TLS on a node with an API server, and on one whose file names client CAs or a serving certificate; with TLS
+//! it may listen on any address. With an API server, tokens and permissions are checked there by default. Without one, only
+//! client certificates and anonymous requests are possible.
 
 use std::net::IpAddr;
 
@@ -11,17 +10,18 @@ use keelson_config::{ApiTls, ControlPlane};
 use serde_json::Value;
 
 use crate::api_tls::{
-    TLS13, list, min_version, refuse_old_version, spoken_curves, spoken_suites, warn_of_suites,
+    TLS13, list, min_version, refuse_old_version, supported_key_exchanges, supported_suites,
+    warn_about_rsa_only_suites,
 };
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
 use crate::resolve::{Level, Resolver};
 use crate::rules;
 
-/// `0.0.0.0`, where a kubelet listens unless it is told otherwise.
-const ANYWHERE: &str = "0.0.0.0";
-/// Fields that mean nothing without TLS.
-const OF_TLS: [&str; 7] = [
+/// `0.0.0.0`, the default address of a kubelet.
+const DEFAULT_ADDRESS: &str = "0.0.0.0";
+/// Fields without meaning when TLS is off.
+const TLS_FIELDS: [&str; 7] = [
     "authentication",
     "authorization",
     "tlsCertFile",
@@ -30,7 +30,7 @@ const OF_TLS: [&str; 7] = [
     "tlsMinVersion",
     "tlsPrivateKeyFile",
 ];
-/// How the API server is asked what somebody may do, and that nobody is.
+/// The authorization modes.
 const MODES: [&str; 2] = ["AlwaysAllow", "Webhook"];
 
 /// The fields; `None` where the file does not set them.
@@ -46,13 +46,13 @@ pub(crate) struct ApiAccessFile {
     cipher_suites: Option<Sourced<Vec<String>>>,
     curves: Option<Sourced<Vec<i64>>>,
     caches: [Option<Sourced<u64>>; 3],
-    /// A certificate is to be asked for; who does that is no matter of this part.
-    asks: Option<Sourced<bool>>,
-    /// Those of [`OF_TLS`] that the file has.
+    /// `serverTLSBootstrap`; here it only matters whether it is set.
+    tls_bootstrap: Option<Sourced<bool>>,
+    /// The fields of [`TLS_FIELDS`] that the file sets.
     given: Vec<&'static str>,
 }
 
-/// A field that says for how long an answer of the API server is remembered, the setting that it becomes, and how.
+/// A field with the cache time of an API server's answer, the path of its setting, and how to set it.
 type Cache = (&'static str, &'static str, fn(&mut ApiTls, u64));
 
 const CACHES: [Cache; 3] = [
@@ -76,13 +76,13 @@ impl ApiAccessFile {
             if reader.object(parent) { reader.boolean(field) } else { None }
         };
         let mut own = Self {
-            given: OF_TLS.into_iter().filter(|field| reader.is_set(field)).collect(),
+            given: TLS_FIELDS.into_iter().filter(|field| reader.is_set(field)).collect(),
             cert: file(reader, "tlsCertFile"),
             key: file(reader, "tlsPrivateKeyFile"),
             min_version: min_version(reader),
             cipher_suites: list(reader, "tlsCipherSuites", |suite| suite.as_str().map(ToOwned::to_owned)),
             curves: list(reader, "tlsCurvePreferences", Value::as_i64),
-            asks: asks(reader),
+            tls_bootstrap: tls_bootstrap(reader),
             ..Self::default()
         };
         if reader.object("authentication") {
@@ -95,39 +95,48 @@ impl ApiAccessFile {
         if reader.object("authorization") {
             own.mode = mode(reader);
         }
-        own.caches = CACHES.map(|(field, ..)| remembered_for(reader, field));
+        own.caches = CACHES.map(|(field, ..)| cache_ttl_ms(reader, field));
         own
     }
 
-    /// Checks what belongs together, and takes it. Without TLS none of it means anything, and is told in `not_acted_on`.
-    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, not_acted_on: &mut Vec<String>) {
+    /// Checks fields that depend on each other, and applies them. Without TLS none has an effect: they are added to
+    /// `unsupported`.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, unsupported: &mut Vec<String>) {
         for (one, missing) in [(&self.cert, &self.key), (&self.key, &self.cert)] {
             if let (Some(given), None) = (one, missing) {
-                resolver.refuse(given, "tlsCertFile and tlsPrivateKeyFile are of use only together");
+                resolver.refuse(given, "tlsCertFile and tlsPrivateKeyFile work only together");
             }
         }
-        let is_asked_for = matches!(
+        let is_requested = matches!(
             &resolver.config.control_plane,
             ControlPlane::Kubernetes(api) if api.certificates.serving
         );
-        if !self.is_secured(resolver) {
-            not_acted_on.extend(self.given.iter().map(|field| (*field).to_owned()));
+        if !self.uses_tls(resolver) {
+            unsupported.extend(self.given.iter().map(|field| (*field).to_owned()));
             return;
         }
-        let (tokens, reviews, anonymous) = self.who_is_let_in(resolver);
+        let (tokens, reviews, anonymous) = self.access_settings(resolver);
         let Self {
-            client_ca, anonymous: told, cert, key, min_version, cipher_suites, curves, caches, ..
+            client_ca,
+            anonymous: explicit,
+            cert,
+            key,
+            min_version,
+            cipher_suites,
+            curves,
+            caches,
+            ..
         } = self;
         let only_tls13 = min_version.as_ref().is_some_and(|version| version.value == TLS13);
         refuse_old_version(resolver, min_version.as_ref());
-        let cipher_suites = spoken_suites(resolver, cipher_suites);
-        let curves = spoken_curves(resolver, curves);
+        let cipher_suites = supported_suites(resolver, cipher_suites);
+        let curves = supported_key_exchanges(resolver, curves);
         if let Some(suites) = cipher_suites.as_ref().filter(|_| cert.is_none() && !only_tls13) {
-            warn_of_suites(resolver, suites);
+            warn_about_rsa_only_suites(resolver, suites);
         }
         resolver.config.api.tls =
-            Some(ApiTls { tokens, reviews, anonymous, asked_for: is_asked_for, ..ApiTls::default() });
-        ANYWHERE.clone_into(&mut resolver.config.api.address);
+            Some(ApiTls { tokens, reviews, anonymous, asked_for: is_requested, ..ApiTls::default() });
+        DEFAULT_ADDRESS.clone_into(&mut resolver.config.api.address);
         let mut take = |path: &str, value, apply: fn(&mut ApiTls, String)| {
             resolver.set(path, value, |config, value| {
                 if let Some(tls) = &mut config.api.tls {
@@ -146,35 +155,38 @@ impl ApiAccessFile {
         }
         set(resolver, "api.tls.cipherSuites", cipher_suites, |tls, v| tls.cipher_suites = v);
         set(resolver, "api.tls.keyExchanges", curves, |tls, v| tls.key_exchanges = v);
-        set(resolver, "api.tls.anonymous", told, |tls, v| tls.anonymous = v);
+        set(resolver, "api.tls.anonymous", explicit, |tls, v| tls.anonymous = v);
     }
 
-    /// Whether the kubelet API speaks TLS: there is an API server, or something that is of use with TLS alone.
-    fn is_secured(&self, resolver: &Resolver<'_>) -> bool {
+    /// Whether the kubelet API uses TLS: there is an API server, or a field that implies TLS is set.
+    fn uses_tls(&self, resolver: &Resolver<'_>) -> bool {
         matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_))
             || self.client_ca.is_some()
             || (self.cert.is_some() && self.key.is_some())
-            || self.asks.as_ref().is_some_and(|asks| asks.value)
+            || self.tls_bootstrap.as_ref().is_some_and(|tls_bootstrap| tls_bootstrap.value)
     }
 
-    /// Whether tokens, reviews and anonymous requests count: what is not said is as the kubelet has it, which without a file is
-    /// less safe (node-and-api.md §2.2).
-    fn who_is_let_in(&self, resolver: &mut Resolver<'_>) -> (bool, bool, bool) {
+    /// Whether tokens, access reviews and anonymous requests are enabled. Unset fields have the kubelet's defaults, which are
+    /// less strict without a file (node-and-api.md §2.2).
+    fn access_settings(&self, resolver: &mut Resolver<'_>) -> (bool, bool, bool) {
         let with_file = resolver.with_file;
         let anonymous = self.anonymous.as_ref().map_or(!with_file, |anonymous| anonymous.value);
         let reviews = self.mode.as_ref().map_or(with_file, |mode| mode.value == "Webhook");
         let (tokens, reviews) = if matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_)) {
             (self.webhook.as_ref().map_or(with_file, |webhook| webhook.value), reviews)
         } else {
-            self.nobody_is_asked(resolver, reviews);
+            self.refuse_webhooks(resolver, reviews);
             (false, false)
         };
         if self.client_ca.is_none() && !tokens && !anonymous {
-            let none =
-                Sourced { value: false, field: "authentication".to_owned(), origin: self.because(resolver) };
+            let none = Sourced {
+                value: false,
+                field: "authentication".to_owned(),
+                origin: self.tls_origin(resolver),
+            };
             resolver.refuse(
                 &none,
-                "no authentication method configured: nobody could use the kubelet API; name authorities of clients in \
+                "no authentication method configured: no client could use the kubelet API; set client CAs in \
                  authentication.x509.clientCAFile, or allow tokens (authentication.webhook) or anonymous requests \
                  (authentication.anonymous)",
             );
@@ -182,48 +194,48 @@ impl ApiAccessFile {
         if !reviews && anonymous {
             resolver.note(
                 Level::Warn,
-                "authentication.anonymous lets everybody who reaches the kubelet API into every container"
+                "authentication.anonymous gives everybody who reaches the kubelet API access to every container"
                     .to_owned(),
             );
         }
         (tokens, reviews, anonymous)
     }
 
-    /// Where it stands that the API speaks TLS.
-    fn because(&self, resolver: &Resolver<'_>) -> String {
+    /// The origin of the setting that turns TLS on.
+    fn tls_origin(&self, resolver: &Resolver<'_>) -> String {
         let files = [&self.client_ca, &self.cert].into_iter().flatten().map(|file| file.origin.clone());
-        let asks = self.asks.as_ref().map(|asks| asks.origin.clone());
+        let tls_bootstrap = self.tls_bootstrap.as_ref().map(|tls_bootstrap| tls_bootstrap.origin.clone());
         let key = resolver.config.provenance.get("controlPlane.kubernetes.kubeconfig").cloned();
-        files.chain(asks).chain(key).next().unwrap_or_default()
+        files.chain(tls_bootstrap).chain(key).next().unwrap_or_default()
     }
 
-    /// Without an API server nobody can say whose token it is, or what somebody may do: who counts on that is refused.
-    fn nobody_is_asked(&self, resolver: &mut Resolver<'_>, reviews: bool) {
+    /// Without an API server nothing can check tokens or permissions: refuses a configuration that needs it.
+    fn refuse_webhooks(&self, resolver: &mut Resolver<'_>, reviews: bool) {
         if let Some(webhook) = self.webhook.as_ref().filter(|webhook| webhook.value) {
             resolver.refuse(
                 webhook,
-                "no client provided, cannot use webhook authentication: there is no API server that could say whose token it is; \
-                 write false, or name one with --kubeconfig",
+                "no client provided, cannot use webhook authentication: there is no API server to check tokens; \
+                 write false, or set --kubeconfig",
             );
         }
         if reviews {
             let unset = || Sourced {
                 value: "Webhook".to_owned(),
                 field: "authorization.mode".into(),
-                origin: self.because(resolver),
+                origin: self.tls_origin(resolver),
             };
             let mode = self.mode.clone().unwrap_or_else(unset);
             resolver.refuse(
                 &mode,
-                "no client provided, cannot use webhook authorization: there is no API server to ask what somebody may do; \
-                 name one with --kubeconfig, or write AlwaysAllow: then whoever is known, by a certificate of \
-                 authentication.x509.clientCAFile, may do everything",
+                "no client provided, cannot use webhook authorization: there is no API server to check permissions; \
+                 set --kubeconfig, or write AlwaysAllow: then every client with a certificate of \
+                 authentication.x509.clientCAFile may do everything",
             );
         }
     }
 }
 
-/// Takes a value into TLS.
+/// Sets a value of the TLS settings.
 fn set<T>(
     resolver: &mut Resolver<'_>,
     path: &str,
@@ -244,14 +256,14 @@ fn flag_folder(resolver: &Resolver<'_>, name: &'static str) -> Option<Sourced<St
     Some(Sourced { value: absolute(&resolver.host.cwd, path), origin, field })
 }
 
-/// `serverTLSBootstrap`, which is taken elsewhere.
-fn asks(reader: &Reader<'_>) -> Option<Sourced<bool>> {
+/// `serverTLSBootstrap`; `control_plane` applies it.
+fn tls_bootstrap(reader: &Reader<'_>) -> Option<Sourced<bool>> {
     const FIELD: &str = "serverTLSBootstrap";
-    let value = reader.look(FIELD)?.as_bool()?;
+    let value = reader.peek(FIELD)?.as_bool()?;
     Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
 }
 
-/// `authorization.mode`; empty text is the default.
+/// `authorization.mode`; an empty string is the default.
 fn mode(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
     let mode = reader.string("authorization.mode").filter(|mode| !mode.value.is_empty())?;
     if MODES.contains(&mode.value.as_str()) {
@@ -261,8 +273,8 @@ fn mode(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
     None
 }
 
-/// Milliseconds that an answer is remembered: zero is the default, and below zero is not at all.
-fn remembered_for(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> {
+/// The cache time in milliseconds: zero is the default, a negative value turns the cache off.
+fn cache_ttl_ms(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> {
     let (parent, _) = field.rsplit_once('.')?;
     if !reader.object(parent) {
         return None;
@@ -272,7 +284,7 @@ fn remembered_for(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> 
         Some(0) => None,
         Some(nanos) => Some(text.map(|_| u64::try_from(nanos.max(0) / 1_000_000).unwrap_or(u64::MAX))),
         None => {
-            reader.refuse(&text, rules::NO_DURATION);
+            reader.refuse(&text, rules::NOT_A_DURATION);
             None
         }
     }
@@ -280,13 +292,13 @@ fn remembered_for(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> 
 
 /// The addresses and ports of the three listeners.
 pub(crate) fn listeners(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
-    let secured = resolver.config.api.tls.is_some();
+    let with_tls = resolver.config.api.tls.is_some();
     if let Some(address) = kubelet.address.clone() {
         match address.value.parse::<IpAddr>() {
-            Ok(ip) if ip.is_loopback() || secured => {}
+            Ok(ip) if ip.is_loopback() || with_tls => {}
             Ok(_) => resolver.refuse(
                 &address,
-                "without TLS nobody could tell who asks, so the API may listen on loopback only; name authorities of clients \
+                "without TLS clients cannot be authenticated, so the API may listen on loopback only; set client CAs \
                  (authentication.x509.clientCAFile), a certificate (tlsCertFile, tlsPrivateKeyFile) or an API server \
                  (--kubeconfig), or write 127.0.0.1 or ::1",
             ),
@@ -307,7 +319,7 @@ pub(crate) fn listeners(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) 
     if let Some(port) =
         read_only.as_ref().filter(|port| port.value != 0 && port.value == resolver.config.api.port)
     {
-        resolver.refuse(port, "the API listens on this port already; the read-only port needs another one");
+        resolver.refuse(port, "this is the port of the kubelet API; the read-only port needs another one");
     }
     resolver.set("api.readOnlyPort", read_only, |c, v| c.api.read_only_port = v);
     resolver.set("api.healthzAddress", kubelet.healthz_address.take(), |c, v| c.api.healthz_address = v);
@@ -315,7 +327,8 @@ pub(crate) fn listeners(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) 
     if let Some(port) =
         healthz.as_ref().filter(|port| port.value != 0 && resolver.config.api.ports().contains(&port.value))
     {
-        resolver.refuse(port, "the API listens on this port already; the health port needs another one");
+        resolver
+            .refuse(port, "the kubelet API already listens on this port; the health port needs another one");
     }
     resolver.set("api.healthzPort", healthz, |c, v| c.api.healthz_port = v);
 }
@@ -346,10 +359,10 @@ mod tests {
             keelson: None,
             host: &host,
         };
-        resolve(inputs).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        resolve(inputs).map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
-    fn secured(more: Value) -> Value {
+    fn with_tls(more: Value) -> Value {
         let mut fields = json!({
             "authentication": {"x509": {"clientCAFile": "pki/ca.crt"}},
             "authorization": {"mode": "AlwaysAllow"},
@@ -359,11 +372,11 @@ mod tests {
     }
 
     #[test]
-    fn authorities_of_clients_turn_tls_on_and_open_the_api() {
-        let resolved = with(secured(json!({}))).unwrap();
+    fn client_ca_enables_tls_and_the_default_listen_address() {
+        let resolved = with(with_tls(json!({}))).unwrap();
         let Config { api, provenance, .. } = resolved.config;
         assert_eq!(api.tls, Some(ApiTls::with_client_ca("/etc/k/pki/ca.crt".into())));
-        assert_eq!(api.address, "0.0.0.0", "as a kubelet");
+        assert_eq!(api.address, "0.0.0.0", "the default of a kubelet");
         assert!(provenance.contains_key("api.tls.clientCaFile"), "{provenance:?}");
         assert_eq!(resolved.kubelet_configuration["authentication"]["webhook"]["enabled"], false);
         assert!(
@@ -374,7 +387,7 @@ mod tests {
 
         let more = json!({"tlsCertFile": "/a.crt", "tlsPrivateKeyFile": "a.key", "tlsMinVersion": "VersionTLS13",
             "address": "10.0.0.7", "readOnlyPort": 10255});
-        let api = with(secured(more)).unwrap().config.api;
+        let api = with(with_tls(more)).unwrap().config.api;
         let tls = api.tls.unwrap();
         assert_eq!((api.address.as_str(), api.read_only_port), ("10.0.0.7", 10255));
         assert_eq!((tls.cert_file, tls.key_file), (Some("/a.crt".into()), Some("/etc/k/a.key".into())));
@@ -382,86 +395,82 @@ mod tests {
     }
 
     #[test]
-    fn what_would_leave_nobody_or_somebody_unknown_in_is_refused() {
+    fn invalid_authentication_authorization_and_tls_settings_are_refused() {
         let x509 = json!({"clientCAFile": "/ca"});
         let no_mode = json!({"authentication": {"x509": x509}});
-        let webhook_mode = secured(json!({"authorization": {"mode": "Webhook"}}));
-        let tokens = secured(json!({"authentication": {"x509": x509, "webhook": {"enabled": true}}}));
-        for (fields, what, way_out) in [
+        let webhook_mode = with_tls(json!({"authorization": {"mode": "Webhook"}}));
+        let tokens = with_tls(json!({"authentication": {"x509": x509, "webhook": {"enabled": true}}}));
+        for (fields, what, remedy) in [
             (no_mode, r#"authorization.mode = "Webhook""#, "write AlwaysAllow"),
             (webhook_mode, r#"authorization.mode = "Webhook""#, "write AlwaysAllow"),
             (tokens, "authentication.webhook.enabled = true", "write false"),
-            (secured(json!({"tlsCertFile": "/a"})), r#"tlsCertFile = "/a""#, "only together"),
-            (secured(json!({"tlsPrivateKeyFile": "/a"})), r#"tlsPrivateKeyFile = "/a""#, "only together"),
+            (with_tls(json!({"tlsCertFile": "/a"})), r#"tlsCertFile = "/a""#, "only together"),
+            (with_tls(json!({"tlsPrivateKeyFile": "/a"})), r#"tlsPrivateKeyFile = "/a""#, "only together"),
             (
                 json!({"authentication": {"x509": x509, "webhook": {"cacheTTL": "2"}}, "authorization": {"mode": "AlwaysAllow"}}),
                 r#"cacheTTL = "2""#,
-                "no duration",
+                "not a duration",
             ),
-            (secured(json!({"tlsMinVersion": "1.3"})), r#"tlsMinVersion = "1.3""#, "VersionTLS13"),
+            (with_tls(json!({"tlsMinVersion": "1.3"})), r#"tlsMinVersion = "1.3""#, "VersionTLS13"),
             (
-                secured(json!({"tlsMinVersion": "VersionTLS10"})),
+                with_tls(json!({"tlsMinVersion": "VersionTLS10"})),
                 r#"tlsMinVersion = "VersionTLS10""#,
-                "TLS 1.0 and 1.1 are not spoken here; write VersionTLS12",
+                "TLS 1.0 and 1.1 are not supported; write VersionTLS12",
             ),
             (
-                secured(json!({"tlsMinVersion": "VersionTLS11"})),
+                with_tls(json!({"tlsMinVersion": "VersionTLS11"})),
                 r#"tlsMinVersion = "VersionTLS11""#,
                 "or VersionTLS13",
             ),
             (
-                secured(
+                with_tls(
                     json!({"tlsCipherSuites": [RSA, "TLS_RSA_WITH_RC4_128_SHA", "TLS_RSA_WITH_AES_128_CBC_SHA"]}),
                 ),
                 r#"tlsCipherSuites = ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_RC4_128_SHA", "#,
-                "TLS_RSA_WITH_RC4_128_SHA, TLS_RSA_WITH_AES_128_CBC_SHA cannot be spoken here; possible are TLS_AES_128",
+                "TLS_RSA_WITH_RC4_128_SHA, TLS_RSA_WITH_AES_128_CBC_SHA are not supported; supported are TLS_AES_128",
             ),
             (
-                secured(json!({"tlsCipherSuites": [RSA, "x"]})),
+                with_tls(json!({"tlsCipherSuites": [RSA, "x"]})),
                 r#"tlsCipherSuites[1] = "x""#,
                 "no such cipher suite",
             ),
-            (secured(json!({"tlsCipherSuites": RSA})), "tlsCipherSuites = ", "a list"),
+            (with_tls(json!({"tlsCipherSuites": RSA})), "tlsCipherSuites = ", "a list"),
             (
-                secured(json!({"tlsCurvePreferences": [4588, 29, 25]})),
+                with_tls(json!({"tlsCurvePreferences": [4588, 29, 25]})),
                 "tlsCurvePreferences = [4588, 29, 25]",
-                "X25519MLKEM768 (4588), P-521 (25) cannot be spoken here; possible are 23 (P-256), 24 (P-384), 29 (X25519)",
+                "X25519MLKEM768 (4588), P-521 (25) are not supported; supported are 23 (P-256), 24 (P-384), 29 (X25519)",
             ),
-            (
-                secured(json!({"tlsCurvePreferences": [22]})),
-                "tlsCurvePreferences[0] = 22",
-                "a curve that is known",
-            ),
+            (with_tls(json!({"tlsCurvePreferences": [22]})), "tlsCurvePreferences[0] = 22", "a known curve"),
             (
                 json!({"tlsCertFile": "/a", "tlsPrivateKeyFile": "/b", "authorization": {"mode": "AlwaysAllow"}}),
                 "authentication = false (k.yaml",
                 "no authentication method configured",
             ),
-            (secured(json!({"address": "here"})), r#"address = "here""#, "not a valid IP address"),
+            (with_tls(json!({"address": "here"})), r#"address = "here""#, "not a valid IP address"),
             (json!({"authentication": {"x509": {"clientCAFile": 1}}}), "clientCAFile = 1", "quotes"),
             (json!({"tlsCertFile": "/a"}), r#"tlsCertFile = "/a""#, "only together"),
         ] {
-            let problems = with(fields.clone()).unwrap_err();
-            assert_eq!(problems.len(), 1, "{fields}: {problems:?}");
-            assert!(problems[0].contains(what) && problems[0].contains(way_out), "{fields}: {problems:?}");
+            let errors = with(fields.clone()).unwrap_err();
+            assert_eq!(errors.len(), 1, "{fields}: {errors:?}");
+            assert!(errors[0].contains(what) && errors[0].contains(remedy), "{fields}: {errors:?}");
         }
     }
 
     #[test]
-    fn what_is_dangerous_or_shuts_clients_out_is_a_warning() {
+    fn open_anonymous_access_and_rsa_only_cipher_suites_cause_a_warning() {
         let anonymous =
             json!({"authentication": {"x509": {"clientCAFile": "/ca"}, "anonymous": {"enabled": true}}});
         for (more, text) in [
             (anonymous, "everybody who reaches the kubelet API"),
             (json!({"tlsCipherSuites": [RSA, "TLS_AES_128_GCM_SHA256"]}), "name a suite with ECDSA"),
         ] {
-            let resolved = with(secured(more)).unwrap();
+            let resolved = with(with_tls(more)).unwrap();
             assert!(resolved.notes.iter().any(|n| n.level == Level::Warn && n.text.contains(text)), "{text}");
         }
     }
 
     #[test]
-    fn suites_and_the_lowest_version_of_tls_arrive_and_nothing_set_is_all_of_them() {
+    fn cipher_suites_and_min_tls_version_are_applied_and_default_to_all() {
         let both = [CipherSuite::RsaAes128Gcm, CipherSuite::EcdsaChacha20];
         let old_form = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305";
         let pair = json!({"tlsCertFile": "/a.crt", "tlsPrivateKeyFile": "/a.key", "tlsCipherSuites": [RSA]});
@@ -475,7 +484,7 @@ mod tests {
             (json!({"tlsCipherSuites": ["TLS_AES_128_GCM_SHA256"]}), &[CipherSuite::Aes128Gcm], false),
             (json!({"tlsCurvePreferences": []}), &[], false),
         ] {
-            let resolved = with(secured(more.clone())).unwrap();
+            let resolved = with(with_tls(more.clone())).unwrap();
             assert!(
                 resolved.notes.iter().all(|note| !note.text.contains("tls")),
                 "{more}: {:?}",
@@ -489,13 +498,13 @@ mod tests {
     }
 
     #[test]
-    fn ways_to_agree_on_keys_arrive_in_whatever_order() {
-        let tls = with(secured(json!({"tlsCurvePreferences": [29, 23]}))).unwrap().config.api.tls.unwrap();
+    fn tls_curve_preferences_are_applied() {
+        let tls = with(with_tls(json!({"tlsCurvePreferences": [29, 23]}))).unwrap().config.api.tls.unwrap();
         assert_eq!(tls.key_exchanges, [KeyExchange::X25519, KeyExchange::P256]);
     }
 
-    /// The same for a node of an API server.
-    fn in_a_cluster(fields: Option<Value>) -> Resolved {
+    /// The configuration of a node with an API server.
+    fn with_api_server(fields: Option<Value>) -> Resolved {
         let document = fields.map(|fields| {
             let mut root = fields.as_object().unwrap().clone();
             root.insert("apiVersion".into(), "kubelet.config.k8s.io/v1beta1".into());
@@ -510,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn with_an_api_server_it_is_asked_whose_token_it_is_and_what_somebody_may_do() {
+    fn with_an_api_server_token_and_webhook_authorization_are_the_default() {
         let x509 = json!({"clientCAFile": "/ca"});
         for (authentication, mode, tokens, reviews) in [
             (json!({"x509": x509}), None, true, true),
@@ -529,7 +538,7 @@ mod tests {
             if let Some(mode) = mode {
                 fields["authorization"] = json!({"mode": mode});
             }
-            let api = in_a_cluster(Some(fields.clone())).config.api;
+            let api = with_api_server(Some(fields.clone())).config.api;
             assert_eq!(api.address, "0.0.0.0", "{fields}");
             let tls = api.tls.unwrap();
             assert_eq!((tls.tokens, tls.reviews), (tokens, reviews), "{fields}");
@@ -539,16 +548,20 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_without_a_file_lets_everybody_in_and_that_is_told() {
-        let resolved = in_a_cluster(None);
+    fn with_an_api_server_and_no_file_anonymous_access_is_open_with_a_warning() {
+        let resolved = with_api_server(None);
         let tls = resolved.config.api.tls.unwrap();
-        assert_eq!((tls.tokens, tls.reviews, tls.anonymous), (false, false, true), "as a kubelet");
-        let told = |n: &crate::Note| n.level == Level::Warn && n.text.contains("everybody who reaches");
-        assert!(resolved.notes.iter().any(told), "{:?}", resolved.notes);
+        assert_eq!(
+            (tls.tokens, tls.reviews, tls.anonymous),
+            (false, false, true),
+            "the defaults of a kubelet"
+        );
+        let warns = |n: &crate::Note| n.level == Level::Warn && n.text.contains("everybody who reaches");
+        assert!(resolved.notes.iter().any(warns), "{:?}", resolved.notes);
     }
 
     #[test]
-    fn a_certificate_of_its_own_or_one_to_be_asked_for_turn_tls_on_without_authorities_of_clients() {
+    fn serving_certificate_or_tls_bootstrap_enables_tls_without_client_ca() {
         let anonymous = json!({"authentication": {"anonymous": {"enabled": true}}, "authorization": {"mode": "AlwaysAllow"}});
         for more in [
             json!({"tlsCertFile": "a.crt", "tlsPrivateKeyFile": "/a.key"}),
@@ -566,13 +579,17 @@ mod tests {
                 "{more}"
             );
             assert!(tls.anonymous && !tls.tokens && !tls.reviews && tls.client_ca_file.is_none(), "{more}");
-            let idle = resolved.notes.iter().any(|note| note.text.contains("serverTLSBootstrap"));
-            assert_eq!(idle, more.get("serverTLSBootstrap").is_some(), "nobody is there to sign it");
+            let reported = resolved.notes.iter().any(|note| note.text.contains("serverTLSBootstrap"));
+            assert_eq!(
+                reported,
+                more.get("serverTLSBootstrap").is_some(),
+                "without an API server nothing can sign it"
+            );
         }
     }
 
     #[test]
-    fn for_how_long_answers_are_remembered_is_a_setting_and_zero_is_the_default() {
+    fn webhook_cache_ttls_are_applied_and_zero_means_the_default() {
         let of = |token: &str, allowed: &str, denied: &str| {
             let resolved = with(json!({
                 "authentication": {"x509": {"clientCAFile": "/ca"}, "webhook": {"enabled": false, "cacheTTL": token}},
@@ -585,19 +602,20 @@ mod tests {
         };
         assert_eq!(of("0s", "0", "0s"), (120_000, 300_000, 30_000));
         assert_eq!(of("1m", "1.5s", "40ms"), (60_000, 1_500, 40));
-        assert_eq!(of("-1s", "1h", "-1ns"), (0, 3_600_000, 0), "not at all");
+        assert_eq!(of("-1s", "1h", "-1ns"), (0, 3_600_000, 0), "not cached");
     }
 
     #[test]
-    fn without_tls_the_fields_are_not_acted_on() {
+    fn without_tls_authentication_fields_have_no_effect() {
         for fields in [
             json!({"authentication": {"anonymous": {"enabled": false}}, "tlsMinVersion": "VersionTLS10"}),
             json!({"authentication": {"x509": {"clientCAFile": null}}, "tlsMinVersion": "VersionTLS13", "tlsCertFile": ""}),
         ] {
             let resolved = with(fields).unwrap();
             assert_eq!((resolved.config.api.tls, resolved.config.api.address.as_str()), (None, "127.0.0.1"));
-            let told = |name| resolved.notes.iter().any(|n| n.level == Level::Info && n.text.contains(name));
-            assert!(told("authentication") && told("tlsMinVersion"), "{:?}", resolved.notes);
+            let reported =
+                |name| resolved.notes.iter().any(|n| n.level == Level::Info && n.text.contains(name));
+            assert!(reported("authentication") && reported("tlsMinVersion"), "{:?}", resolved.notes);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which of its paths for debugging the kubelet API answers, as the KubeletConfiguration says it (node-and-api.md §8.1, §8.2).
+//! Which debugging handlers the kubelet API serves, from the KubeletConfiguration (node-and-api.md §8.1, §8.2).
 
 use keelson_config::ApiHandlers;
 
@@ -26,12 +26,14 @@ impl ApiHandlersFile {
     }
 }
 
-/// Takes the fields into the configuration. Of those whose paths nobody answers yet `true` is told as what is not acted on.
+/// Applies the fields to the configuration. A handler that is not implemented yet is reported as unsupported if it is
+/// enabled.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let ApiHandlersFile { debugging, system_log, profiling, debug_flags } =
         std::mem::take(&mut kubelet.api_handlers);
-    let idle = [&system_log, &profiling, &debug_flags].into_iter().flatten().filter(|on| on.value);
-    kubelet.not_acted_on.extend(idle.map(|on| on.field.clone()));
+    let unsupported_fields =
+        [&system_log, &profiling, &debug_flags].into_iter().flatten().filter(|on| on.value);
+    kubelet.unsupported.extend(unsupported_fields.map(|on| on.field.clone()));
     let mut take = |name: &str, value, apply: fn(&mut ApiHandlers, bool)| {
         resolver.set(&format!("api.handlers.{name}"), value, |config, value| {
             apply(&mut config.api.handlers, value);
@@ -61,11 +63,11 @@ mod tests {
         let flags = Flags::default();
         let inputs =
             Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host };
-        resolve(inputs).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        resolve(inputs).map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
-    fn each_switch_turns_off_its_own_and_all_are_on_by_themselves() {
+    fn each_api_handler_switch_disables_its_handler_and_all_default_to_on() {
         let all = ApiHandlers::default();
         assert!(all.debugging && all.system_log && all.profiling && all.debug_flags);
         for (fields, expected) in [
@@ -79,19 +81,19 @@ mod tests {
         ] {
             let resolved = with(fields.clone()).unwrap();
             assert_eq!(resolved.config.api.handlers, expected, "{fields}");
-            let told = resolved.notes.iter().any(|note| note.text.contains("not acted on"));
-            assert!(!told, "{fields}: {:?}", resolved.notes);
+            let reported = resolved.notes.iter().any(|note| note.text.contains("no effect yet"));
+            assert!(!reported, "{fields}: {:?}", resolved.notes);
         }
-        let problems = with(json!({"enableProfilingHandler": "no"})).unwrap_err();
-        assert!(problems[0].contains("enableProfilingHandler") && problems[0].contains("true or false"));
+        let errors = with(json!({"enableProfilingHandler": "no"})).unwrap_err();
+        assert!(errors[0].contains("enableProfilingHandler") && errors[0].contains("true or false"));
     }
 
     #[test]
-    fn to_ask_for_what_nobody_answers_yet_is_told() {
+    fn enabling_an_unimplemented_api_handler_is_reported() {
         for field in ["enableSystemLogHandler", "enableProfilingHandler", "enableDebugFlagsHandler"] {
             let notes = with(json!({field: true})).unwrap().notes;
-            let told = |text: &str| text.contains("not acted on yet") && text.contains(field);
-            assert!(notes.iter().any(|note| told(&note.text)), "{field}: {notes:?}");
+            let reports = |text: &str| text.contains("no effect yet") && text.contains(field);
+            assert!(notes.iter().any(|note| reports(&note.text)), "{field}: {notes:?}");
         }
     }
 }

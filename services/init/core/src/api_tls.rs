@@ -1,4 +1,4 @@
-//! Which versions, suites and ways to agree on keys the kubelet API speaks over TLS (node-and-api.md §2.5, §6.2).
+//! TLS versions, cipher suites and key exchanges of the kubelet API (node-and-api.md §2.5, §6.2).
 
 use keelson_config::{CipherSuite, KeyExchange};
 use serde_json::Value;
@@ -10,14 +10,14 @@ use crate::rules;
 const TLS12: &str = "VersionTLS12";
 pub(crate) const TLS13: &str = "VersionTLS13";
 
-/// `tlsMinVersion`; empty text is the default, and what is no version is told with the other rules.
+/// `tlsMinVersion`; an empty string is the default. [`rules`] reports an invalid version.
 pub(crate) fn min_version(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
     const FIELD: &str = "tlsMinVersion";
     let value = reader.get(FIELD)?.as_str().filter(|version| !version.is_empty())?.to_owned();
     Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
 }
 
-/// A list; what is none is told with the rules of lists.
+/// A list; [`rules`] reports a value that is not one.
 pub(crate) fn list<T>(
     reader: &mut Reader<'_>,
     field: &str,
@@ -27,7 +27,7 @@ pub(crate) fn list<T>(
     Some(Sourced { value, origin: reader.origin(field), field: field.to_owned() })
 }
 
-/// Refuses a lowest version of TLS that is not spoken (node-and-api.md §2.5): who asks for it has clients that could not
+/// Refuses an unsupported minimum version of TLS (node-and-api.md §2.5): a node that asks for it has clients that could not
 /// connect.
 pub(crate) fn refuse_old_version(resolver: &mut Resolver<'_>, version: Option<&Sourced<String>>) {
     let is_old =
@@ -35,14 +35,14 @@ pub(crate) fn refuse_old_version(resolver: &mut Resolver<'_>, version: Option<&S
     if let Some(version) = version.filter(is_old) {
         resolver.refuse(
             version,
-            format!("TLS 1.0 and 1.1 are not spoken here; write {TLS12}, which is the default, or {TLS13}"),
+            format!("TLS 1.0 and 1.1 are not supported; write {TLS12}, which is the default, or {TLS13}"),
         );
     }
 }
 
-/// The suites that may be spoken. One that a kubelet knows and that is not spoken here is refused with those that are: left out in
-/// silence it would be missed by the clients that have no other.
-pub(crate) fn spoken_suites(
+/// The enabled cipher suites. Refuses a suite that a kubelet supports and the agent does not, and lists the supported ones:
+/// if it were ignored, clients that have no other suite could not connect.
+pub(crate) fn supported_suites(
     resolver: &mut Resolver<'_>,
     names: Option<Sourced<Vec<String>>>,
 ) -> Option<Sourced<Vec<CipherSuite>>> {
@@ -53,13 +53,13 @@ pub(crate) fn spoken_suites(
         return Some(names.map(|names| names.iter().filter_map(|name| CipherSuite::named(name)).collect()));
     }
     let possible = CipherSuite::ALL.map(CipherSuite::name).join(", ");
-    let way_out = format!("{} cannot be spoken here; possible are {possible}", refused.join(", "));
-    resolver.refuse(&names, way_out);
+    let remedy = format!("{} are not supported; supported are {possible}", refused.join(", "));
+    resolver.refuse(&names, remedy);
     None
 }
 
-/// The ways in which keys may be agreed on, in the same manner.
-pub(crate) fn spoken_curves(
+/// The enabled key exchanges; unsupported ones are refused as [`supported_suites`] does.
+pub(crate) fn supported_key_exchanges(
     resolver: &mut Resolver<'_>,
     numbers: Option<Sourced<Vec<i64>>>,
 ) -> Option<Sourced<Vec<KeyExchange>>> {
@@ -75,21 +75,21 @@ pub(crate) fn spoken_curves(
         return Some(numbers.map(known));
     }
     let possible = KeyExchange::ALL.map(|known| format!("{} ({})", known.number(), known.name())).join(", ");
-    let way_out = format!("{} cannot be spoken here; possible are {possible}", refused.join(", "));
-    resolver.refuse(&numbers, way_out);
+    let remedy = format!("{} are not supported; supported are {possible}", refused.join(", "));
+    resolver.refuse(&numbers, remedy);
     None
 }
 
-/// The certificate that the agent signs itself goes with none of the suites of RSA.
-pub(crate) fn warn_of_suites(resolver: &mut Resolver<'_>, suites: &Sourced<Vec<CipherSuite>>) {
+/// Warns if no suite of TLS 1.2 works with the self-signed certificate, which has an ECDSA key.
+pub(crate) fn warn_about_rsa_only_suites(resolver: &mut Resolver<'_>, suites: &Sourced<Vec<CipherSuite>>) {
     let (tls12, ecdsa) =
         (suites.value.iter().any(|s| !s.is_tls13()), suites.value.iter().any(|s| s.is_ecdsa()));
     if tls12 && !ecdsa {
         resolver.note(
             Level::Warn,
             format!(
-                "tlsCipherSuites ({}) has suites of TLS 1.2 for RSA certificates alone, and the certificate that \
-                 the agent signs itself has an elliptic curve: clients of TLS 1.2 cannot connect; name a suite \
+                "tlsCipherSuites ({}) has only suites for RSA certificates for TLS 1.2, and the self-signed certificate of \
+                 the agent has an ECDSA key: clients that use TLS 1.2 cannot connect; name a suite \
                  with ECDSA, or set tlsCertFile",
                 suites.origin
             ),

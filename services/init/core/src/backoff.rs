@@ -1,46 +1,46 @@
-//! When a process that has ended is started again.
+//! When a process that ended is restarted.
 
 use std::time::Duration;
 
-/// A process that lived this long has proved itself: its next end starts from the beginning.
-const PROVED: Duration = Duration::from_secs(30);
+/// The uptime after which the back-off is reset.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
 /// The longest wait before the first restart.
-const FIRST: Duration = Duration::from_millis(50);
+const MAX_FIRST_DELAY: Duration = Duration::from_millis(50);
 /// The wait before the second restart, doubled for each one after it.
-const INITIAL: Duration = Duration::from_millis(100);
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
 /// The longest wait.
-const MAX: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The restarts of one service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Restarts {
-    /// Ends in a row without a life of [`PROVED`] between them.
-    in_a_row: u32,
+pub struct RestartBackoff {
+    /// Ends in a row, each after less than [`STABLE_AFTER`] of uptime.
+    consecutive_ends: u32,
 }
 
-impl Restarts {
-    /// How long to wait after the end of a process that had lived for `lived`.
+impl RestartBackoff {
+    /// The delay before a process is restarted that ran for `uptime`.
     ///
     /// `random` is in `[0, 1)`; the jitter keeps services that ended together from starting together.
     /// The first wait is at most 50 ms; then it doubles from 100 ms to 10 s, each time between half and the
     /// whole of the step.
-    pub fn next_delay(&mut self, lived: Duration, random: f64) -> Duration {
-        if lived >= PROVED {
-            self.in_a_row = 0;
+    pub fn next_delay(&mut self, uptime: Duration, random: f64) -> Duration {
+        if uptime >= STABLE_AFTER {
+            self.consecutive_ends = 0;
         }
         let random = random.clamp(0.0, 1.0);
-        let step = self.in_a_row;
-        self.in_a_row = self.in_a_row.saturating_add(1);
+        let step = self.consecutive_ends;
+        self.consecutive_ends = self.consecutive_ends.saturating_add(1);
         let Some(doublings) = step.checked_sub(1) else {
-            return FIRST.mul_f64(random);
+            return MAX_FIRST_DELAY.mul_f64(random);
         };
-        let whole = INITIAL.saturating_mul(1 << doublings.min(16)).min(MAX);
-        whole / 2 + (whole / 2).mul_f64(random)
+        let full = INITIAL_DELAY.saturating_mul(1 << doublings.min(16)).min(MAX_DELAY);
+        full / 2 + (full / 2).mul_f64(random)
     }
 
-    /// Forgets the ends so far: a person has asked for a start.
+    /// Resets the back-off, since an operator requested a start.
     pub fn reset(&mut self) {
-        self.in_a_row = 0;
+        self.consecutive_ends = 0;
     }
 }
 
@@ -51,55 +51,55 @@ mod tests {
 
     use super::*;
 
-    const BRIEF: Duration = Duration::from_secs(1);
+    const SHORT_UPTIME: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_first_restart_is_immediate_and_the_others_double_from_100_ms_to_10_s() {
-        let mut restarts = Restarts::default();
-        let waits: Vec<u128> = (0..10).map(|_| restarts.next_delay(BRIEF, 1.0).as_millis()).collect();
+    fn restart_backoff_starts_at_once_and_doubles_from_100_ms_to_10_s() {
+        let mut restarts = RestartBackoff::default();
+        let waits: Vec<u128> = (0..10).map(|_| restarts.next_delay(SHORT_UPTIME, 1.0).as_millis()).collect();
         assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
     }
 
     #[test]
-    fn the_smallest_wait_is_half_of_each_step() {
-        let mut restarts = Restarts::default();
-        let waits: Vec<u128> = (0..4).map(|_| restarts.next_delay(BRIEF, 0.0).as_millis()).collect();
+    fn restart_backoff_jitter_is_at_most_half_of_each_step() {
+        let mut restarts = RestartBackoff::default();
+        let waits: Vec<u128> = (0..4).map(|_| restarts.next_delay(SHORT_UPTIME, 0.0).as_millis()).collect();
         assert_eq!(waits, [0, 50, 100, 200]);
     }
 
     #[test]
-    fn thirty_seconds_of_life_start_it_from_the_beginning() {
-        let mut restarts = Restarts::default();
+    fn thirty_seconds_of_uptime_reset_the_restart_backoff() {
+        let mut restarts = RestartBackoff::default();
         for _ in 0..5 {
-            restarts.next_delay(BRIEF, 1.0);
+            restarts.next_delay(SHORT_UPTIME, 1.0);
         }
         assert_eq!(restarts.clone().next_delay(Duration::from_secs(29), 1.0).as_millis(), 1600);
         assert_eq!(restarts.next_delay(Duration::from_secs(30), 1.0).as_millis(), 50);
     }
 
     #[test]
-    fn a_person_who_asks_for_a_start_resets_the_waits() {
-        let mut restarts = Restarts::default();
-        restarts.next_delay(BRIEF, 1.0);
+    fn a_requested_restart_resets_the_backoff() {
+        let mut restarts = RestartBackoff::default();
+        restarts.next_delay(SHORT_UPTIME, 1.0);
         restarts.reset();
-        assert_eq!(restarts.next_delay(BRIEF, 1.0).as_millis(), 50);
+        assert_eq!(restarts.next_delay(SHORT_UPTIME, 1.0).as_millis(), 50);
     }
 
     #[test]
-    fn no_wait_is_ever_longer_than_ten_seconds() {
+    fn restart_backoff_never_exceeds_ten_seconds() {
         let reached = &Reached::default();
-        let (lives, random) = (proptest::collection::vec(0u64..36, 0..80), 0.0f64..1.0);
-        proptest!(ProptestConfig::with_cases(512), |(lives in lives, random in random)| {
-            let mut restarts = Restarts::default();
-            let mut in_a_row = Vec::new();
-            for lived in lives {
-                prop_assert!(restarts.next_delay(Duration::from_secs(lived), random) <= MAX);
-                in_a_row.push(restarts.in_a_row);
+        let (uptimes, random) = (proptest::collection::vec(0u64..36, 0..80), 0.0f64..1.0);
+        proptest!(ProptestConfig::with_cases(512), |(uptimes in uptimes, random in random)| {
+            let mut restarts = RestartBackoff::default();
+            let mut consecutive_ends = Vec::new();
+            for uptime in uptimes {
+                prop_assert!(restarts.next_delay(Duration::from_secs(uptime), random) <= MAX_DELAY);
+                consecutive_ends.push(restarts.consecutive_ends);
             }
             reached.case([
-                ("a step of ten seconds", in_a_row.iter().any(|ends| *ends > 8)),
-                ("more ends than the wait is doubled for", in_a_row.iter().any(|ends| *ends > 18)),
-                ("from the beginning", in_a_row.windows(2).any(|ends| ends[1] <= ends[0])),
+                ("a step of ten seconds", consecutive_ends.iter().any(|ends| *ends > 8)),
+                ("more ends than the wait is doubled for", consecutive_ends.iter().any(|ends| *ends > 18)),
+                ("a reset of the back-off", consecutive_ends.windows(2).any(|ends| ends[1] <= ends[0])),
             ]);
         });
         // The rarest: "more ends than the wait is doubled for", in one case of 6.

@@ -1,46 +1,45 @@
-//! The folder of a node's certificates, in a kubelet's layout (node-and-api.md §6.6), and which pair goes before which.
+//! The folder of the node's certificates, in a kubelet's layout (node-and-api.md §6.6), and which pair replaces which.
 
 use keelson_config::CertificateKind;
 use keelson_kube_model::time::format_seconds;
 
-/// How many files of a kind are kept, the one in force among them.
-const KEPT: usize = 3;
+/// How many files of a kind are kept, including the current one.
+const KEEP_FILES: usize = 3;
 
-/// When a chain of certificates is good, in seconds since 1970.
+/// The validity of a certificate chain, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// When the node's own begins.
+    /// When the leaf certificate becomes valid.
     pub not_before: i64,
-    /// When the first of the chain ends.
+    /// When the first certificate of the chain expires.
     pub not_after: i64,
 }
 
 impl Validity {
-    /// Whether none has ended. The beginning does not count, as for a kubelet: clocks differ.
-    pub fn holds(self, now: i64) -> bool {
+    /// Whether no certificate has expired. `not_before` is ignored, as by a kubelet, since clocks differ.
+    pub fn is_valid_at(self, now: i64) -> bool {
         self.not_after >= now
     }
 }
 
-/// Whether a pair that is offered takes the place of the one in force: that one has ended or is older.
-pub fn goes_before(offered: Validity, in_force: Option<Validity>, now: i64) -> bool {
+/// Whether an offered pair replaces the current one: that one has expired or is older.
+pub fn replaces(offered: Validity, in_force: Option<Validity>, now: i64) -> bool {
     let key = |validity: Validity| (validity.not_before, validity.not_after);
-    offered.holds(now) && in_force.is_none_or(|old| !old.holds(now) || key(offered) > key(old))
+    offered.is_valid_at(now) && in_force.is_none_or(|old| !old.is_valid_at(now) || key(offered) > key(old))
 }
 
-/// The name of the file of a pair that is stored at a moment, such as `kubelet-client-2026-01-02-15-04-05.pem`; UTC.
+/// The file name of a pair stored at this time, such as `kubelet-client-2026-01-02-15-04-05.pem`; UTC.
 pub fn stored_name(kind: CertificateKind, unix_seconds: i64) -> String {
     let moment = format_seconds(unix_seconds).unwrap_or_default().replace(['T', ':'], "-");
     format!("{}-{}.pem", kind.prefix(), moment.trim_end_matches('Z'))
 }
 
-/// The names of stored pairs that are not kept any longer: all but the newest and the one in force. Other files are nobody's
-/// here.
-pub fn outlived<'a>(kind: CertificateKind, names: &'a [String], in_force: &str) -> Vec<&'a str> {
+/// The stored pairs to remove: all but the newest and the current one. Other files are left alone.
+pub fn files_to_remove<'a>(kind: CertificateKind, names: &'a [String], in_force: &str) -> Vec<&'a str> {
     let mut stored: Vec<&str> =
         names.iter().map(String::as_str).filter(|name| is_stored(kind, name) && *name != in_force).collect();
     stored.sort_unstable();
-    stored.truncate(stored.len().saturating_sub(KEPT - 1));
+    stored.truncate(stored.len().saturating_sub(KEEP_FILES - 1));
     stored
 }
 
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_pair_goes_before_an_older_and_a_good_one_before_one_that_has_ended() {
+    fn a_newer_pair_replaces_an_older_one_and_a_valid_pair_an_expired_one() {
         let now = 100;
         for (offered, in_force, expected) in [
             (validity(50, 200), None, true),
@@ -78,19 +77,19 @@ mod tests {
             (validity(50, 200), Some(validity(60, 150)), false),
             (validity(50, 200), Some(validity(60, 99)), true),
         ] {
-            assert_eq!(goes_before(offered, in_force, now), expected, "{offered:?} {in_force:?}");
+            assert_eq!(replaces(offered, in_force, now), expected, "{offered:?} {in_force:?}");
         }
     }
 
     #[test]
-    fn files_are_named_by_kind_and_moment_as_a_kubelets() {
+    fn stored_pairs_are_named_by_kind_and_time_like_a_kubelets() {
         let name = stored_name(CertificateKind::Client, 1_136_214_245);
         assert_eq!(name, "kubelet-client-2006-01-02-15-04-05.pem");
         assert!(stored_name(CertificateKind::Serving, 0).starts_with("kubelet-server-1970-"));
     }
 
     #[test]
-    fn the_newest_files_and_the_one_in_force_are_kept_and_what_is_not_ours_is_left_alone() {
+    fn the_newest_pairs_the_current_pair_and_foreign_files_are_kept() {
         let name = |second: u32| format!("kubelet-client-2026-01-02-15-04-{second:02}.pem");
         let mut names: Vec<String> = (0..5).map(name).rev().collect();
         names.extend(
@@ -102,8 +101,8 @@ mod tests {
             ]
             .map(ToOwned::to_owned),
         );
-        assert_eq!(outlived(CertificateKind::Client, &names, &name(4)), [name(0), name(1)]);
-        assert_eq!(outlived(CertificateKind::Client, &names, &name(0)), [name(1), name(2)]);
-        assert!(outlived(CertificateKind::Client, &names[..3], &name(4)).is_empty());
+        assert_eq!(files_to_remove(CertificateKind::Client, &names, &name(4)), [name(0), name(1)]);
+        assert_eq!(files_to_remove(CertificateKind::Client, &names, &name(0)), [name(1), name(2)]);
+        assert!(files_to_remove(CertificateKind::Client, &names[..3], &name(4)).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The control plane, as the KeelsonConfiguration names it (architecture §6, §7).
+//! The control plane named in the KeelsonConfiguration (architecture §6, §7).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::node_ip;
 use crate::offline::OfflineFile;
 use crate::resolve::{Level, Resolver, millis};
 
-/// How long a configuration under the node's key may be tried. A service that is well is asked every ten seconds.
+/// The limits of the trial period of an assigned configuration. A running service is polled every ten seconds.
 const TRIAL: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// The fields; `None` where the file does not set them.
@@ -28,7 +28,7 @@ pub(crate) struct ControlPlaneFile {
 }
 
 impl ControlPlaneFile {
-    /// Reads `controlPlane`, `etcd`, `nodeConfiguration` and `offline`; files are taken from `folder`.
+    /// Reads `controlPlane`, `etcd`, `nodeConfiguration` and `offline`; relative paths start from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
         let name = reader.choice("controlPlane", &["none", "kubernetes", "etcd"]);
         let mut own = Self { name, offline: OfflineFile::read(reader), ..Self::default() };
@@ -47,7 +47,8 @@ impl ControlPlaneFile {
         own
     }
 
-    /// Checks what belongs together, and takes it, with what the KubeletConfiguration says of it.
+    /// Checks fields that depend on each other and applies them, with those of the KubeletConfiguration for the control
+    /// plane.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
         let Self { name, endpoints, ca, cert, key, user, password, trial_period, offline } = self;
         offline.resolve(resolver);
@@ -55,9 +56,9 @@ impl ControlPlaneFile {
             c.node_configuration.trial_period_ms = millis(v);
         });
         let is_kubernetes = kubernetes(resolver, name.as_ref(), kubelet);
-        // Nobody else signs certificates.
-        let idle = [kubelet.rotate_certificates.take(), kubelet.serving_certificate.take()];
-        kubelet.not_acted_on.extend(idle.into_iter().flatten().map(|given| given.field));
+        // Only the API server signs certificates.
+        let unsupported_fields = [kubelet.rotate_certificates.take(), kubelet.serving_certificate.take()];
+        kubelet.unsupported.extend(unsupported_fields.into_iter().flatten().map(|given| given.field));
         if is_kubernetes {
             return;
         }
@@ -72,14 +73,11 @@ impl ControlPlaneFile {
             resolver.refuse(&endpoints, format!("{endpoint:?} {}", EtcdEndpoint::RULE));
         }
         if endpoints.value.is_empty() {
-            resolver.refuse(&endpoints, "this must list at least one member of etcd");
+            resolver.refuse(&endpoints, "list at least one member of etcd");
         }
         let secure = |text: &String| EtcdEndpoint::parse(text).is_some_and(|endpoint| endpoint.secure);
         if endpoints.value.iter().any(secure) && ca.is_none() {
-            resolver.refuse(
-                &endpoints,
-                "members with https need etcd.caFile, the authority that they are checked against",
-            );
+            resolver.refuse(&endpoints, "members with https need etcd.caFile, the CA of their certificates");
         }
         for (one, field, other, missing) in [
             (&cert, "etcd.certFile", &key, "etcd.keyFile"),
@@ -88,7 +86,7 @@ impl ControlPlaneFile {
             (&password, "etcd.passwordFile", &user, "etcd.user"),
         ] {
             if let (Some(given), None) = (one, other) {
-                resolver.refuse(given, format!("{field} is of use only with {missing}, which is missing"));
+                resolver.refuse(given, format!("{field} works only with {missing}, which is missing"));
             }
         }
         resolver.set("controlPlane", name, |_, _| ());
@@ -106,8 +104,8 @@ impl ControlPlaneFile {
     }
 }
 
-/// Takes the Kubernetes API for the control plane where `--kubeconfig` is given and our own file says nothing else. Whether it
-/// is.
+/// Makes the Kubernetes API the control plane if `--kubeconfig` is given and the KeelsonConfiguration does not choose
+/// another. Returns whether the control plane is decided.
 fn kubernetes(
     resolver: &mut Resolver<'_>,
     name: Option<&Sourced<String>>,
@@ -136,19 +134,19 @@ fn kubernetes(
                     api.objects_by = match v.as_str() {
                         "Get" => ObjectsBy::Get,
                         "Cache" => ObjectsBy::Cache,
-                        // The reader takes no other word.
+                        // The reader accepts no other value.
                         _ => ObjectsBy::Watch,
                     };
                 }
             });
-            let mut of_node = |path: &str, value, apply: fn(&mut Kubernetes, String)| {
+            let mut set_node_field = |path: &str, value, apply: fn(&mut Kubernetes, String)| {
                 resolver.set(path, value, |c, v| {
                     if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
                         apply(api, v);
                     }
                 });
             };
-            of_node("controlPlane.kubernetes.providerId", kubelet.provider_id.take(), |api, v| {
+            set_node_field("controlPlane.kubernetes.providerId", kubelet.provider_id.take(), |api, v| {
                 api.provider_id = Some(v);
             });
             resolver.set(
@@ -171,30 +169,30 @@ fn kubernetes(
         (Some(kubeconfig), Some("etcd")) => {
             resolver.refuse(
                 &kubeconfig,
-                "controlPlane says etcd, and a node has one control plane; leave one of both out",
+                "controlPlane is etcd, and a node has one control plane; remove one of the two",
             );
             true
         }
         (Some(_), _) => {
-            resolver.note(Level::Info, "controlPlane says none, so --kubeconfig is not used");
+            resolver.note(Level::Info, "controlPlane is none, so --kubeconfig is ignored");
             true
         }
         (None, Some("kubernetes")) => {
             if let Some(name) = name {
-                resolver.refuse(name, "--kubeconfig says how to reach the API server and is missing");
+                resolver.refuse(name, "--kubeconfig, which tells how to reach the API server, is missing");
             }
             true
         }
         (None, _) => {
             if let Some(bootstrap) = bootstrap {
-                resolver.refuse(&bootstrap, "it is of use only with --kubeconfig, which is missing");
+                resolver.refuse(&bootstrap, "this flag works only with --kubeconfig, which is missing");
             }
             false
         }
     }
 }
 
-/// How the node of an API server comes by its certificates (node-and-api.md §6).
+/// How the node of an API server gets its certificates (node-and-api.md §6).
 fn certificates(
     resolver: &mut Resolver<'_>,
     bootstrap: Option<Sourced<String>>,
@@ -223,9 +221,9 @@ fn set<T>(
     });
 }
 
-/// The taints of the files, and the one for a cloud.
+/// The taints of the files, and the one of a cloud provider.
 fn taints(resolver: &Resolver<'_>, given: Option<Sourced<Vec<Taint>>>) -> Option<Sourced<Vec<Taint>>> {
-    if !node_ip::is_in_a_cloud(resolver.flags) {
+    if !node_ip::has_external_cloud_provider(resolver.flags) {
         return given;
     }
     let mut all = given.filter(|given| !given.value.is_empty()).unwrap_or_else(|| Sourced {
@@ -239,7 +237,7 @@ fn taints(resolver: &Resolver<'_>, given: Option<Sourced<Vec<Taint>>>) -> Option
     Some(all)
 }
 
-/// Keeps pods from a Node until the controller of its cloud has seen to it (node-and-api.md §9.1).
+/// Keeps pods off a Node until its cloud controller has initialized it (node-and-api.md §9.1).
 fn uninitialized() -> Taint {
     Taint {
         key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),

@@ -2,21 +2,21 @@ use keelson_config::{ControlPlane, Etcd, Kubernetes, ObjectsBy, Taint};
 use serde_json::{Value, json};
 
 use crate::resolve::Flags;
-use crate::resolve::tests::{etcd, host, keelson, kubelet, problems_of, run};
+use crate::resolve::tests::{errors_of, etcd, host, keelson, kubelet, run};
 
 fn lease(fields: Value) -> (Etcd, bool) {
     let own = keelson(etcd(json!({"endpoints": ["http://h:1"]})));
     let config = run(&Flags::default(), Some(&kubelet(fields)), Some(&own), &host()).unwrap().config;
-    let told = config.provenance.contains_key("controlPlane.etcd.leaseSeconds");
+    let is_set = config.provenance.contains_key("controlPlane.etcd.leaseSeconds");
     match config.control_plane {
-        ControlPlane::Etcd(etcd) => (etcd, told),
-        _ => panic!("there is an etcd"),
+        ControlPlane::Etcd(etcd) => (etcd, is_set),
+        _ => panic!("the control plane is etcd"),
     }
 }
 
 #[test]
-fn the_nodes_lease_is_as_long_as_the_kubelet_configuration_says_and_forty_seconds_otherwise() {
-    for (fields, seconds, told) in [
+fn node_lease_duration_is_applied_and_defaults_to_forty_seconds() {
+    for (fields, seconds, is_set) in [
         (json!({}), 40, false),
         (json!({"nodeLeaseDurationSeconds": 0}), 40, false),
         (json!({"nodeLeaseDurationSeconds": 1}), 1, true),
@@ -24,16 +24,16 @@ fn the_nodes_lease_is_as_long_as_the_kubelet_configuration_says_and_forty_second
         (json!({"nodeLeaseDurationSeconds": i32::MAX}), 2_147_483_647, true),
     ] {
         let (etcd, named) = lease(fields.clone());
-        assert_eq!((etcd.lease_seconds, named), (seconds, told), "{fields}");
+        assert_eq!((etcd.lease_seconds, named), (seconds, is_set), "{fields}");
     }
     for wrong in [json!(-1), json!("40s"), json!(1_u64 << 31)] {
-        let problems = problems_of(json!({"nodeLeaseDurationSeconds": wrong}));
-        assert!(problems.len() == 1 && problems[0].contains("nodeLeaseDurationSeconds"), "{problems:?}");
+        let errors = errors_of(json!({"nodeLeaseDurationSeconds": wrong}));
+        assert!(errors.len() == 1 && errors[0].contains("nodeLeaseDurationSeconds"), "{errors:?}");
     }
 }
 
 #[test]
-fn without_a_control_plane_the_length_of_the_lease_is_no_problem_and_nothing_to_tell_of() {
+fn without_a_control_plane_the_lease_duration_is_ignored_silently() {
     let file = kubelet(json!({"nodeLeaseDurationSeconds": 10}));
     let resolved = run(&Flags::default(), Some(&file), None, &host()).unwrap();
     assert_eq!(resolved.config.control_plane, ControlPlane::None);
@@ -87,28 +87,28 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
         matches!(relative, ControlPlane::Kubernetes(api) if api.kubeconfig == std::path::Path::new("/srv/k.conf"))
     );
     let none = with_flags(&[("kubeconfig", "/k")], json!({"controlPlane": "none"})).unwrap();
-    assert_eq!(none.control_plane, ControlPlane::None, "our own file has the last word");
+    assert_eq!(none.control_plane, ControlPlane::None, "the KeelsonConfiguration wins");
 }
 
 #[test]
-fn one_control_plane_and_how_to_reach_it() {
+fn conflicting_or_incomplete_control_plane_settings_are_refused() {
     let two = json!({"controlPlane": "etcd", "etcd": {"endpoints": ["http://h:1"]}});
     for (flags, own, expected) in [
         (vec![("kubeconfig", "/k")], two, "--kubeconfig"),
         (
             vec![],
             json!({"controlPlane": "kubernetes"}),
-            "--kubeconfig says how to reach the API server and is missing",
+            "--kubeconfig, which tells how to reach the API server, is missing",
         ),
-        (vec![("bootstrap-kubeconfig", "/b")], json!({}), "it is of use only with --kubeconfig"),
+        (vec![("bootstrap-kubeconfig", "/b")], json!({}), "this flag works only with --kubeconfig"),
     ] {
-        let problems = with_flags(&flags, own).unwrap_err();
-        assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
+        let errors = with_flags(&flags, own).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(expected), "{errors:?}");
     }
 }
 
 #[test]
-fn where_certificates_come_from_and_whether_they_are_replaced() {
+fn bootstrap_kubeconfig_cert_dir_and_certificate_rotation_are_applied() {
     let with = |fields: Value, secured: bool| {
         let mut flags = Flags::default();
         for (name, text) in [("kubeconfig", "/k"), ("bootstrap-kubeconfig", "b.conf"), ("cert-dir", "pki")] {
@@ -119,7 +119,9 @@ fn where_certificates_come_from_and_whether_they_are_replaced() {
             fields["authentication"] = json!({"x509": {"clientCAFile": "/ca"}});
         }
         let resolved = run(&flags, Some(&kubelet(fields)), None, &host()).unwrap();
-        let ControlPlane::Kubernetes(api) = resolved.config.control_plane else { panic!("there is an API") };
+        let ControlPlane::Kubernetes(api) = resolved.config.control_plane else {
+            panic!("the control plane is an API server")
+        };
         (api.certificates, resolved.config.api.tls, resolved.notes)
     };
     let (own, tls, _) = with(json!({"rotateCertificates": true, "serverTLSBootstrap": true}), true);

@@ -1,4 +1,4 @@
-//! A configuration file as init reads it: fields by dotted path, each with the line it stands in.
+//! A parsed configuration file: fields by dotted path, each with its line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,30 +8,30 @@ use std::time::Duration;
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
-/// A long time: what most duration fields may be at most.
+/// The upper limit of most durations.
 pub(crate) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// What the ages and periods of what containers leave behind may be at most.
+/// The upper limit of the ages and periods of garbage collection.
 pub(crate) const CENTURY: Duration = YEAR.saturating_mul(100);
 
-/// A configuration file after its syntax was read.
+/// A configuration file after parsing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Document {
-    /// How messages name it.
+    /// Its name in messages.
     pub file: String,
-    /// The folder that its relative paths start from.
+    /// The folder from which relative paths start.
     pub folder: String,
     /// Its fields.
     pub root: Map<String, Value>,
-    /// Line of each field, by dotted path.
+    /// The line of each field, by dotted path.
     pub lines: BTreeMap<String, u32>,
-    /// Where the fields come from that are not of this file, by dotted path: `file:line` or `--flag`, and nothing for a default.
-    /// It holds for all that is below one of them as well.
-    pub elsewhere: BTreeMap<String, String>,
-    /// The fields that stand in the file more than once; the last one counts.
+    /// The origins of fields from elsewhere, by dotted path: `file:line` or `--flag`, and empty for a default. An origin also
+    /// applies to all fields below.
+    pub other_origins: BTreeMap<String, String>,
+    /// The fields that occur more than once in the file; the last one wins.
     pub duplicates: Vec<Sourced<()>>,
 }
 
-/// A value with where it came from, as the provenance shows it.
+/// A value with its origin, as the provenance shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sourced<T> {
     /// The value.
@@ -43,51 +43,51 @@ pub struct Sourced<T> {
 }
 
 impl<T> Sourced<T> {
-    /// Whether the command line says it, and no file.
-    pub(crate) fn is_of_flag(&self) -> bool {
+    /// Whether the value is from a flag, not from a file.
+    pub(crate) fn is_from_flag(&self) -> bool {
         self.origin.starts_with("--")
     }
 
-    /// The same origin with another value.
+    /// Another value with the same origin.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Sourced<U> {
         Sourced { value: f(self.value), origin: self.origin, field: self.field }
     }
 }
 
 impl<T: fmt::Debug> Sourced<T> {
-    /// A problem with this value; `way_out` says what is wrong and what to write instead.
-    pub fn problem(&self, way_out: impl Into<String>) -> ConfigProblem {
-        ConfigProblem {
+    /// An error about this value; `remedy` says what is wrong and what to write instead.
+    pub fn error(&self, remedy: impl Into<String>) -> ConfigError {
+        ConfigError {
             field: self.field.clone(),
             value: format!("{:?}", self.value),
             origin: self.origin.clone(),
-            way_out: way_out.into(),
+            remedy: remedy.into(),
             undecodable: false,
         }
     }
 }
 
-/// One thing that is wrong with the configuration.
+/// An error in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid configuration: {field} = {value} ({origin}): {way_out}")]
-pub struct ConfigProblem {
+#[error("invalid configuration: {field} = {value} ({origin}): {remedy}")]
+pub struct ConfigError {
     /// The field or flag.
     pub field: String,
-    /// What it is set to.
+    /// The value.
     pub value: String,
     /// The file and line, or the command line.
     pub origin: String,
-    /// What is wrong and what to do about it.
-    pub way_out: String,
-    /// Whether no kubelet could read the file with it, whatever it means.
+    /// What is wrong, and what to do about it.
+    pub remedy: String,
+    /// Whether a kubelet could not decode the file because of this value.
     pub undecodable: bool,
 }
 
 impl Document {
-    /// `file:line` or `--flag` of a field.
+    /// The `file:line` or `--flag` of a field.
     pub fn origin(&self, path: &str) -> String {
         let ends = path.match_indices(['.', '[']).map(|(at, _)| at).chain([path.len()]);
-        let from_elsewhere = ends.rev().find_map(|end| self.elsewhere.get(&path[..end]));
+        let from_elsewhere = ends.rev().find_map(|end| self.other_origins.get(&path[..end]));
         match (from_elsewhere, self.lines.get(path)) {
             (Some(origin), _) => origin.clone(),
             (None, Some(line)) => format!("{}:{line}", self.file),
@@ -95,17 +95,18 @@ impl Document {
         }
     }
 
-    /// Lays the fields of `over` on those of this one: maps are merged, all else is replaced, `null` removes (RFC 7386,
-    /// as node-and-api.md §2.4 has it).
-    pub(crate) fn lay(&mut self, over: &Self) {
+    /// Merges the fields of `over` into this document: maps are merged, other values replaced, and `null` removes a field
+    /// (RFC 7386, as node-and-api.md §2.4 has it).
+    pub(crate) fn merge_from(&mut self, over: &Self) {
         merge(&mut self.root, &over.root);
         for path in over.lines.keys() {
-            self.elsewhere.insert(path.clone(), over.origin(path));
+            self.other_origins.insert(path.clone(), over.origin(path));
         }
         self.duplicates.extend(over.duplicates.iter().cloned());
     }
 
-    /// Sets the field at a dotted path, whatever was there; of a map that `merges`, the keys of `value`.
+    /// Sets the field at a dotted path. With `merges`, the keys of a map are added to an existing map; otherwise `value`
+    /// replaces it.
     pub(crate) fn set(&mut self, path: &str, value: &Value, origin: &str, merges: bool) {
         let (parents, name) = path.rsplit_once('.').unwrap_or(("", path));
         let mut map = &mut self.root;
@@ -121,7 +122,7 @@ impl Document {
             (Some(Value::Object(there)), Value::Object(keys)) if merges => {
                 for (key, value) in keys {
                     there.insert(key.clone(), value.clone());
-                    self.elsewhere.insert(format!("{path}.{key}"), origin.to_owned());
+                    self.other_origins.insert(format!("{path}.{key}"), origin.to_owned());
                 }
                 return;
             }
@@ -129,8 +130,8 @@ impl Document {
         }
         let is_below =
             |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
-        self.elsewhere.retain(|other, _| !is_below(other));
-        self.elsewhere.insert(path.to_owned(), origin.to_owned());
+        self.other_origins.retain(|other, _| !is_below(other));
+        self.other_origins.insert(path.to_owned(), origin.to_owned());
     }
 }
 
@@ -152,32 +153,32 @@ pub(crate) fn merge(whole: &mut Map<String, Value>, over: &Map<String, Value>) {
     }
 }
 
-/// Takes typed fields out of a document and collects what is wrong with them.
+/// Reads typed fields from a document and collects their errors.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     document: &'a Document,
-    problems: &'a mut Vec<ConfigProblem>,
-    taken: BTreeSet<String>,
+    errors: &'a mut Vec<ConfigError>,
+    read_paths: BTreeSet<String>,
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(document: &'a Document, problems: &'a mut Vec<ConfigProblem>) -> Self {
-        Self { document, problems, taken: BTreeSet::new() }
+    pub(crate) fn new(document: &'a Document, errors: &'a mut Vec<ConfigError>) -> Self {
+        Self { document, errors, read_paths: BTreeSet::new() }
     }
 
     /// The value at a dotted path; `null` counts as absent, as in Kubernetes.
     pub(crate) fn get(&mut self, path: &str) -> Option<&'a Value> {
-        self.taken.insert(path.to_owned());
-        self.look(path)
+        self.read_paths.insert(path.to_owned());
+        self.peek(path)
     }
 
-    /// Whether there is a value at a dotted path; it does not count as taken.
+    /// Whether there is a value at a dotted path; does not mark it as read.
     pub(crate) fn is_set(&self, path: &str) -> bool {
-        self.look(path).is_some()
+        self.peek(path).is_some()
     }
 
-    /// The value at a dotted path; it does not count as taken.
-    pub(crate) fn look(&self, path: &str) -> Option<&'a Value> {
+    /// The value at a dotted path; does not mark it as read.
+    pub(crate) fn peek(&self, path: &str) -> Option<&'a Value> {
         let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         let mut map = &self.document.root;
         for segment in parent.split('.').filter(|s| !s.is_empty()) {
@@ -190,58 +191,59 @@ impl<'a> Reader<'a> {
         Sourced { value, origin: self.document.origin(path), field: path.to_owned() }
     }
 
-    /// Where a field stands.
+    /// The origin of a field.
     pub(crate) fn origin(&self, path: &str) -> String {
         self.document.origin(path)
     }
 
-    /// Where a field of a value in a list stands: its own line where the file has one, else that of the list.
+    /// The origin of a field of a list entry: its own line if it has one, else that of the list.
     pub(crate) fn origin_in(&self, list: &str, path: &str) -> String {
-        let is_known = self.document.lines.contains_key(path) || self.document.elsewhere.contains_key(path);
+        let is_known =
+            self.document.lines.contains_key(path) || self.document.other_origins.contains_key(path);
         self.document.origin(if is_known { path } else { list })
     }
 
-    /// Reports one value of a list.
-    pub(crate) fn wrong_at(&mut self, one: &Sourced<&Value>, way_out: String) {
-        self.problems.push(ConfigProblem {
+    /// Reports an invalid list entry.
+    pub(crate) fn report_entry(&mut self, one: &Sourced<&Value>, remedy: String) {
+        self.errors.push(ConfigError {
             field: one.field.clone(),
             value: one.value.to_string(),
             origin: one.origin.clone(),
-            way_out,
+            remedy,
             undecodable: false,
         });
     }
 
-    /// Reports one value of a list that is of another type than it should be.
-    pub(crate) fn mistyped_at(&mut self, one: &Sourced<&Value>, way_out: String) {
-        self.wrong_at(one, way_out);
-        if let Some(problem) = self.problems.last_mut() {
-            problem.undecodable = true;
+    /// Reports a list entry of the wrong type.
+    pub(crate) fn report_mistyped_entry(&mut self, one: &Sourced<&Value>, remedy: String) {
+        self.report_entry(one, remedy);
+        if let Some(error) = self.errors.last_mut() {
+            error.undecodable = true;
         }
     }
 
-    /// Reports the value of a field.
-    pub(crate) fn wrong(&mut self, path: &str, value: &Value, way_out: String) {
-        self.problems.push(ConfigProblem {
+    /// Reports an invalid value of a field.
+    pub(crate) fn report(&mut self, path: &str, value: &Value, remedy: String) {
+        self.errors.push(ConfigError {
             field: path.to_owned(),
             value: value.to_string(),
             origin: self.document.origin(path),
-            way_out,
+            remedy,
             undecodable: false,
         });
     }
 
-    /// Reports a value of another type than the field's.
-    pub(crate) fn mistyped(&mut self, path: &str, value: &Value, way_out: &str) {
-        self.wrong(path, value, way_out.to_owned());
-        if let Some(problem) = self.problems.last_mut() {
-            problem.undecodable = true;
+    /// Reports a value of the wrong type.
+    pub(crate) fn report_mistyped(&mut self, path: &str, value: &Value, remedy: &str) {
+        self.report(path, value, remedy.to_owned());
+        if let Some(error) = self.errors.last_mut() {
+            error.undecodable = true;
         }
     }
 
-    /// Reports a value that was read but does not do.
-    pub(crate) fn refuse<T: fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
-        self.problems.push(value.problem(way_out));
+    /// Reports a value that was read but is not allowed.
+    pub(crate) fn refuse<T: fmt::Debug>(&mut self, value: &Sourced<T>, remedy: impl Into<String>) {
+        self.errors.push(value.error(remedy));
     }
 
     pub(crate) fn string(&mut self, path: &str) -> Option<Sourced<String>> {
@@ -249,11 +251,11 @@ impl<'a> Reader<'a> {
         if let Some(text) = value.as_str() {
             return Some(self.sourced(path, text.to_owned()));
         }
-        self.mistyped(path, value, "this must be text; put it in quotes");
+        self.report_mistyped(path, value, "this must be a string; put it in quotes");
         None
     }
 
-    /// Text that must be one of `choices`.
+    /// A string that must be one of `choices`.
     pub(crate) fn choice(&mut self, path: &str, choices: &[&str]) -> Option<Sourced<String>> {
         let text = self.string(path)?;
         if choices.contains(&text.value.as_str()) {
@@ -263,7 +265,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// The same, and empty text is the default.
+    /// A string that must be one of `choices`; an empty string is the default.
     pub(crate) fn choice_or_default(&mut self, path: &str, choices: &[&str]) -> Option<Sourced<String>> {
         if self.get(path)?.as_str() == Some("") {
             return None;
@@ -273,10 +275,10 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn boolean(&mut self, path: &str) -> Option<Sourced<bool>> {
         let value = self.get(path)?;
-        if let Some(truth) = value.as_bool() {
-            return Some(self.sourced(path, truth));
+        if let Some(boolean) = value.as_bool() {
+            return Some(self.sourced(path, boolean));
         }
-        self.mistyped(path, value, "this must be true or false");
+        self.report_mistyped(path, value, "this must be true or false");
         None
     }
 
@@ -285,11 +287,11 @@ impl<'a> Reader<'a> {
         if let Some(number) = value.as_i64().filter(|n| range.contains(n)) {
             return Some(self.sourced(path, number));
         }
-        let way_out = format!("this must be a whole number from {} to {}", range.start(), range.end());
+        let remedy = format!("this must be a whole number from {} to {}", range.start(), range.end());
         if value.as_i64().is_some() {
-            self.wrong(path, value, way_out);
+            self.report(path, value, remedy);
         } else {
-            self.mistyped(path, value, &way_out);
+            self.report_mistyped(path, value, &remedy);
         }
         None
     }
@@ -315,16 +317,16 @@ impl<'a> Reader<'a> {
         match value.as_str().and_then(parse_go_duration) {
             Some(duration) if range.contains(&duration) => return Some(self.sourced(path, duration)),
             Some(_) => {}
-            // It is one all the same, and no fault of how the file is written.
+            // A negative duration is decodable but out of range.
             None if value.as_str().and_then(|text| parse_go_duration(text.strip_prefix('-')?)).is_some() => {}
             None => {
-                let what = "this is no duration; write numbers with units, such as 20s or 1m30s";
-                self.mistyped(path, value, what);
+                let what = "this is not a duration; write numbers with units, such as 20s or 1m30s";
+                self.report_mistyped(path, value, what);
                 return None;
             }
         }
-        let way_out = format!("this must be from {:?} to {:?}", range.start(), range.end());
-        self.wrong(path, value, way_out);
+        let remedy = format!("this must be from {:?} to {:?}", range.start(), range.end());
+        self.report(path, value, remedy);
         None
     }
 
@@ -336,25 +338,25 @@ impl<'a> Reader<'a> {
         if let Some(texts) = texts {
             return Some(self.sourced(path, texts));
         }
-        self.mistyped(path, value, "this must be a list of texts");
+        self.report_mistyped(path, value, "this must be a list of strings");
         None
     }
 
-    /// The values of a list, whatever they are.
+    /// The entries of a list, of any type.
     pub(crate) fn list(&mut self, path: &str) -> Option<&'a [Value]> {
         let value = self.get(path)?;
         if let Some(list) = value.as_array() {
             return Some(list);
         }
-        self.mistyped(path, value, "this must be a list");
+        self.report_mistyped(path, value, "this must be a list");
         None
     }
 
-    /// A map of texts.
+    /// A map of strings.
     pub(crate) fn map(&mut self, path: &str) -> Option<Sourced<BTreeMap<String, String>>> {
         let value = self.get(path)?;
         let Some(object) = value.as_object() else {
-            self.mistyped(path, value, "this must be a map");
+            self.report_mistyped(path, value, "this must be a map");
             return None;
         };
         let mut map = BTreeMap::new();
@@ -363,28 +365,28 @@ impl<'a> Reader<'a> {
                 Some(text) => {
                     map.insert(key.clone(), text.to_owned());
                 }
-                None => self.mistyped(&format!("{path}.{key}"), value, "put it in quotes"),
+                None => self.report_mistyped(&format!("{path}.{key}"), value, "put it in quotes"),
             }
         }
         Some(self.sourced(path, map))
     }
 
-    /// The truths of a map, each with a field of its own below that of the map.
+    /// The booleans of a map, each as a field of its own.
     pub(crate) fn booleans(&mut self, path: &str) -> Vec<Sourced<bool>> {
         let Some(value) = self.get(path) else { return Vec::new() };
         let Some(object) = value.as_object() else {
-            self.mistyped(path, value, "this must be a map");
+            self.report_mistyped(path, value, "this must be a map");
             return Vec::new();
         };
-        let mut truths = Vec::new();
+        let mut booleans = Vec::new();
         for (key, value) in object.iter().filter(|(_, value)| !value.is_null()) {
             let field = format!("{path}.{key}");
             match value.as_bool() {
-                Some(truth) => truths.push(self.sourced(&field, truth)),
-                None => self.mistyped(&field, value, "this must be true or false"),
+                Some(boolean) => booleans.push(self.sourced(&field, boolean)),
+                None => self.report_mistyped(&field, value, "this must be true or false"),
             }
         }
-        truths
+        booleans
     }
 
     /// Checks that the parent of nested fields is a map.
@@ -393,29 +395,29 @@ impl<'a> Reader<'a> {
             None => false,
             Some(value) if value.is_object() => true,
             Some(value) => {
-                self.mistyped(path, value, "this must be a map");
+                self.report_mistyped(path, value, "this must be a map");
                 false
             }
         }
     }
 
-    /// The dotted paths of the fields that nobody has asked for, in the order of the file; of maps that were
-    /// asked for, the fields inside.
-    pub(crate) fn rest(&self) -> Vec<String> {
-        let mut rest = Vec::new();
+    /// The dotted paths of the fields that were not read, in the order of the file; for a map with fields that were read, its
+    /// other fields.
+    pub(crate) fn unread_fields(&self) -> Vec<String> {
+        let mut unread_fields = Vec::new();
         for (name, value) in self.document.root.iter().filter(|(_, value)| !value.is_null()) {
             let prefix = format!("{name}.");
-            let nested = self.taken.iter().any(|taken| taken.starts_with(&prefix));
+            let nested = self.read_paths.iter().any(|read_paths| read_paths.starts_with(&prefix));
             match value.as_object() {
                 Some(object) if nested => {
                     let paths =
                         object.iter().filter(|(_, v)| !v.is_null()).map(|(key, _)| format!("{prefix}{key}"));
-                    rest.extend(paths.filter(|path| !self.taken.contains(path)));
+                    unread_fields.extend(paths.filter(|path| !self.read_paths.contains(path)));
                 }
-                _ if self.taken.contains(name) => {}
-                _ => rest.push(name.clone()),
+                _ if self.read_paths.contains(name) => {}
+                _ => unread_fields.push(name.clone()),
             }
         }
-        rest
+        unread_fields
     }
 }

@@ -8,9 +8,9 @@ use crate::document::Document;
 use crate::kubelet_file::absolute;
 use crate::reserved::DEFAULT_THRESHOLDS;
 
-/// What stands in the place of a value that nobody is to see.
+/// The replacement of secret values.
 const MASKED: &str = "<masked>";
-/// Fields that are objects of their own: what the file leaves out of one keeps its default.
+/// Fields that are nested objects: fields that the file does not set keep their defaults.
 const OBJECTS: &[&str] = &[
     "authentication",
     "authentication.anonymous",
@@ -46,7 +46,7 @@ const DURATIONS: &[&str] = &[
     "syncFrequency",
     "volumeStatsAggPeriod",
 ];
-/// Those of them, and numbers, for which zero is the default, as files have it that a program has written.
+/// Durations and numbers whose zero means the default, as in files written by programs.
 pub(crate) const ZERO_IS_DEFAULT: &[&str] = &[
     "authentication.webhook.cacheTTL",
     "authorization.webhook.cacheAuthorizedTTL",
@@ -68,7 +68,7 @@ pub(crate) const ZERO_IS_DEFAULT: &[&str] = &[
     "syncFrequency",
     "volumeStatsAggPeriod",
 ];
-/// Fields for which empty text is the default.
+/// Fields whose empty string means the default.
 const EMPTY_IS_DEFAULT: &[&str] = &[
     "cgroupDriver",
     "configMapAndSecretChangeDetectionStrategy",
@@ -84,7 +84,7 @@ const EMPTY_IS_DEFAULT: &[&str] = &[
     "topologyManagerScope",
     "volumePluginDir",
 ];
-/// Paths that a file may write relative to its own folder.
+/// Fields with paths that may be relative to the folder of the file.
 const PATHS: &[&str] = &[
     "authentication.x509.clientCAFile",
     "podLogsDir",
@@ -95,40 +95,41 @@ const PATHS: &[&str] = &[
     "volumePluginDir",
 ];
 
-/// The defaults of a KubeletConfiguration, where nothing else is set.
+/// The defaults of a KubeletConfiguration.
 const DEFAULTS: &str = include_str!("kubelet_defaults.json");
 
 fn defaults() -> Map<String, Value> {
-    serde_json::from_str(DEFAULTS).expect("the defaults are an object of JSON")
+    serde_json::from_str(DEFAULTS).expect("kubelet_defaults.json is a JSON object")
 }
 
-/// The thresholds that hold unless a file sets some of its own (§2.2, §2.5).
+/// The thresholds that apply unless a file sets some (§2.2, §2.5).
 fn default_thresholds() -> Map<String, Value> {
     DEFAULT_THRESHOLDS.iter().map(|(signal, amount)| ((*signal).to_owned(), (*amount).into())).collect()
 }
 
-/// The default of the field at a dotted path; none when it has none of its own.
+/// The default of the field at a dotted path, if it has one.
 pub(crate) fn default_at(path: &str) -> Option<Value> {
     let mut whole = defaults();
     whole.insert("evictionHard".to_owned(), default_thresholds().into());
     path.split('.').try_fold(Value::Object(whole), |value, name| value.get(name).cloned())
 }
 
-/// The same document with relative paths made absolute, which start from `folder`.
+/// The document with relative paths made absolute, starting from `folder`.
 pub(crate) fn with_paths_from(folder: &str, document: &Document) -> Document {
     let mut document = document.clone();
     for path in PATHS {
-        change(&mut document.root, path, |value| value.as_str().map(|path| absolute(folder, path).into()));
+        change_at(&mut document.root, path, |value| value.as_str().map(|path| absolute(folder, path).into()));
     }
     document
 }
 
-/// The whole KubeletConfiguration: the defaults, over them the file with the flags, over that what this agent has made of
-/// it. Written into a file and read again it gives the same, but for masked values. `with_file`: not of flags alone.
+/// The whole KubeletConfiguration: the defaults, overlaid by the file and flags, overlaid by the settings that this agent
+/// derived from them. Resolving the result again gives the same, except for masked values. `with_file`: not made of flags
+/// only.
 pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &Config) -> Map<String, Value> {
     let mut whole = defaults();
     if !with_file {
-        // What a kubelet without a file does (§2.2), but for the port that is not served here.
+        // The defaults of a kubelet without a file (§2.2), except the read-only port, which is not served here.
         let flags_only = json!({
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
             "authorization": {"mode": "AlwaysAllow"},
@@ -140,18 +141,18 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
     if let Some(document) = document {
         overlay(&mut whole, &with_paths_from(&document.folder, document).root, "");
         for path in ZERO_IS_DEFAULT {
-            // Of the bursts a flag may say zero and mean it.
+            // For the bursts, zero in a flag means zero.
             let is_meant = path.ends_with("Burst") && document.origin(path).starts_with("--");
-            change(
+            change_at(
                 &mut whole,
                 path,
                 |value| if is_zero(value) && !is_meant { default_at(path) } else { None },
             );
         }
         for path in EMPTY_IS_DEFAULT {
-            change(&mut whole, path, |value| if value == "" { default_at(path) } else { None });
+            change_at(&mut whole, path, |value| if value == "" { default_at(path) } else { None });
         }
-        // Where the file has some, the defaults that hold beside them are among those.
+        // Thresholds in the file already include the defaults that apply in addition.
         if !document.root.get("evictionHard").is_some_and(Value::is_object) {
             whole.insert("evictionHard".to_owned(), default_thresholds().into());
         }
@@ -161,16 +162,16 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
         }
     }
     for path in DURATIONS {
-        change(&mut whole, path, |value| {
+        change_at(&mut whole, path, |value| {
             Some(format_go_duration(parse_go_duration(value.as_str()?)?).into())
         });
     }
-    in_force(&mut whole, config);
+    insert_values_in_force(&mut whole, config);
     mask(&mut whole);
     whole
 }
 
-/// Lays the fields of `over` on those of `whole`; `null` is as if it were not there, and so is what no kubelet knows.
+/// Overlays the fields of `over` on `whole`; ignores `null` and unknown fields.
 fn overlay(whole: &mut Map<String, Value>, over: &Map<String, Value>, at: &str) {
     for (name, value) in over {
         let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
@@ -188,8 +189,8 @@ fn overlay(whole: &mut Map<String, Value>, over: &Map<String, Value>, at: &str) 
     }
 }
 
-/// Changes the value at a dotted path, where there is one and `f` has another for it.
-fn change(whole: &mut Map<String, Value>, path: &str, f: impl FnOnce(&Value) -> Option<Value>) {
+/// Replaces the value at a dotted path if it exists and `f` returns another.
+fn change_at(whole: &mut Map<String, Value>, path: &str, f: impl FnOnce(&Value) -> Option<Value>) {
     let mut names = path.split('.');
     let mut value = names.next().and_then(|name| whole.get_mut(name));
     for name in names {
@@ -214,14 +215,14 @@ fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
     }
 }
 
-/// Whether this is a duration of zero, or the number.
+/// Whether the value is a zero duration or the number zero.
 pub(crate) fn is_zero(value: &Value) -> bool {
     value.as_i64() == Some(0)
         || value.as_str().and_then(parse_go_duration).is_some_and(|duration| duration.is_zero())
 }
 
-/// What flags set, and what is in force here although the file says nothing or something else.
-fn in_force(whole: &mut Map<String, Value>, config: &Config) {
+/// Inserts the values that the agent has in force from flags or its own defaults.
+fn insert_values_in_force(whole: &mut Map<String, Value>, config: &Config) {
     let mut set = |name: &str, value: Value| {
         whole.insert(name.to_owned(), value);
     };
@@ -242,13 +243,13 @@ fn in_force(whole: &mut Map<String, Value>, config: &Config) {
     }
     if let Some(tls) = &config.api.tls {
         let mode = if tls.reviews { "Webhook" } else { "AlwaysAllow" };
-        change(whole, "authentication.anonymous.enabled", |_| Some(tls.anonymous.into()));
-        change(whole, "authentication.webhook.enabled", |_| Some(tls.tokens.into()));
-        change(whole, "authorization.mode", |_| Some(mode.into()));
+        change_at(whole, "authentication.anonymous.enabled", |_| Some(tls.anonymous.into()));
+        change_at(whole, "authentication.webhook.enabled", |_| Some(tls.tokens.into()));
+        change_at(whole, "authorization.mode", |_| Some(mode.into()));
     }
 }
 
-/// Header values go with each request for manifests and are often credentials (§16).
+/// Header values are sent with each request for manifests and are often credentials (§16).
 fn mask(whole: &mut Map<String, Value>) {
     let Some(headers) = whole.get_mut("staticPodURLHeader") else { return };
     match headers {

@@ -12,7 +12,7 @@ fn of(fields: Value) -> Map<String, Value> {
     effective(Some(&document(fields)), true, &Config::default())
 }
 
-/// Fields of the spec's table without a default of their own (node-and-api.md §2.5).
+/// Fields in the table of the spec that have no default (node-and-api.md §2.5).
 const UNSET: &[&str] = &[
     "allowedUnsafeSysctls",
     "clusterDNS",
@@ -53,7 +53,7 @@ const UNSET: &[&str] = &[
 ];
 
 #[test]
-fn every_field_has_its_default_or_is_known_to_have_none() {
+fn every_kubelet_configuration_field_has_its_default_or_none() {
     let whole = of(json!({}));
     for field in KUBELET_FIELDS {
         assert_ne!(whole.contains_key(*field), UNSET.contains(field), "{field}");
@@ -65,7 +65,7 @@ fn every_field_has_its_default_or_is_known_to_have_none() {
 }
 
 #[test]
-fn what_a_file_sets_is_shown_and_the_rest_of_its_objects_keeps_the_defaults() {
+fn fields_of_a_file_override_the_defaults_within_nested_objects() {
     let whole = of(json!({
         "maxPods": 7, "syncFrequency": "90s", "featureGates": {"A": true}, "kubeReserved": {"cpu": "100m"},
         "authentication": {"anonymous": {"enabled": true}}, "clusterDNS": ["10.0.0.10"], "eventBurst": null,
@@ -84,7 +84,7 @@ fn what_a_file_sets_is_shown_and_the_rest_of_its_objects_keeps_the_defaults() {
 }
 
 #[test]
-fn thresholds_are_those_of_the_file_or_the_defaults() {
+fn eviction_thresholds_are_those_of_the_file_or_the_defaults() {
     let own = json!({"memory.available": "1Gi"});
     assert_eq!(of(json!({"evictionHard": own}))["evictionHard"], own);
     assert_eq!(of(json!({}))["evictionHard"].as_object().unwrap().len(), 5);
@@ -92,7 +92,7 @@ fn thresholds_are_those_of_the_file_or_the_defaults() {
 }
 
 #[test]
-fn without_a_file_access_is_as_open_as_a_kubelets() {
+fn without_a_file_authentication_defaults_are_those_of_a_kubelet() {
     let whole = effective(None, false, &Config::default());
     assert_eq!(whole["authentication"]["anonymous"]["enabled"], true);
     assert_eq!(whole["authentication"]["webhook"], json!({"enabled": false, "cacheTTL": "2m0s"}));
@@ -101,7 +101,7 @@ fn without_a_file_access_is_as_open_as_a_kubelets() {
 }
 
 #[test]
-fn flags_and_the_agents_own_defaults_are_in_force() {
+fn effective_configuration_has_flags_and_the_agents_own_defaults() {
     let mut config = Config::default();
     config.sources.static_pod_path = Some("/from/flag".into());
     config.runtime.endpoint = "unix:///run/other.sock".into();
@@ -114,7 +114,7 @@ fn flags_and_the_agents_own_defaults_are_in_force() {
 }
 
 #[test]
-fn relative_paths_are_shown_from_the_root() {
+fn effective_configuration_has_absolute_paths() {
     let whole = of(json!({
         "podLogsDir": "logs", "volumePluginDir": "/abs", "authentication": {"x509": {"clientCAFile": "./ca.pem"}},
     }));
@@ -130,7 +130,7 @@ fn defaults_that_depend_on_other_fields_follow_them() {
 }
 
 #[test]
-fn a_zero_that_a_program_has_written_stands_for_the_default() {
+fn zero_durations_and_empty_strings_mean_the_default() {
     let whole = of(json!({
         "syncFrequency": "0s", "nodeStatusUpdateFrequency": "0s", "nodeStatusReportFrequency": "0s", "port": 0,
         "authentication": {"webhook": {"cacheTTL": "0s"}}, "imageMaximumGCAge": "0s", "hairpinMode": "", "resolvConf": "",
@@ -146,7 +146,7 @@ fn a_zero_that_a_program_has_written_stands_for_the_default() {
 }
 
 #[test]
-fn header_values_are_masked_and_their_names_stay() {
+fn manifest_url_header_values_are_masked() {
     let whole = of(json!({"staticPodURLHeader": {"Authorization": ["Bearer secret"], "X": ["secret", "b"]}}));
     assert_eq!(whole["staticPodURLHeader"], json!({"Authorization": ["<masked>"], "X": ["<masked>"]}));
     let odd = of(json!({"staticPodURLHeader": "secret"}));
@@ -154,7 +154,7 @@ fn header_values_are_masked_and_their_names_stay() {
 }
 
 #[test]
-fn what_is_shown_reads_back_to_the_same() {
+fn effective_configuration_resolves_to_itself() {
     let first = of(json!({
         "maxPods": 7, "evictionHard": {"memory.available": "1Gi"}, "syncFrequency": "1h1ms", "podLogsDir": "logs",
         "nodeStatusUpdateFrequency": "4s", "maxParallelImagePulls": 3,
@@ -164,7 +164,7 @@ fn what_is_shown_reads_back_to_the_same() {
 }
 
 #[test]
-fn what_is_shown_is_a_file_that_init_takes() {
+fn effective_configuration_is_a_valid_file() {
     use crate::{Flags, Host, Inputs, resolve};
 
     let host =
@@ -185,7 +185,7 @@ fn what_is_shown_is_a_file_that_init_takes() {
 }
 
 #[test]
-fn who_is_let_in_is_shown_as_it_is_in_force_and_is_a_file_for_the_same() {
+fn effective_authentication_and_authorization_resolve_to_themselves() {
     use crate::{Flags, Host, Inputs, resolve};
 
     let host = Host { hostname: "edge".into(), cwd: "/srv".into(), ..Host::default() };
@@ -229,7 +229,7 @@ fn who_is_let_in_is_shown_as_it_is_in_force_and_is_a_file_for_the_same() {
             "AlwaysAllow",
             false,
         ),
-        // Without a file everybody is let in, as by a kubelet.
+        // Without a file, anonymous requests are allowed, as by a kubelet.
         (true, None, false, "AlwaysAllow", true),
     ] {
         let given = file.clone().map(document);

@@ -1,9 +1,9 @@
 use super::*;
-use crate::kubeconfig::{Flat, flatten, set_exec_credential};
+use crate::kubeconfig::{FlatKubeconfig, flatten, set_exec_credential};
 
 const V1: &str = "client.authentication.k8s.io/v1";
 
-/// A kubeconfig whose user logs in by this `exec`.
+/// A kubeconfig whose user has this `exec`.
 fn kubeconfig(exec: Value) -> Value {
     json!({
         "current-context": "c",
@@ -19,10 +19,10 @@ fn kubeconfig(exec: Value) -> Value {
     })
 }
 
-fn flat(file: &Value) -> Result<Flat, String> {
+fn flat(file: &Value) -> Result<FlatKubeconfig, String> {
     let root = file.as_object().unwrap();
     let mut no_files = |_: &Path| Err("no file".to_owned());
-    flatten(root, Path::new("/etc/kubernetes"), &mut no_files).map_err(|problem| problem.to_string())
+    flatten(root, Path::new("/etc/kubernetes"), &mut no_files).map_err(|error| error.to_string())
 }
 
 fn login(exec: Value) -> ExecLogin {
@@ -30,7 +30,7 @@ fn login(exec: Value) -> ExecLogin {
 }
 
 #[test]
-fn a_program_is_taken_with_all_that_it_is_started_with() {
+fn exec_plugin_command_args_env_and_hint_are_read() {
     let found = login(json!({
         "apiVersion": V1, "command": "aws", "args": ["eks", "get-token"], "interactiveMode": "IfAvailable",
         "env": [{"name": "AWS_PROFILE", "value": "node"}, {"name": "EMPTY"}], "installHint": "install awscli",
@@ -42,7 +42,7 @@ fn a_program_is_taken_with_all_that_it_is_started_with() {
 }
 
 #[test]
-fn only_a_command_with_a_slash_begins_at_the_folder_of_the_kubeconfig() {
+fn an_exec_command_with_a_slash_is_relative_to_the_kubeconfig() {
     for (command, expected) in [
         ("login", "login"),
         ("./login", "/etc/kubernetes/./login"),
@@ -55,7 +55,7 @@ fn only_a_command_with_a_slash_begins_at_the_folder_of_the_kubeconfig() {
 }
 
 #[test]
-fn a_login_that_cannot_work_is_refused_with_its_field() {
+fn invalid_exec_plugins_are_refused_with_their_field() {
     let good = || json!({"apiVersion": V1, "command": "x", "interactiveMode": "Never"});
     let with = |field: &str, value: Value| {
         let mut exec = good();
@@ -98,7 +98,7 @@ fn a_login_that_cannot_work_is_refused_with_its_field() {
         let error = flat(&kubeconfig(exec)).unwrap_err();
         assert!(error.starts_with(expected), "{error}");
     }
-    for other in OTHER_WAYS {
+    for other in OTHER_CREDENTIALS {
         let mut file = kubeconfig(good());
         file["users"][0]["user"][other] = "x".into();
         let error = flat(&file).unwrap_err();
@@ -110,13 +110,13 @@ fn a_login_that_cannot_work_is_refused_with_its_field() {
 }
 
 #[test]
-fn the_older_version_has_a_default_for_its_mode() {
+fn exec_v1beta1_needs_no_interactive_mode() {
     let older = "client.authentication.k8s.io/v1beta1";
     assert_eq!(login(json!({"apiVersion": older, "command": "x"})).api_version, older);
 }
 
 #[test]
-fn the_program_learns_of_the_cluster_only_where_it_asks_for_it() {
+fn exec_info_has_the_cluster_only_with_provide_cluster_info() {
     let exec = |provide: bool| json!({"apiVersion": V1, "command": "x", "interactiveMode": "Never", "provideClusterInfo": provide});
     let info = |provide: bool| {
         let file = kubeconfig(exec(provide));
@@ -136,7 +136,7 @@ fn the_program_learns_of_the_cluster_only_where_it_asks_for_it() {
 }
 
 #[test]
-fn answers_are_read_and_wrong_ones_are_refused_without_being_quoted() {
+fn exec_answers_are_parsed_and_invalid_ones_are_never_quoted() {
     let login = login(json!({"apiVersion": V1, "command": "x", "interactiveMode": "Never"}));
     let answer =
         |status: Value| json!({"kind": "ExecCredential", "apiVersion": V1, "status": status}).to_string();
@@ -150,8 +150,8 @@ fn answers_are_read_and_wrong_ones_are_refused_without_being_quoted() {
     let older = json!({"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1beta1"});
     let no_status = json!({"kind": "ExecCredential", "apiVersion": V1});
     for (text, expected) in [
-        ("secret".to_owned(), ExecAnswerError::NoObject),
-        ("[]".to_owned(), ExecAnswerError::NoObject),
+        ("secret".to_owned(), ExecAnswerError::NotAnObject),
+        ("[]".to_owned(), ExecAnswerError::NotAnObject),
         (wrong_kind.to_string(), ExecAnswerError::Kind { found: "Pod".into() }),
         (
             older.to_string(),
@@ -161,13 +161,13 @@ fn answers_are_read_and_wrong_ones_are_refused_without_being_quoted() {
             },
         ),
         (no_status.to_string(), ExecAnswerError::NoStatus),
-        (answer(json!({})), ExecAnswerError::Nothing),
-        (answer(json!({"token": ""})), ExecAnswerError::Nothing),
-        (answer(json!({"clientKeyData": "secret"})), ExecAnswerError::HalfAPair),
+        (answer(json!({})), ExecAnswerError::NoCredential),
+        (answer(json!({"token": ""})), ExecAnswerError::NoCredential),
+        (answer(json!({"clientKeyData": "secret"})), ExecAnswerError::IncompletePair),
         (answer(json!({"token": 1})), ExecAnswerError::Field { field: "token", expected: "a string" }),
         (
             answer(json!({"token": "secret", "expirationTimestamp": "tomorrow"})),
-            ExecAnswerError::Field { field: "expirationTimestamp", expected: "a moment as in RFC 3339" },
+            ExecAnswerError::Field { field: "expirationTimestamp", expected: "an RFC 3339 timestamp" },
         ),
     ] {
         let error = read(text).unwrap_err();
@@ -177,7 +177,7 @@ fn answers_are_read_and_wrong_ones_are_refused_without_being_quoted() {
 }
 
 #[test]
-fn a_credential_is_asked_for_again_shortly_before_its_end() {
+fn an_exec_credential_is_refreshed_shortly_before_its_expiry() {
     assert_eq!(refresh_at(0, None), None);
     for (expires, expected) in [(7200, 7140), (100, 95), (10, 10), (-5, -5)] {
         assert_eq!(refresh_at(0, Some(expires)), Some(expected));
@@ -185,7 +185,7 @@ fn a_credential_is_asked_for_again_shortly_before_its_end() {
 }
 
 #[test]
-fn a_credential_takes_the_place_of_the_empty_user() {
+fn an_exec_credential_is_inserted_into_the_flat_kubeconfig() {
     let mut found =
         flat(&kubeconfig(json!({"apiVersion": V1, "command": "x", "interactiveMode": "Never"}))).unwrap();
     assert_eq!(found.document["users"][0]["user"], json!({}));

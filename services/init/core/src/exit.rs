@@ -1,18 +1,18 @@
-//! Whether a process that has ended is started again.
+//! Whether a process that ended is restarted.
 
 use std::fmt;
 
-/// The process was started with arguments that it does not take (sysexits(3)).
+/// The process was started with invalid arguments (sysexits(3)).
 pub const EX_USAGE: i32 = 64;
 /// The process cannot work with its configuration (sysexits(3)).
 pub const EX_CONFIG: i32 = 78;
 
-/// How a process has ended (wait(2)).
+/// How a process ended (wait(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal killed it.
     Signal(i32),
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The signals that end processes in practice (signal(7)); the numbers are those of x86 and ARM.
+/// The signals that usually end processes (signal(7)); the numbers are those of x86 and ARM.
 const fn signal_name(number: i32) -> Option<&'static str> {
     Some(match number {
         1 => "SIGHUP",
@@ -47,27 +47,27 @@ const fn signal_name(number: i32) -> Option<&'static str> {
     })
 }
 
-/// What follows from the end of a process.
+/// What to do after the end of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Start it again, after the back-off.
+    /// Restart it after the back-off.
     Restart(String),
-    /// A restart would end the same way; a person has to mend something first.
+    /// Do not restart it: it would end the same way until an operator corrects the cause.
     Fail(String),
 }
 
-/// Judges the end of a service that nobody asked to end. The text says what happened; `last_words` is what the
-/// service has said about it.
-pub fn judge_exit(exit: Exit, last_words: Option<&str>) -> Verdict {
-    let why = last_words.unwrap_or("see its log");
+/// Decides what to do after the unexpected end of a service. The text says what happened; `reported_error` is the error that
+/// the service itself reported.
+pub fn judge_exit(exit: Exit, reported_error: Option<&str>) -> Verdict {
+    let why = reported_error.unwrap_or("see its log");
     match exit {
-        Exit::Code(EX_CONFIG) => Verdict::Fail(match last_words {
+        Exit::Code(EX_CONFIG) => Verdict::Fail(match reported_error {
             Some(why) => format!("{exit}: {why}"),
             None => format!("{exit}: configuration; see its log"),
         }),
-        Exit::Code(EX_USAGE) => {
-            Verdict::Fail(format!("{exit}: its command line; its binary is of another release than init's"))
-        }
+        Exit::Code(EX_USAGE) => Verdict::Fail(format!(
+            "{exit}: its command line is invalid; its binary is from another release than init"
+        )),
         Exit::Code(0) => Verdict::Restart("ended by itself with exit code 0".to_owned()),
         Exit::Code(_) => Verdict::Restart(format!("ended with {exit}; {why}")),
         Exit::Signal(_) => Verdict::Restart(format!("ended by {exit}")),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_the_code_or_the_signal() {
+    fn exit_text_names_the_code_or_the_signal() {
         let text = |exit| match judge_exit(exit, None) {
             Verdict::Restart(text) | Verdict::Fail(text) => text,
         };
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signal_that_ends_processes_in_practice_has_its_name() {
+    fn common_signals_have_names() {
         for (number, name) in [
             (1, "SIGHUP"),
             (2, "SIGINT"),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_take_the_place_of_a_hint_to_the_log() {
+    fn the_error_of_a_service_replaces_the_hint_to_its_log() {
         let fail = judge_exit(Exit::Code(EX_CONFIG), Some("no such user: keelson"));
         assert_eq!(fail, Verdict::Fail("exit code 78: no such user: keelson".to_owned()));
         let restart = judge_exit(Exit::Code(70), Some("cannot serve: no room"));

@@ -6,14 +6,14 @@ use serde_json::{Map, Value};
 
 use crate::flags::{CommandLine, flags};
 
-/// Stands in the place of a value that nobody is to see.
+/// The replacement of secret values.
 const CLASSIFIED: &str = "CLASSIFIED";
-/// Flags whose values are secrets: a header may carry the token for a source of pods.
+/// Flags with secret values: a header may carry the token for a source of pods.
 const SECRET: &[&str] = &["manifest-url-header", "storage-driver-password"];
 
-/// All flags by name, without the dashes, as they were given or else with their defaults.
+/// All flags by name, without the dashes, with the given value or else the default.
 ///
-/// Files change nothing of it: what is in force `/configz` shows.
+/// Values of files are not included; `/configz` shows those in force.
 pub fn shown_flags(line: &CommandLine) -> BTreeMap<&'static str, String> {
     let shown = |name, given: Option<&str>, default: String| match given {
         Some(text) if SECRET.contains(&name) && !text.is_empty() => CLASSIFIED.to_owned(),
@@ -26,7 +26,7 @@ pub fn shown_flags(line: &CommandLine) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
-/// A line per flag, sorted by name, for the log from verbosity 1 on (§1.1); below it none.
+/// A line per flag, sorted by name, for the log; empty below verbosity 1 (§1.1).
 pub fn flag_lines(line: &CommandLine, verbosity: i64) -> Vec<String> {
     if verbosity < 1 {
         return Vec::new();
@@ -34,7 +34,7 @@ pub fn flag_lines(line: &CommandLine, verbosity: i64) -> Vec<String> {
     shown_flags(line).iter().map(|(name, value)| format!("FLAG: --{name}={value:?}")).collect()
 }
 
-/// The whole KubeletConfiguration in force as a line of the log, from verbosity 5 on; what is secret is masked in it already.
+/// The KubeletConfiguration in force as a log line, from verbosity 5 on; its secrets are masked already.
 pub fn configuration_line(whole: &Map<String, Value>, verbosity: i64) -> Option<String> {
     let text = || serde_json::to_string(whole).ok().map(|text| format!("KubeletConfiguration: {text}"));
     (verbosity >= 5).then(text).flatten()
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_shown_as_it_was_given_or_with_its_default() {
+    fn flagz_shows_the_given_value_or_the_default() {
         let all = shown(&[
             "--root-dir=/r",
             "--config=/etc/k.yaml",
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_lines_of_the_log_from_verbosity_1_on() {
+    fn flags_are_logged_from_verbosity_1_on() {
         let arguments =
             ["--max-pods=7", "--provider-id=a\"b", "--manifest-url-header=Authorization:Bearer abc"];
         let line = parse(&arguments.map(ToOwned::to_owned), "/srv").unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_a_line_of_the_log_from_verbosity_5_on_and_has_no_secret() {
+    fn the_configuration_is_logged_from_verbosity_5_on_without_secrets() {
         use crate::resolve::Flags;
         use crate::resolve::tests::{host, kubelet, run};
 
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_secret_is_classified() {
+    fn secret_flags_are_shown_as_classified() {
         assert_eq!(
             shown(&["--manifest-url-header=Authorization:Bearer abc"])["manifest-url-header"],
             "CLASSIFIED"
         );
-        assert_eq!(shown(&[])["manifest-url-header"], "", "nothing is no secret");
+        assert_eq!(shown(&[])["manifest-url-header"], "", "an empty value is not classified");
     }
 }

@@ -1,4 +1,4 @@
-//! Which folders the agent needs, and whose they are.
+//! The folders that the agent needs, with their owners.
 
 use std::path::PathBuf;
 
@@ -16,30 +16,30 @@ pub struct Owner {
 /// A folder that must exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folder {
-    /// Where.
+    /// The path.
     pub path: PathBuf,
     /// Permission bits.
     pub mode: u32,
-    /// Whose; `None` where init is not root and can give nothing away.
+    /// The owner; `None` if init is not root and cannot change it.
     pub owner: Option<Owner>,
-    /// Whether an existing folder gets mode and owner too. Folders of the kubelet's layout keep theirs.
+    /// Whether mode and owner are also set on an existing folder. Folders of the kubelet's layout keep theirs.
     pub enforced: bool,
-    /// Whether a change of owner is carried to what is inside.
+    /// Whether a change of the owner also applies to the contents.
     pub contents: bool,
 }
 
-/// The services that are handed what nobody else may read.
+/// The services that get copies of credentials.
 const WITH_CREDENTIALS: [ServiceName; 4] =
     [ServiceName::RuntimeShim, ServiceName::PodConfig, ServiceName::NodeStatus, ServiceName::NodeApi];
 
 /// The folders of `config`, parents first.
 ///
-/// - `<run-dir>` 0751: members of the operator group and the services' users pass through it.
-/// - `<run-dir>/<service>` 0750, the service's own; the operator group reaches the socket inside.
-/// - `<run-dir>/credentials` 0711, root's (init's, where it is not root); below it a folder 0700 for each service that gets
-///   any, the service's own.
-/// - `<state-dir>/<service>` 0700, the service's own; init has one where a control plane may assign a configuration.
-/// - the kubelet's root, pod logs and links, made only where they are missing.
+/// - `<run-dir>` 0751: members of the operator group and the services' users may traverse it.
+/// - `<run-dir>/<service>` 0750, owned by the service; the operator group reaches the socket inside.
+/// - `<run-dir>/credentials` 0711, owned by root (or init's user); below it a folder 0700 for each service that gets
+///   credentials, owned by the service.
+/// - `<state-dir>/<service>` 0700, owned by the service; init has one if a control plane may assign a configuration.
+/// - the kubelet's root, pod logs and links, created if they are missing.
 pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     let paths = &config.paths;
     let group = config.users.operator_gid;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn init_has_a_state_folder_where_a_control_plane_may_assign_a_configuration() {
+    fn init_has_a_state_folder_if_a_configuration_can_be_assigned() {
         let has_one = |config: &Config| {
             folders(config, true).iter().any(|f| f.path.ends_with("keelson/init") && f.mode == 0o700)
         };
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_root_has_root_s_folders() {
+    fn a_root_service_has_folders_of_root() {
         let list = folders(&config(), true);
         assert_eq!(find(&list, "/run/keelson/volume-manager").owner, Some(Owner { uid: 0, gid: 700 }));
         assert_eq!(find(&list, "/run/keelson/init").owner, Some(Owner { uid: 0, gid: 700 }));
     }
 
     #[test]
-    fn the_folders_of_credentials_are_each_its_readers_own() {
+    fn credential_folders_belong_to_their_reader() {
         let mut config = config();
         config.users.uids.insert("pod-config".into(), 64_201);
         for init_is_root in [true, false] {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_s_folders_keep_what_they_have() {
+    fn existing_kubelet_folders_keep_owner_and_mode() {
         let list = folders(&config(), true);
         for path in ["/var/lib/kubelet", "/var/log/pods", "/var/log/containers"] {
             assert!(!find(&list, path).enforced, "{path}");
@@ -153,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_given_away_without_root() {
+    fn without_root_no_folder_changes_its_owner() {
         assert!(folders(&config(), false).iter().all(|f| f.owner.is_none()));
     }
 
     #[test]
-    fn parents_come_before_their_children() {
+    fn parent_folders_come_before_their_children() {
         let list = folders(&config(), true);
         for (i, folder) in list.iter().enumerate() {
             assert!(list[..i].iter().all(|earlier| !earlier.path.starts_with(&folder.path)));

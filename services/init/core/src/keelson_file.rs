@@ -1,15 +1,15 @@
-//! `KeelsonConfiguration`: what is ours and no kubelet has.
+//! `KeelsonConfiguration`: the settings that a kubelet does not have.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::control_plane::ControlPlaneFile;
-use crate::document::{ConfigProblem, Document, Reader, Sourced};
+use crate::document::{ConfigError, Document, Reader, Sourced};
 use crate::kubelet_file::{absolute, is_kind};
 use crate::source_limits::SourceLimitsFile;
 use crate::strict;
 
-/// The API version of our own configuration.
+/// The API version of the KeelsonConfiguration.
 pub const KEELSON_API_VERSION: &str = "keelson/v1";
 /// Its kind.
 pub const KEELSON_KIND: &str = "KeelsonConfiguration";
@@ -22,7 +22,7 @@ const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane,
                       strictVerbs, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
-/// The largest user id: 2^32 - 1 means "no user" (chown(2)).
+/// The largest user ID: 2^32 - 1 means "no user" (chown(2)).
 const MAX_ID: u32 = u32::MAX - 1;
 
 /// The fields; `None` where the file does not set them.
@@ -46,12 +46,12 @@ pub(crate) struct KeelsonFile {
     pub(crate) trace_rate: Option<Sourced<u32>>,
 }
 
-/// Reads the fields of a KeelsonConfiguration; a field that does not exist is a problem.
-pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> KeelsonFile {
-    if !is_kind(document, KEELSON_API_VERSION, KEELSON_KIND, problems) {
+/// Reads the fields of a KeelsonConfiguration; an unknown field is an error.
+pub(crate) fn read(document: &Document, errors: &mut Vec<ConfigError>) -> KeelsonFile {
+    if !is_kind(document, KEELSON_API_VERSION, KEELSON_KIND, errors) {
         return KeelsonFile::default();
     }
-    let mut reader = Reader::new(document, problems);
+    let mut reader = Reader::new(document, errors);
     let _ = (reader.string("apiVersion"), reader.string("kind"));
     let mut file = KeelsonFile::default();
     for (field, path) in [
@@ -83,10 +83,10 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
         file.trace_endpoint = reader.string("tracing.endpoint");
         file.trace_rate = reader.u32("tracing.samplingRatePerMillion", 0..=1_000_000);
     }
-    for field in reader.rest() {
+    for field in reader.unread_fields() {
         let unknown = Sourced { value: "…", origin: document.origin(&field), field };
-        problems.push(unknown.problem(format!("there is no such field; the fields are {FIELDS}")));
+        errors.push(unknown.error(format!("there is no such field; the fields are {FIELDS}")));
     }
-    problems.extend(document.duplicates.iter().map(strict::duplicate_refusal));
+    errors.extend(document.duplicates.iter().map(strict::duplicate_error));
     file
 }

@@ -1,7 +1,6 @@
-//! A kubeconfig as one file that names no other, for services that may read none of root's (architecture §7).
+//! Turns a kubeconfig into a self-contained one, for services that cannot read root's files (architecture §7).
 //!
-//! Only what the current context uses is taken; what stands beside it, such as the credentials of other clusters, is not
-//! handed to anybody.
+//! Only what the current context uses is copied; the rest, such as credentials of other clusters, is not passed on.
 
 use std::path::{Path, PathBuf};
 
@@ -12,28 +11,28 @@ use keelson_config::CredentialRefusal;
 
 use crate::exec_login::{ExecCredential, ExecLogin};
 
-/// What is wrong with a kubeconfig: the field and the words.
+/// An error in a kubeconfig: the field and a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
-pub struct KubeconfigProblem {
-    /// Where, such as `users[1].user.client-key`.
+pub struct KubeconfigError {
+    /// The field, such as `users[1].user.client-key`.
     pub field: String,
-    /// What.
+    /// The message, which follows the field.
     pub message: String,
 }
 
-/// Fields with the path of a file, and the field that has its content in base64.
-const FILES_OF_CLUSTER: [(&str, &str, Pem); 1] =
+/// Fields with the path of a file, each with the field for its content in base64.
+const CLUSTER_FILES: [(&str, &str, Pem); 1] =
     [("certificate-authority", "certificate-authority-data", Pem::Certificates)];
-const FILES_OF_USER: [(&str, &str, Pem); 2] = [
+const USER_FILES: [(&str, &str, Pem); 2] = [
     ("client-certificate", "client-certificate-data", Pem::Certificates),
     ("client-key", "client-key-data", Pem::Key),
 ];
-/// What is taken as it is.
-const OF_CLUSTER: [&str; 4] = ["server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url"];
-const OF_USER: [&str; 3] = ["token", "username", "password"];
+/// The fields that are copied unchanged.
+const CLUSTER_FIELDS: [&str; 4] = ["server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url"];
+const USER_FIELDS: [&str; 3] = ["token", "username", "password"];
 
-/// What of a PEM file is meant. A kubelet keeps certificate and key in one file and names it twice.
+/// The part of a PEM file to use. A kubelet keeps certificate and key in one file and names it in both fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pem {
     Certificates,
@@ -41,10 +40,10 @@ enum Pem {
 }
 
 impl Pem {
-    /// The blocks that are meant, or everything where that is none: whoever reads it says what is wrong.
-    fn of(self, content: &[u8]) -> Vec<u8> {
+    /// The matching PEM blocks, or the whole content if there is none, so that its reader reports the error.
+    fn blocks_in(self, content: &[u8]) -> Vec<u8> {
         let text = String::from_utf8_lossy(content);
-        let mut kept = String::new();
+        let mut matching = String::new();
         let mut block: Option<String> = None;
         for line in text.lines().map(str::trim_end) {
             if let Some(label) = line.strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----"))
@@ -60,54 +59,55 @@ impl Pem {
             open.push_str(line);
             open.push('\n');
             if line.starts_with("-----END ") {
-                kept.extend(block.take());
+                matching.extend(block.take());
             }
         }
-        if kept.is_empty() { content.to_vec() } else { kept.into_bytes() }
+        if matching.is_empty() { content.to_vec() } else { matching.into_bytes() }
     }
 }
 
-/// The current context of a kubeconfig.
+/// The current context of a kubeconfig, self-contained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flat {
-    /// A kubeconfig that names no file. Its user is empty where `exec` is there.
+pub struct FlatKubeconfig {
+    /// A kubeconfig that names no file. If `exec` is set, its user is empty.
     pub document: Value,
-    /// The program by which the user logs in. What it answers belongs into `document` ([`set_exec_credential`]) before anybody
-    /// uses that: an empty user is anonymous.
+    /// The exec plugin of the user. Its answer must be inserted into `document` ([`set_exec_credential`]) before use: an
+    /// empty user is anonymous.
     pub exec: Option<ExecLogin>,
 }
 
-/// The current context of a kubeconfig in `folder`, with the content of every file that it names.
+/// The current context of a kubeconfig in `folder`, with the contents of the files that it names.
 ///
 /// # Errors
-/// There is none, it names something that is not there, or a way to log in that is not supported.
+/// There is no current context, it refers to something missing, or its credentials are not supported.
 pub fn flatten(
     root: &Map<String, Value>,
     folder: &Path,
     read: &mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
-) -> Result<Flat, KubeconfigProblem> {
-    let (place_of_cluster, cluster) = current_cluster(root)?;
+) -> Result<FlatKubeconfig, KubeconfigError> {
+    let (cluster_location, cluster) = current_cluster(root)?;
     let (_, context) = current_context(root)?;
-    let mut flat_cluster = taken(cluster, &OF_CLUSTER);
-    let mut files = Files { folder, read };
-    files.take(cluster, &place_of_cluster, &FILES_OF_CLUSTER, &mut flat_cluster)?;
+    let mut flat_cluster = copied_fields(cluster, &CLUSTER_FIELDS);
+    let mut files = FileReader { folder, read };
+    files.copy(cluster, &cluster_location, &CLUSTER_FILES, &mut flat_cluster)?;
     let (mut flat_user, mut exec) = (Map::new(), None);
     // A context without a user is anonymous.
     if let Some(user_name) = text(context, "user") {
-        let (place, user) = entry(root, "users", "user", user_name)?;
-        exec = ExecLogin::of_user(user, &place, folder)?;
+        let (location, user) = entry(root, "users", "user", user_name)?;
+        exec = ExecLogin::from_user(user, &location, folder)?;
         if user.get("auth-provider").is_some_and(|provider| !provider.is_null()) {
-            return Err(problem(
-                &format!("{place}.auth-provider"),
+            return Err(kubeconfig_error(
+                &format!("{location}.auth-provider"),
                 "is not supported; use exec, a client certificate or a token",
             ));
         }
-        flat_user = taken(user, &OF_USER);
-        files.take(user, &place, &FILES_OF_USER, &mut flat_user)?;
+        flat_user = copied_fields(user, &USER_FIELDS);
+        files.copy(user, &location, &USER_FILES, &mut flat_user)?;
         if let Some(path) = text(user, "tokenFile") {
-            let field = format!("{place}.tokenFile");
+            let field = format!("{location}.tokenFile");
             let token = files.content(&field, path)?;
-            let token = String::from_utf8(token).map_err(|_| problem(&field, "the token is no text"))?;
+            let token = String::from_utf8(token)
+                .map_err(|_| kubeconfig_error(&field, "the token is not UTF-8 text"))?;
             flat_user.insert("token".to_owned(), token.trim().into());
         }
     }
@@ -117,7 +117,7 @@ pub fn flatten(
         "clusters": [{"name": "keelson", "cluster": flat_cluster}],
         "users": [{"name": "keelson", "user": flat_user}],
     });
-    Ok(Flat { document, exec })
+    Ok(FlatKubeconfig { document, exec })
 }
 
 /// The content of an extension of the current cluster.
@@ -127,29 +127,30 @@ pub(crate) fn cluster_extension<'a>(root: &'a Map<String, Value>, name: &str) ->
     extensions.find(|extension| extension["name"] == name).map(|found| &found["extension"])
 }
 
-fn current_context(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigProblem> {
+fn current_context(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigError> {
     let name = text(root, "current-context")
-        .ok_or_else(|| problem("current-context", "is missing; it names one of the contexts"))?;
+        .ok_or_else(|| kubeconfig_error("current-context", "is missing; it names one of the contexts"))?;
     entry(root, "contexts", "context", name)
 }
 
-/// The cluster of the current context, and where it stands.
-fn current_cluster(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigProblem> {
-    let (place, context) = current_context(root)?;
-    let name = text(context, "cluster")
-        .ok_or_else(|| problem(&format!("{place}.cluster"), "is missing; it names one of the clusters"))?;
-    let (place, cluster) = entry(root, "clusters", "cluster", name)?;
+/// The cluster of the current context, and its path in the file.
+fn current_cluster(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigError> {
+    let (location, context) = current_context(root)?;
+    let name = text(context, "cluster").ok_or_else(|| {
+        kubeconfig_error(&format!("{location}.cluster"), "is missing; it names one of the clusters")
+    })?;
+    let (location, cluster) = entry(root, "clusters", "cluster", name)?;
     if text(cluster, "server").is_none() {
-        return Err(problem(
-            &format!("{place}.server"),
-            "is missing; it is the URL of the API server, such as https://10.0.0.1:6443",
+        return Err(kubeconfig_error(
+            &format!("{location}.server"),
+            "is missing; set it to the URL of the API server, such as https://10.0.0.1:6443",
         ));
     }
-    Ok((place, cluster))
+    Ok((location, cluster))
 }
 
-/// The kubeconfig that takes the place of one without a usable certificate: the server of the current context of `root`, a
-/// bootstrap kubeconfig in `folder`, and the pair in `pem`, which need not be there yet (node-and-api.md §6.3). YAML.
+/// The kubeconfig that replaces one without a usable certificate: the server of the current context of `root`, a bootstrap
+/// kubeconfig in `folder`, and the pair in the file `pem`, which may not exist yet (node-and-api.md §6.3). YAML.
 ///
 /// # Errors
 /// There is no current context, or it names no server.
@@ -157,16 +158,16 @@ pub fn for_certificate(
     root: &Map<String, Value>,
     folder: &Path,
     pem: &Path,
-) -> Result<String, KubeconfigProblem> {
+) -> Result<String, KubeconfigError> {
     let (_, cluster) = current_cluster(root)?;
     let mut lines =
         String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
     let mut field = |indent: &str, name: &str, value: &Value| {
         lines.push_str(&format!("{indent}{name}: {value}\n"));
     };
-    let is_meant = |value: &Value| !value.is_null() && value != "" && value != false;
-    for name in OF_CLUSTER.into_iter().chain(["certificate-authority-data"]) {
-        if let Some(value) = cluster.get(name).filter(|value| is_meant(value)) {
+    let is_set = |value: &Value| !value.is_null() && value != "" && value != false;
+    for name in CLUSTER_FIELDS.into_iter().chain(["certificate-authority-data"]) {
+        if let Some(value) = cluster.get(name).filter(|value| is_set(value)) {
             field("    ", name, value);
         }
     }
@@ -182,13 +183,13 @@ pub fn for_certificate(
     Ok(lines)
 }
 
-/// The certificates by which the user of a flat kubeconfig ([`flatten`]) names itself, PEM; `None`: by something else.
+/// The client certificates of a flat kubeconfig's user ([`flatten`]), PEM; `None` if it has other credentials.
 pub fn client_certificates(flat: &Value) -> Option<Vec<u8>> {
     let encoded = flat["users"][0]["user"]["client-certificate-data"].as_str()?;
     base64::decode(encoded)
 }
 
-/// Has the user of a flat kubeconfig name itself by these certificates and nothing else; both PEM.
+/// Makes these certificates and key the only credentials of a flat kubeconfig's user; both PEM.
 pub fn set_client_pair(flat: &mut Value, certificates: &[u8], key: &[u8]) {
     flat["users"][0]["user"] = json!({
         "client-certificate-data": base64::encode(certificates),
@@ -196,7 +197,7 @@ pub fn set_client_pair(flat: &mut Value, certificates: &[u8], key: &[u8]) {
     });
 }
 
-/// Has the user of a flat kubeconfig log in by what a program answered; `generation` tells it from other answers.
+/// Makes the answer of an exec plugin the credentials of a flat kubeconfig's user; `generation` identifies the answer.
 pub fn set_exec_credential(flat: &mut Value, credential: &ExecCredential, generation: &str) {
     let mut user = Map::new();
     if let Some(token) = &credential.token {
@@ -210,70 +211,70 @@ pub fn set_exec_credential(flat: &mut Value, credential: &ExecCredential, genera
     flat[CredentialRefusal::FIELD] = generation.into();
 }
 
-struct Files<'a> {
+struct FileReader<'a> {
     folder: &'a Path,
     read: &'a mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
 }
 
-impl Files<'_> {
-    /// Takes what stands inline, and else what a file has (inline counts where both are there, as in kubectl).
-    fn take(
+impl FileReader<'_> {
+    /// Copies inline data, or else the content of a file; inline data wins, as in kubectl.
+    fn copy(
         &mut self,
         from: &Map<String, Value>,
-        place: &str,
+        location: &str,
         fields: &[(&str, &str, Pem)],
         into: &mut Map<String, Value>,
-    ) -> Result<(), KubeconfigProblem> {
+    ) -> Result<(), KubeconfigError> {
         for (file, inline, pem) in fields {
             let content = match (text(from, inline), text(from, file)) {
                 (Some(encoded), _) => base64::decode(encoded)
-                    .ok_or_else(|| problem(&format!("{place}.{inline}"), "is no base64"))?,
-                (None, Some(path)) => self.content(&format!("{place}.{file}"), path)?,
+                    .ok_or_else(|| kubeconfig_error(&format!("{location}.{inline}"), "is not base64"))?,
+                (None, Some(path)) => self.content(&format!("{location}.{file}"), path)?,
                 (None, None) => continue,
             };
-            into.insert((*inline).to_owned(), base64::encode(&pem.of(&content)).into());
+            into.insert((*inline).to_owned(), base64::encode(&pem.blocks_in(&content)).into());
         }
         Ok(())
     }
 
-    fn content(&mut self, field: &str, path: &str) -> Result<Vec<u8>, KubeconfigProblem> {
+    fn content(&mut self, field: &str, path: &str) -> Result<Vec<u8>, KubeconfigError> {
         let path: PathBuf = self.folder.join(path);
         (self.read)(&path)
-            .map_err(|error| problem(field, &format!("cannot read {}: {error}", path.display())))
+            .map_err(|error| kubeconfig_error(field, &format!("cannot read {}: {error}", path.display())))
     }
 }
 
-pub(crate) fn problem(field: &str, message: &str) -> KubeconfigProblem {
-    KubeconfigProblem { field: field.to_owned(), message: message.to_owned() }
+pub(crate) fn kubeconfig_error(field: &str, message: &str) -> KubeconfigError {
+    KubeconfigError { field: field.to_owned(), message: message.to_owned() }
 }
 
 pub(crate) fn text<'a>(map: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
     map.get(field).and_then(Value::as_str).filter(|text| !text.is_empty())
 }
 
-pub(crate) fn taken(from: &Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
+pub(crate) fn copied_fields(from: &Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
     let found = fields.iter().filter_map(|field| Some(((*field).to_owned(), from.get(*field)?.clone())));
     found.filter(|(_, value)| !value.is_null()).collect()
 }
 
-/// The map in an entry of a list by its name, and where it stands.
+/// The map in a named list entry, and its path in the file.
 fn entry<'a>(
     root: &'a Map<String, Value>,
     list: &str,
     inner: &str,
     name: &str,
-) -> Result<(String, &'a Map<String, Value>), KubeconfigProblem> {
+) -> Result<(String, &'a Map<String, Value>), KubeconfigError> {
     let entries = root.get(list).and_then(Value::as_array).into_iter().flatten();
     for (index, entry) in entries.enumerate() {
         if entry["name"] == name {
-            let place = format!("{list}[{index}].{inner}");
+            let location = format!("{list}[{index}].{inner}");
             return match entry[inner].as_object() {
-                Some(found) => Ok((place, found)),
-                None => Err(problem(&place, "is missing")),
+                Some(found) => Ok((location, found)),
+                None => Err(kubeconfig_error(&location, "is missing")),
             };
         }
     }
-    Err(problem(list, &format!("there is none with the name {name:?}")))
+    Err(kubeconfig_error(list, &format!("there is no entry named {name:?}")))
 }
 
 #[cfg(test)]

@@ -16,13 +16,12 @@ fn files(path: &Path) -> Result<Vec<u8>, String> {
 
 fn flat(file: Value) -> Result<Value, String> {
     let root = file.as_object().unwrap();
-    let flat =
-        flatten(root, Path::new("/etc/kubernetes"), &mut files).map_err(|problem| problem.to_string())?;
+    let flat = flatten(root, Path::new("/etc/kubernetes"), &mut files).map_err(|error| error.to_string())?;
     assert_eq!(flat.exec, None);
     Ok(flat.document)
 }
 
-/// As kubeadm writes it.
+/// A kubeconfig as kubeadm writes it.
 fn kubeadm() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "default-context", "preferences": {},
@@ -42,7 +41,7 @@ fn kubeadm() -> Value {
 }
 
 #[test]
-fn kubeadms_file_becomes_one_with_all_that_it_names_and_nothing_of_others() {
+fn kubeadm_kubeconfig_is_flattened_with_only_its_current_context() {
     let flat = flat(kubeadm()).unwrap();
     assert_eq!(
         flat["clusters"],
@@ -58,7 +57,7 @@ fn kubeadms_file_becomes_one_with_all_that_it_names_and_nothing_of_others() {
 }
 
 #[test]
-fn what_stands_inline_counts_before_a_file_and_tokens_come_from_files() {
+fn inline_kubeconfig_data_overrides_files_and_token_file_overrides_token() {
     let mut file = kubeadm();
     file["clusters"][1]["cluster"]["certificate-authority-data"] = base64::encode("no PEM".as_ref()).into();
     file["users"][1]["user"] = json!({"tokenFile": "token", "token": "older"});
@@ -78,16 +77,13 @@ fn a_context_without_a_user_is_anonymous() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place() {
+fn kubeconfig_errors_name_their_field() {
     type Change = fn(&mut Value);
     let cases: [(Change, &str); 10] = [
         (|f| f["current-context"] = Value::Null, "current-context: is missing"),
-        (|f| f["current-context"] = "x".into(), "contexts: there is none with the name \"x\""),
-        (
-            |f| f["contexts"][0]["context"]["cluster"] = "x".into(),
-            "clusters: there is none with the name \"x\"",
-        ),
-        (|f| f["contexts"][0]["context"]["user"] = "x".into(), "users: there is none with the name \"x\""),
+        (|f| f["current-context"] = "x".into(), "contexts: there is no entry named \"x\""),
+        (|f| f["contexts"][0]["context"]["cluster"] = "x".into(), "clusters: there is no entry named \"x\""),
+        (|f| f["contexts"][0]["context"]["user"] = "x".into(), "users: there is no entry named \"x\""),
         (|f| f["clusters"][1]["cluster"]["server"] = "".into(), "clusters[1].cluster.server: is missing"),
         (|f| f["clusters"][1] = json!({"name": "default-cluster"}), "clusters[1].cluster: is missing"),
         (
@@ -96,7 +92,7 @@ fn what_is_wrong_is_told_with_its_place() {
         ),
         (
             |f| f["users"][1]["user"]["client-key-data"] = "%".into(),
-            "users[1].user.client-key-data: is no base64",
+            "users[1].user.client-key-data: is not base64",
         ),
         (
             |f| f["users"][1]["user"]["exec"] = json!({"command": "aws"}),
@@ -116,11 +112,11 @@ fn what_is_wrong_is_told_with_its_place() {
 }
 
 #[test]
-fn the_kubeconfig_for_a_certificate_has_the_server_of_the_bootstrap_one() {
+fn a_written_kubeconfig_has_the_server_of_the_bootstrap_kubeconfig() {
     let pem = Path::new("/var/lib/kubelet/pki/kubelet-client-current.pem");
     let written = |file: &Value| {
         let folder = Path::new("/etc/kubernetes");
-        for_certificate(file.as_object().unwrap(), folder, pem).map_err(|problem| problem.to_string())
+        for_certificate(file.as_object().unwrap(), folder, pem).map_err(|error| error.to_string())
     };
     let expected = r#"apiVersion: v1
 kind: Config
@@ -156,7 +152,7 @@ users:
 }
 
 #[test]
-fn a_pair_takes_the_place_of_whatever_the_user_had() {
+fn set_client_pair_replaces_all_other_credentials() {
     let mut flat = flat(kubeadm()).unwrap();
     assert_eq!(client_certificates(&flat).unwrap(), CERTIFICATE.as_bytes());
     set_client_pair(&mut flat, b"new", b"key");

@@ -1,4 +1,4 @@
-//! `KubeletConfiguration` as far as it is acted on (node-and-api.md §2).
+//! The supported part of the `KubeletConfiguration` (node-and-api.md §2).
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use keelson_kube_model::parse_go_duration;
 
 use crate::api_access::ApiAccessFile;
 use crate::api_handlers::ApiHandlersFile;
-use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
+use crate::document::{ConfigError, Document, Reader, Sourced, YEAR};
+use crate::eviction::EvictionFile;
 use crate::gates;
-use crate::idle::says_nothing;
-use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
+use crate::log_and_image_gc::{ContainerLogsFile, ImageGcFile, ImagePullsFile};
 use crate::manifest_url::ManifestUrlFile;
 use crate::node_status::NodeStatusFile;
 use crate::own_processes::OwnProcessesFile;
-use crate::pressure::PressureFile;
+use crate::pod_settings::PodSettingsFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
-use crate::running_pods::RunningPodsFile;
 use crate::strict;
 use crate::system_cgroups::SystemCgroupsFile;
 use crate::taints;
 use crate::telemetry::TracingFile;
+use crate::unsupported_fields::requests_nothing;
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// The fields that are acted on; `None` where the file does not set them.
+/// The supported fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
 pub(crate) struct KubeletFile {
     pub(crate) static_pod_path: Option<Sourced<String>>,
@@ -63,7 +63,7 @@ pub(crate) struct KubeletFile {
     pub(crate) max_parallel_pulls: Option<Sourced<u32>>,
     pub(crate) serialize_pulls: Option<Sourced<bool>>,
     pub(crate) reserved: Option<Reservations>,
-    pub(crate) pressure: PressureFile,
+    pub(crate) eviction: EvictionFile,
     pub(crate) iptables_util_chains: Option<Sourced<bool>>,
     pub(crate) fail_cgroup_v1: Option<Sourced<bool>>,
     pub(crate) fail_swap_on: Option<Sourced<bool>>,
@@ -71,30 +71,26 @@ pub(crate) struct KubeletFile {
     pub(crate) verbosity: Option<Sourced<u32>>,
     pub(crate) tracing: TracingFile,
     pub(crate) container_logs: ContainerLogsFile,
-    pub(crate) image_collection: ImageCollectionFile,
+    pub(crate) image_collection: ImageGcFile,
     pub(crate) image_pulls: ImagePullsFile,
-    pub(crate) running_pods: RunningPodsFile,
+    pub(crate) pod_settings: PodSettingsFile,
     pub(crate) system_cgroups: SystemCgroupsFile,
     pub(crate) gates: gates::Given,
     pub(crate) image_endpoint: Option<Sourced<String>>,
-    /// Zero is off.
+    /// Zero turns the measurement off.
     pub(crate) volume_stats_period: Option<Sourced<Duration>>,
-    /// Fields of the kubelet's that are set but not acted on.
-    pub(crate) not_acted_on: Vec<String>,
-    /// What to say of what only strict decoding refuses.
-    pub(crate) passed_over: Vec<String>,
+    /// Fields of the KubeletConfiguration that are set but not supported.
+    pub(crate) unsupported: Vec<String>,
+    /// Warnings about fields that only strict decoding refuses.
+    pub(crate) ignored: Vec<String>,
 }
 
 /// Reads the fields of a KubeletConfiguration.
-pub(crate) fn read(
-    document: &Document,
-    capacity: Capacity,
-    problems: &mut Vec<ConfigProblem>,
-) -> KubeletFile {
-    if !is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, problems) {
+pub(crate) fn read(document: &Document, capacity: Capacity, errors: &mut Vec<ConfigError>) -> KubeletFile {
+    if !is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, errors) {
         return KubeletFile::default();
     }
-    let mut reader = Reader::new(document, problems);
+    let mut reader = Reader::new(document, errors);
     let _ = (reader.string("apiVersion"), reader.string("kind"));
     let path = |path: Option<Sourced<String>>| path.map(|p| p.map(|p| absolute(&document.folder, &p)));
     let mut file = KubeletFile {
@@ -135,14 +131,14 @@ pub(crate) fn read(
         max_parallel_pulls: reader.u32("maxParallelImagePulls", 1..=1_000_000),
         serialize_pulls: reader.boolean("serializeImagePulls"),
         reserved: Some(read_reserved(&mut reader, capacity)),
-        pressure: PressureFile::read(&mut reader),
+        eviction: EvictionFile::read(&mut reader),
         iptables_util_chains: reader.boolean("makeIPTablesUtilChains"),
         fail_cgroup_v1: reader.boolean("failCgroupV1"),
         fail_swap_on: reader.boolean("failSwapOn"),
         container_logs: ContainerLogsFile::read(&mut reader),
-        image_collection: ImageCollectionFile::read(&mut reader),
+        image_collection: ImageGcFile::read(&mut reader),
         image_pulls: ImagePullsFile::read(&mut reader),
-        running_pods: RunningPodsFile::read(&mut reader),
+        pod_settings: PodSettingsFile::read(&mut reader),
         system_cgroups: SystemCgroupsFile::read(&mut reader),
         tracing: TracingFile::read(&mut reader),
         gates: reader.booleans(gates::FIELD),
@@ -156,22 +152,22 @@ pub(crate) fn read(
     }
     let unknown = strict::unknown(document);
     let is_unknown = |field: &str| unknown.iter().any(|unknown| unknown.field == field);
-    let asks = |field: &String| {
-        let is_told = reader.look(field).is_some_and(|value| !says_nothing(field, value));
-        is_told && !is_unknown(field)
+    let is_unsupported = |field: &String| {
+        let is_requested = reader.peek(field).is_some_and(|value| !requests_nothing(field, value));
+        is_requested && !is_unknown(field)
     };
-    file.not_acted_on = reader.rest().into_iter().filter(asks).collect();
-    file.passed_over = unknown.iter().map(Sourced::warning).collect();
-    file.passed_over.extend(document.duplicates.iter().map(strict::duplicate_warning));
+    file.unsupported = reader.unread_fields().into_iter().filter(is_unsupported).collect();
+    file.ignored = unknown.iter().map(Sourced::warning).collect();
+    file.ignored.extend(document.duplicates.iter().map(strict::duplicate_warning));
     file
 }
 
-/// Whether a file leaves this to the default, as one that was written by a program does; a flag says what it says.
+/// Whether a file leaves this field at its default, as a file written by a program does; an empty flag counts as set.
 fn is_default(text: &Sourced<String>) -> bool {
     text.value.is_empty() && !text.origin.starts_with("--")
 }
 
-/// A duration above zero; zero is the default (node-and-api.md §2.5).
+/// A duration above zero; zero means the default (node-and-api.md §2.5).
 pub(crate) fn period(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<Duration>> {
     let period = reader.duration(path, Duration::ZERO..=YEAR).filter(|period| !period.value.is_zero())?;
     if period.value < MILLI {
@@ -181,10 +177,10 @@ pub(crate) fn period(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<Dura
     Some(period)
 }
 
-/// `port`; zero is the default of a file and refused of a flag: `enableServer` turns the server off.
+/// `port`; zero means the default in a file and is refused in a flag: `enableServer` turns the server off.
 fn port(reader: &mut Reader<'_>) -> Option<Sourced<u16>> {
     const FIELD: &str = "port";
-    let is_zero = reader.look(FIELD).is_some_and(|value| value.as_i64() == Some(0));
+    let is_zero = reader.peek(FIELD).is_some_and(|value| value.as_i64() == Some(0));
     if is_zero && !reader.origin(FIELD).starts_with("--") {
         let _ = reader.port(FIELD);
         return None;
@@ -193,14 +189,13 @@ fn port(reader: &mut Reader<'_>) -> Option<Sourced<u16>> {
     Some(number.map(|number| u16::try_from(number).unwrap_or(u16::MAX)))
 }
 
-/// Zero is the default, as in the kubelet; below it is refused (node-and-api.md §2.5).
+/// Zero means the default, as in the kubelet; a negative value is refused (node-and-api.md §2.5).
 fn lease_seconds(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
     const MOST: u32 = i32::MAX.cast_unsigned();
     reader.u32("nodeLeaseDurationSeconds", 0..=MOST).filter(|seconds| seconds.value > 0)
 }
 
-/// The only duration that may be below zero, which turns the measurements off; zero is the default (node-and-api.md
-/// §2.5).
+/// A negative value turns the measurement off, and zero means the default (node-and-api.md §2.5).
 fn volume_stats_period(reader: &mut Reader<'_>) -> Option<Sourced<Duration>> {
     const FIELD: &str = "volumeStatsAggPeriod";
     let text = reader.string(FIELD)?;
@@ -209,29 +204,27 @@ fn volume_stats_period(reader: &mut Reader<'_>) -> Option<Sourced<Duration>> {
         None => (false, text.value.as_str()),
     };
     let Some(period) = parse_go_duration(amount).filter(|period| *period <= YEAR) else {
-        reader.refuse(&text, "this is no duration of at most a year; write one such as 1m, or -1s for none");
+        reader.refuse(
+            &text,
+            "this is not a duration of at most a year; write one such as 1m, or -1s to turn it off",
+        );
         return None;
     };
     (!period.is_zero()).then(|| text.map(|_| if is_off { Duration::ZERO } else { period }))
 }
 
-/// Whether a document is of the kind that its flag promises; else it says so and nothing more is read.
-pub(crate) fn is_kind(
-    document: &Document,
-    version: &str,
-    kind: &str,
-    problems: &mut Vec<ConfigProblem>,
-) -> bool {
+/// Whether the document is of the expected kind; if not, reports it, and nothing else is read.
+pub(crate) fn is_kind(document: &Document, version: &str, kind: &str, errors: &mut Vec<ConfigError>) -> bool {
     let mut good = true;
     for (field, expected) in [("apiVersion", version), ("kind", kind)] {
         let found = document.root.get(field);
         if found.and_then(|v| v.as_str()) != Some(expected) {
             good = false;
-            problems.push(ConfigProblem {
+            errors.push(ConfigError {
                 field: field.to_owned(),
                 value: found.map_or_else(|| "nothing".to_owned(), ToString::to_string),
                 origin: document.origin(field),
-                way_out: format!("this must be {expected}; is this the right file?"),
+                remedy: format!("this must be {expected}; is this the right file?"),
                 undecodable: true,
             });
         }
@@ -239,7 +232,7 @@ pub(crate) fn is_kind(
     good
 }
 
-/// A path of a file, relative to the folder of the file.
+/// A path in a file, made absolute with the folder of the file.
 pub(crate) fn absolute(folder: &str, path: &str) -> String {
     if path.is_empty() || path.starts_with('/') || folder.is_empty() {
         return path.to_owned();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Keys of the kubernetes.io and k8s.io domains that a node may give itself.
+/// Keys of the kubernetes.io and k8s.io domains that a node may set on itself.
 const OWN_KEYS: &[&str] = &[
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -16,11 +16,11 @@ const OWN_KEYS: &[&str] = &[
     "topology.kubernetes.io/region",
     "topology.kubernetes.io/zone",
 ];
-/// Prefixes, and their subdomains, under which a node may give itself any label.
+/// Prefixes, with their subdomains, under which a node may set any label on itself.
 const OWN_PREFIXES: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Parses `key=value` lists, one per use of the flag; a key without `=` has an empty value. The errors say
-/// what to write instead: one for each label that is none, then one for all that a node may not give itself.
+/// Parses `key=value` lists, one per use of the flag; a key without `=` has an empty value. The errors say what to write
+/// instead: one per invalid label, then one for all labels that a node may not set on itself.
 pub(crate) fn parse_node_labels(uses: &[String]) -> Result<BTreeMap<String, String>, Vec<String>> {
     let mut labels = BTreeMap::new();
     let (mut errors, mut foreign) = (Vec::new(), Vec::new());
@@ -39,7 +39,7 @@ pub(crate) fn parse_node_labels(uses: &[String]) -> Result<BTreeMap<String, Stri
         foreign.dedup();
         errors.push(format!(
             "unknown 'kubernetes.io' or 'k8s.io' labels specified with --node-labels: [{}]\n\
-             a node may give itself those below {} and {}; others are set through the control plane",
+             a node may set labels below {} and {} on itself; set others through the control plane",
             foreign.join(" "),
             OWN_PREFIXES.join(" and "),
             OWN_KEYS.join(", ")
@@ -54,7 +54,7 @@ pub(crate) fn is_qualified_name(key: &str) -> bool {
     is_name(name) && (!key.contains('/') || is_subdomain(prefix))
 }
 
-/// Nothing, or a name.
+/// An empty string or a name.
 pub(crate) fn is_label_value(value: &str) -> bool {
     value.is_empty() || is_name(value)
 }
@@ -62,20 +62,20 @@ pub(crate) fn is_label_value(value: &str) -> bool {
 fn check(key: &str, value: &str) -> Result<(), String> {
     if !is_qualified_name(key) {
         return Err(format!(
-            "invalid node labels: '{key}' - the key is no qualified name: an optional DNS name and '/', then at most 63 \
+            "invalid node labels: '{key}' - the key is not a qualified name: an optional DNS name and '/', then at most 63 \
              letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
         ));
     }
     if !is_label_value(value) {
         return Err(format!(
-            "invalid node labels: '{value}' - the value of {key} is no label value: at most 63 letters, digits, '-', '_' \
+            "invalid node labels: '{value}' - the value of {key} is not a label value: at most 63 letters, digits, '-', '_' \
              and '.', beginning and ending with a letter or digit"
         ));
     }
     Ok(())
 }
 
-/// Whether a node may give itself a label with this key.
+/// Whether a node may set a label with this key on itself.
 fn is_own(key: &str) -> bool {
     let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
     let is_below = |domain: &&str| prefix == *domain || below(prefix, domain);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_pairs_becomes_labels() {
+    fn node_labels_are_parsed_from_key_value_lists() {
         let labels =
             parse("zone=a,example.com/disk=ssd,bare,node.kubernetes.io/x=1,kubernetes.io/arch=arm").unwrap();
         let pairs: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_the_kubernetes_domains_are_refused_unless_they_are_the_node_s_own() {
+    fn node_labels_of_kubernetes_domains_are_refused_unless_allowed() {
         for (key, allowed) in [
             ("node-role.kubernetes.io/worker", false),
             ("kubernetes.io/role", false),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn all_labels_that_a_node_may_not_give_itself_are_named_together() {
+    fn disallowed_node_labels_are_listed_in_one_error() {
         let errors = parse("foo.k8s.io/x=1,ok=1,node-role.kubernetes.io/worker=,-a=1").unwrap_err();
         assert_eq!(errors.len(), 2, "{errors:?}");
         let (first, second) = errors[1].split_once('\n').unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_label_is_named() {
+    fn every_invalid_node_label_is_reported() {
         let errors = parse("-a=1,ok=1,b=x y,UP/er/x=1").unwrap_err();
         assert_eq!(errors.len(), 3);
         assert!(
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nodes_are_lower_case_dns_names() {
+    fn node_names_are_lower_case_dns_subdomains() {
         for (name, good) in [
             ("edge-1", true),
             ("a.b.c", true),

@@ -1,83 +1,84 @@
 //! The pure decisions of init: no clock, no I/O, no runtime.
 //!
 //! - [`resolve`](resolve()) merges flags, the KubeletConfiguration and the keelson file into the resolved
-//!   [`keelson_config::Config`], or says everything that is wrong with them at once.
-//! - [`folders()`] says which folders exist, with which owner and mode.
-//! - [`privileges`] is the table of what each service may still do.
-//! - [`Restarts`] says when a process that ended is started again, [`judge_exit`] whether it is at all.
-//! - [`resolve_over`] lays a KubeletConfiguration of the control plane over the node's own; [`Kept`] says what becomes of it,
-//!   [`judge_trial`] whether the services do well with it.
-//! - [`with_live`] and [`waiting`] say what of changed files is taken while the agent runs, and what waits for whom.
-//! - [`Health`] turns the answers of a running service into the state that people see.
+//!   [`keelson_config::Config`], or returns all their errors at once.
+//! - [`folders()`] lists the folders with their owners and modes.
+//! - [`privileges`] is the table of the privileges of each service.
+//! - [`RestartBackoff`] decides when a service that ended is restarted, [`judge_exit`] whether it is.
+//! - [`resolve_assigned`] merges a KubeletConfiguration of the control plane over the node's own; [`ConfigurationCheckpoint`]
+//!   decides what happens to it, [`judge_trial`] whether the services are healthy with it.
+//! - [`apply_live`] and [`pending_changes`] decide which changes of files are applied while the agent runs, and which wait for a
+//!   restart.
+//! - [`Health`] turns the answers of a running service into the state that operators see.
 
 mod api_access;
 mod api_handlers;
 mod api_tls;
+mod assigned_config;
 mod backoff;
 mod certificates;
-mod change;
 mod control_plane;
 mod credential_providers;
 mod document;
 mod effective;
+mod eviction;
 mod exec_login;
 mod exit;
+mod file_changes;
 pub mod flags;
 mod flagz;
 mod folders;
 mod gates;
 mod health;
-mod idle;
 mod keelson_file;
 mod kubeconfig;
 mod kubelet_file;
 mod labels;
-mod laying;
-mod leftovers;
+mod layering;
+mod log_and_image_gc;
 mod manifest_url;
 mod node_configuration;
 mod node_ip;
 mod node_status;
 mod offline;
 mod origins;
-mod own_flags;
+mod other_flags;
 mod own_processes;
-mod pressure;
+mod pod_settings;
 pub mod privileges;
 mod reserved;
 mod resolve;
 mod rules;
-mod running_pods;
 mod source_limits;
+mod startup_errors;
 mod strict;
 mod system_cgroups;
 mod taints;
 mod telemetry;
-mod told;
 mod trial;
-mod under_key;
+mod unsupported_fields;
 
-pub use backoff::Restarts;
-pub use certificates::{Validity, goes_before, outlived, stored_name};
-pub use change::{InForce, Waiting, waiting, with_live};
+pub use assigned_config::{is_equivalent, resolve_assigned};
+pub use backoff::RestartBackoff;
+pub use certificates::{Validity, files_to_remove, replaces, stored_name};
 pub use credential_providers::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,
 };
-pub use document::{ConfigProblem, Document, Sourced};
+pub use document::{ConfigError, Document, Sourced};
 pub use exec_login::{EXEC_INFO, ExecAnswerError, ExecCredential, ExecLogin, refresh_at};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
+pub use file_changes::{ActiveConfig, PendingChanges, apply_live, pending_changes};
 pub use flagz::{configuration_line, flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
 pub use kubeconfig::{
-    Flat, KubeconfigProblem, client_certificates, flatten as flatten_kubeconfig,
+    FlatKubeconfig, KubeconfigError, client_certificates, flatten as flatten_kubeconfig,
     for_certificate as kubeconfig_for_certificate, set_client_pair, set_exec_credential,
 };
-pub use node_configuration::{Judgement, Kept, Step, Trial, Wellness};
+pub use node_configuration::{ConfigurationCheckpoint, KeyAction, Resolution, ServiceStates, Trial};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
-pub use told::{Files, not_loaded, not_merged, told};
-pub use trial::{TrialVerdict, Tried, judge_trial};
-pub use under_key::{means_the_same, resolve_over};
+pub use startup_errors::{ConfigFiles, load_error, merge_error, startup_error};
+pub use trial::{ServiceInTrial, TrialVerdict, judge_trial};

@@ -1,4 +1,4 @@
-//! The URL that static pods come from, and what is said to who answers there (node-and-api.md §2.1, §2.5).
+//! The URL of static pod manifests and its request headers (node-and-api.md §2.1, §2.5).
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ impl ManifestUrlFile {
         }
     }
 
-    /// Checks the URL and takes it. A user and a password in it become a header, as they do in a request of the kubelet's, so
-    /// that the resolved configuration has the URL without them.
+    /// Checks and applies the URL. Its user and password become a header, as in the kubelet's requests, so that the resolved
+    /// configuration has the URL without them.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
         let Self { url, headers, check } = self;
         resolver.set("sources.httpCheckMs", check, |c, v| c.sources.http_check_ms = millis(v));
         let Some(url) = url else { return };
-        let Some((bare, user)) = split(&url.value) else {
-            // What stands before an @ may be a password.
+        let Some((bare, user)) = split_user(&url.value) else {
+            // The part before an @ may be a password.
             let shown = url.map(|text| if text.contains('@') { "<masked>".to_owned() } else { text });
             resolver.refuse(&shown, RULE);
             return;
@@ -57,8 +57,8 @@ impl ManifestUrlFile {
     }
 }
 
-/// The URL without user, password and fragment, and `user:password` where there is one; `None` for what [`RULE`] forbids.
-fn split(url: &str) -> Option<(String, Option<Vec<u8>>)> {
+/// The URL without user, password and fragment, and `user:password` if it has them; `None` for a URL that violates [`RULE`].
+fn split_user(url: &str) -> Option<(String, Option<Vec<u8>>)> {
     let (scheme, rest) = url.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.split('#').next().unwrap_or_default();
@@ -74,13 +74,15 @@ fn split(url: &str) -> Option<(String, Option<Vec<u8>>)> {
         && rest.bytes().all(|b| b.is_ascii_graphic());
     let user = match user {
         None | Some("") => None,
-        Some(user) => Some(decoded(&if user.contains(':') { user.to_owned() } else { format!("{user}:") })?),
+        Some(user) => {
+            Some(percent_decoded(&if user.contains(':') { user.to_owned() } else { format!("{user}:") })?)
+        }
     };
     good.then(|| (format!("{scheme}://{host}{path}"), user))
 }
 
-/// What `%2F` and the like stand for; `None` for a `%` without two digits.
-fn decoded(text: &str) -> Option<Vec<u8>> {
+/// Decodes percent escapes; `None` for a `%` without two digits.
+fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut plain = Vec::new();
     while let Some(byte) = bytes.next() {
@@ -96,11 +98,11 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// `staticPodURLHeader`: a list of values for each name. No value is told of what is wrong.
+/// `staticPodURLHeader`: a list of values for each name. Error messages never contain a value.
 fn headers(reader: &mut Reader<'_>) -> Option<Sourced<UrlHeaders>> {
     let masked = Value::from("<masked>");
-    let Some(object) = reader.look(HEADERS)?.as_object() else {
-        reader.wrong(HEADERS, &masked, "this must be a map of lists of texts".to_owned());
+    let Some(object) = reader.peek(HEADERS)?.as_object() else {
+        reader.report(HEADERS, &masked, "this must be a map of lists of strings".to_owned());
         return None;
     };
     let _ = reader.object(HEADERS);
@@ -109,16 +111,16 @@ fn headers(reader: &mut Reader<'_>) -> Option<Sourced<UrlHeaders>> {
         let field = format!("{HEADERS}.{name}");
         let texts = values.as_array().map(|list| list.iter().map(Value::as_str).collect::<Vec<_>>());
         let texts = texts.and_then(|list| list.into_iter().collect::<Option<Vec<_>>>());
-        let way_out = match &texts {
-            _ if !is_token(name) => "this is no name of a header of HTTP",
-            None => "this must be a list of texts",
+        let remedy = match &texts {
+            _ if !is_token(name) => "this is not a valid HTTP header name",
+            None => "this must be a list of strings",
             Some(list) if !list.iter().all(|text| is_value(text)) => {
-                "a value of a header has no control characters"
+                "a header value must not have control characters"
             }
             Some(_) => "",
         };
-        if !way_out.is_empty() {
-            reader.wrong(&field, &masked, way_out.to_owned());
+        if !remedy.is_empty() {
+            reader.report(&field, &masked, remedy.to_owned());
         }
         headers.extend(texts.into_iter().flatten().map(|value| (name.clone(), value.to_owned())));
     }
@@ -141,7 +143,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::resolve::tests::{host, kubelet, problems_of, run};
+    use crate::resolve::tests::{errors_of, host, kubelet, run};
     use crate::resolve::{Flags, Resolved};
 
     fn with(fields: Value) -> Resolved {
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn url_period_and_headers_arrive_and_are_acted_on() {
+    fn manifest_url_check_frequency_and_headers_are_applied() {
         let resolved = with(json!({
             "staticPodURL": "https://h:8443/a?b=c", "httpCheckFrequency": "1m",
             "staticPodURLHeader": {"X-A": ["1", "2"], "X-B": null},
@@ -164,18 +166,18 @@ mod tests {
         assert_eq!(sources.http_check_ms, 60_000);
         assert_eq!(header(&resolved), [("X-A", "1"), ("X-A", "2")]);
         assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
             "{:?}",
             resolved.notes
         );
-        let kept = serde_json::to_string(&sources).unwrap();
-        assert!(!kept.contains("X-A"), "{kept}");
+        let text = serde_json::to_string(&sources).unwrap();
+        assert!(!text.contains("X-A"), "{text}");
         let plain = with(json!({"httpCheckFrequency": "0s", "staticPodURLHeader": {"X-A": ["1"]}}));
-        assert_eq!(plain.config.sources, keelson_config::Config::default().sources, "zero is the default");
+        assert_eq!(plain.config.sources, keelson_config::Config::default().sources, "zero means the default");
     }
 
     #[test]
-    fn a_user_in_the_url_becomes_a_header_and_is_shown_nowhere() {
+    fn a_user_in_the_manifest_url_becomes_a_hidden_header() {
         let resolved = with(json!({"staticPodURL": "HTTP://me:p%40ss@h/#x"}));
         assert_eq!(header(&resolved), [("Authorization", "Basic bWU6cEBzcw==")]);
         assert_eq!(resolved.config.sources.static_pod_url.as_deref(), Some("http://h/"));
@@ -183,30 +185,36 @@ mod tests {
         let own = with(json!({
             "staticPodURL": "http://me@h", "staticPodURLHeader": {"authorization": ["mine"]},
         }));
-        assert_eq!(header(&own), [("authorization", "mine")], "who says it wins, as in the kubelet");
+        assert_eq!(
+            header(&own),
+            [("authorization", "mine")],
+            "the configured header wins, as in the kubelet"
+        );
         let lone = with(json!({"staticPodURL": "http://me@h"}));
         assert_eq!(header(&lone), [("Authorization", "Basic bWU6")]);
     }
 
     #[test]
-    fn what_is_no_url_and_no_header_is_refused_without_its_secrets() {
+    fn invalid_manifest_urls_and_headers_are_refused_without_secrets() {
         for wrong in ["h/a", "ftp://h", "http://", "http:///a", "http://:80/", "http://h/a b", "http://a%4@h"]
         {
-            let problems = problems_of(json!({"staticPodURL": wrong}));
-            assert!(problems.len() == 1 && problems[0].contains(RULE), "{wrong}: {problems:?}");
+            let errors = errors_of(json!({"staticPodURL": wrong}));
+            assert!(errors.len() == 1 && errors[0].contains(RULE), "{wrong}: {errors:?}");
         }
-        let problems = problems_of(json!({
+        let errors = errors_of(json!({
             "staticPodURL": "ftp://me:hidden-word@h",
             "staticPodURLHeader": {"a b": ["hidden-word"], "c": "hidden-word", "d": ["hidden-word\n"]},
         }));
-        assert_eq!(problems.len(), 4, "{problems:?}");
-        assert!(problems.iter().all(|problem| !problem.contains("hidden-word")), "{problems:?}");
-        for (field, words) in [("a b", "no name"), ("c", "list of texts"), ("d", "control characters")] {
-            let told = |problem: &&String| problem.contains(&format!("{HEADERS}.{field} = \"<masked>\""));
-            let problem = problems.iter().find(told).unwrap_or_else(|| panic!("{field}: {problems:?}"));
-            assert!(problem.contains(words), "{problem}");
+        assert_eq!(errors.len(), 4, "{errors:?}");
+        assert!(errors.iter().all(|error| !error.contains("hidden-word")), "{errors:?}");
+        for (field, words) in
+            [("a b", "not a valid HTTP header name"), ("c", "list of strings"), ("d", "control characters")]
+        {
+            let names_field = |error: &&String| error.contains(&format!("{HEADERS}.{field} = \"<masked>\""));
+            let error = errors.iter().find(names_field).unwrap_or_else(|| panic!("{field}: {errors:?}"));
+            assert!(error.contains(words), "{error}");
         }
-        let whole = problems_of(json!({"staticPodURLHeader": "hidden-word"}));
-        assert!(whole.iter().all(|problem| !problem.contains("hidden-word")), "{whole:?}");
+        let whole = errors_of(json!({"staticPodURLHeader": "hidden-word"}));
+        assert!(whole.iter().all(|error| !error.contains("hidden-word")), "{whole:?}");
     }
 }

@@ -1,15 +1,15 @@
-//! What becomes of the configuration under this node's key: tried, kept as last known good, or refused.
+//! The lifecycle of the configuration under this node's key: tried, last known good, or refused.
 //!
 //! ```text
-//!              resolves to what is in force             the services do well
+//!              resolves to the settings in force          the services are healthy
 //!  assigned ──────────────────────────────▶ active ◀──────────────────────────┐
-//!     │ └──── resolves to something else ─▶ trial ────────────────────────────┘
-//!     │ does not resolve                      │ they do not, or init starts too often
+//!     │ └──── resolves to other settings ──▶ trial ───────────────────────────┘
+//!     │ does not resolve                      │ they are not, or init starts too often
 //!     ▼                                       ▼
-//!  refused: the last known good goes on, or the files of the node alone
+//!  refused: the last known good stays in force, or the files of the node alone
 //! ```
 //!
-//! [`Kept`] is all that is remembered, so a start of init goes on where the one before it ended.
+//! [`ConfigurationCheckpoint`] is the whole state, so a restarted init continues where the previous one ended.
 
 use std::collections::BTreeMap;
 
@@ -18,134 +18,138 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::ServiceState;
 
-/// The start of init within one trial that is one too many.
-const STARTS: u32 = 3;
+/// The number of starts of init within one trial at which the trial fails.
+const MAX_STARTS: u32 = 3;
 
-/// How the services were, by name.
-pub type Wellness = BTreeMap<String, ServiceState>;
+/// The state of each service, by name.
+pub type ServiceStates = BTreeMap<String, ServiceState>;
 
-/// What init remembers.
+/// The checkpoint of the assigned configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Kept {
-    /// What was in force without trouble.
+pub struct ConfigurationCheckpoint {
+    /// The content that last passed its trial.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_known_good: Option<AssignedConfiguration>,
-    /// What is tried.
+    /// The content in trial.
     #[serde(skip_serializing_if = "Option::is_none")]
     trial: Option<Trial>,
-    /// What is not in force although it stands under the key.
+    /// The content under the key that is not in force.
     #[serde(skip_serializing_if = "Option::is_none")]
-    refused: Option<Refused>,
+    refused: Option<AssignmentError>,
 }
 
-/// A content that is tried.
+/// A content in trial.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trial {
     content: AssignedConfiguration,
-    /// Starts of init since it began.
+    /// Starts of init since the trial began.
     starts: u32,
-    /// How the services were before it.
-    before: Wellness,
+    /// The states of the services before the trial.
+    before: ServiceStates,
 }
 
 impl Trial {
-    /// How the services were before it.
-    pub fn before(&self) -> &Wellness {
+    /// The states of the services before the trial.
+    pub fn before(&self) -> &ServiceStates {
         &self.before
     }
 }
 
-/// A content that is not in force.
+/// A content that was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Refused {
+struct AssignmentError {
     content: AssignedConfiguration,
-    why: String,
-    /// It was tried; another look at it would say nothing new.
+    #[serde(rename = "why")]
+    error: String,
+    /// Whether it failed its trial; then it is not resolved again.
     tried: bool,
 }
 
-/// What is to be done about what stands under the key.
+/// What to do about the content under the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// All is done already.
-    Nothing,
-    /// Nothing stands there any more: the files of the node alone.
+pub enum KeyAction {
+    /// Nothing: it is handled already.
+    Keep,
+    /// The key is empty: use the files of the node alone.
     Withdraw,
-    /// It is new, and to be resolved.
-    Judge,
+    /// The content is new: resolve it.
+    Resolve,
 }
 
-/// What a content resolves to.
+/// The result of resolving a content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judgement {
-    /// Nothing; a line for each reason.
-    Refused(String),
-    /// The configuration that is in force.
-    Same,
-    /// Another one. How the services are now.
-    Other(Wellness),
+pub enum Resolution {
+    /// It does not resolve; one line per error.
+    Failed(String),
+    /// It resolves to the configuration in force.
+    Unchanged,
+    /// It resolves to another configuration; with the current states of the services.
+    Changed(ServiceStates),
 }
 
-impl Kept {
+impl ConfigurationCheckpoint {
     /// The content in force; `None`: the files of the node alone.
     pub fn active(&self) -> Option<&AssignedConfiguration> {
         self.trial().map(|trial| &trial.content).or(self.last_known_good.as_ref())
     }
 
-    /// The trial that goes on.
+    /// The current trial.
     pub fn trial(&self) -> Option<&Trial> {
         self.trial.as_ref()
     }
 
-    /// Why what stands under the key is refused.
-    pub fn refusal(&self) -> Option<&str> {
-        self.refused.as_ref().map(|refused| refused.why.as_str())
+    /// Why the content under the key is refused.
+    pub fn error(&self) -> Option<&str> {
+        self.refused.as_ref().map(|refused| refused.error.as_str())
     }
 
-    /// init has started. One trial lasts over [`STARTS`] - 1 starts: with what ends init, or has somebody end it, no node
-    /// is to go round in circles. What was refused for its text is looked at again, since the files may have changed.
+    /// Records a start of init. A trial fails at the [`MAX_STARTS`]th start, so that a configuration that ends init, or makes
+    /// somebody end it, cannot cause an endless loop. A content that did not resolve is resolved again, since the files may
+    /// have changed.
     #[must_use]
-    pub fn started(mut self) -> Self {
+    pub fn init_started(mut self) -> Self {
         self.refused.take_if(|refused| !refused.tried);
         let Some(trial) = &mut self.trial else { return self };
         trial.starts = trial.starts.saturating_add(1);
-        if trial.starts < STARTS {
+        if trial.starts < MAX_STARTS {
             return self;
         }
-        let why = format!("init was started {} times while it was tried", trial.starts);
-        self.failed(&why)
+        let why = format!("init was started {} times during the trial", trial.starts);
+        self.trial_failed(&why)
     }
 
-    /// What is to be done about what stands under the key now.
-    pub fn step(&self, assigned: Option<&AssignedConfiguration>) -> Step {
+    /// What to do about the current content of the key.
+    pub fn action_for(&self, assigned: Option<&AssignedConfiguration>) -> KeyAction {
         let Some(assigned) = assigned else {
-            return if *self == Self::default() { Step::Nothing } else { Step::Withdraw };
+            return if *self == Self::default() { KeyAction::Keep } else { KeyAction::Withdraw };
         };
-        if self.latest() == Some(assigned) { Step::Nothing } else { Step::Judge }
+        if self.latest() == Some(assigned) { KeyAction::Keep } else { KeyAction::Resolve }
     }
 
-    /// What stood under the key when it was last looked at.
+    /// The content of the key when it was last resolved.
     fn latest(&self) -> Option<&AssignedConfiguration> {
         self.refused.as_ref().map(|refused| &refused.content).or_else(|| self.active())
     }
 
-    /// `content` stands under the key and was resolved. A trial of an earlier one goes on where the later one changes
-    /// nothing, and ends where it does.
+    /// Records that `content` is under the key and how it resolved. The trial of an earlier content continues if the new one
+    /// changes nothing, and otherwise ends.
     #[must_use]
-    pub fn judged(mut self, content: AssignedConfiguration, judgement: Judgement) -> Self {
-        match judgement {
-            Judgement::Refused(why) => self.refused = Some(Refused { content, why, tried: false }),
-            Judgement::Same => {
+    pub fn with_resolution(mut self, content: AssignedConfiguration, resolution: Resolution) -> Self {
+        match resolution {
+            Resolution::Failed(why) => {
+                self.refused = Some(AssignmentError { content, error: why, tried: false })
+            }
+            Resolution::Unchanged => {
                 self.refused = None;
                 match &mut self.trial {
                     Some(trial) => trial.content = content,
                     None => self.last_known_good = Some(content),
                 }
             }
-            Judgement::Other(now) => {
+            Resolution::Changed(now) => {
                 self.refused = None;
                 let before = self.trial.map_or(now, |trial| trial.before);
                 self.trial = Some(Trial { content, starts: 0, before });
@@ -154,42 +158,43 @@ impl Kept {
         self
     }
 
-    /// The services do well with what is tried.
+    /// Records that the services are healthy with the content in trial.
     #[must_use]
-    pub fn passed(mut self) -> Self {
+    pub fn trial_passed(mut self) -> Self {
         if let Some(trial) = self.trial.take() {
             self.last_known_good = Some(trial.content);
         }
         self
     }
 
-    /// The services do not. A later refusal stays: it is of what stands under the key.
+    /// Records that the services are not healthy with it. A later refusal is kept, since it is about the current content of
+    /// the key.
     #[must_use]
-    pub fn failed(mut self, why: &str) -> Self {
+    pub fn trial_failed(mut self, why: &str) -> Self {
         if let Some(Trial { content, .. }) = self.trial.take()
             && self.refused.is_none()
         {
-            self.refused = Some(Refused { content, why: why.to_owned(), tried: true });
+            self.refused = Some(AssignmentError { content, error: why.to_owned(), tried: true });
         }
         self
     }
 
-    /// What is in force does not resolve any more: the files have changed, or the release. What was in force before it
-    /// takes its place.
+    /// Records that the content in force does not resolve any more, since the files or the release have changed. The content
+    /// before it takes its place.
     #[must_use]
-    pub fn unfit(mut self, why: &str) -> Self {
+    pub fn no_longer_resolves(mut self, why: &str) -> Self {
         if self.trial.is_some() {
-            return self.failed(why);
+            return self.trial_failed(why);
         }
         if let Some(content) = self.last_known_good.take()
             && self.refused.is_none()
         {
-            self.refused = Some(Refused { content, why: why.to_owned(), tried: false });
+            self.refused = Some(AssignmentError { content, error: why.to_owned(), tried: false });
         }
         self
     }
 
-    /// What others are told; `None` when nothing stands under the key.
+    /// The published status; `None` if the key is empty.
     pub fn status(&self) -> Option<ConfigurationStatus> {
         let of = |content: &AssignedConfiguration| Revision { revision: content.revision };
         let state = match (&self.refused, &self.trial) {
@@ -202,7 +207,7 @@ impl Kept {
             active: self.active().map(of),
             last_known_good: self.last_known_good.as_ref().map(of),
             state,
-            error: self.refusal().map(ToOwned::to_owned),
+            error: self.error().map(ToOwned::to_owned),
         })
     }
 }

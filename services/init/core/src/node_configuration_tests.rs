@@ -7,208 +7,229 @@ fn content(revision: i64) -> AssignedConfiguration {
     AssignedConfiguration { revision, text: format!("maxPods: {revision}"), problem: None }
 }
 
-fn well() -> Judgement {
-    Judgement::Other([("pod-sync".to_owned(), ServiceState::Running)].into())
+fn changed() -> Resolution {
+    Resolution::Changed([("pod-sync".to_owned(), ServiceState::Running)].into())
 }
 
-fn refused(why: &str) -> Judgement {
-    Judgement::Refused(why.to_owned())
+fn refused(why: &str) -> Resolution {
+    Resolution::Failed(why.to_owned())
 }
 
-/// `state@assigned`, what is in force, what is known to be good, and why not.
-fn shown(kept: &Kept) -> String {
-    let Some(status) = kept.status() else { return "none".to_owned() };
+/// `state@assigned`, the active content, the last known good one, and the error.
+fn shown(checkpoint: &ConfigurationCheckpoint) -> String {
+    let Some(status) = checkpoint.status() else { return "none".to_owned() };
     let number = |revision: Option<Revision>| revision.map_or("-".to_owned(), |r| r.revision.to_string());
     let error = status.error.as_deref().map_or(String::new(), |error| format!(" {error}"));
     let (active, good) = (number(status.active), number(status.last_known_good));
     format!("{}@{} {active} {good}{error}", status.state.as_str(), number(status.assigned))
 }
 
-fn good(revision: i64) -> Kept {
-    Kept::default().judged(content(revision), well()).passed()
+fn good(revision: i64) -> ConfigurationCheckpoint {
+    ConfigurationCheckpoint::default().with_resolution(content(revision), changed()).trial_passed()
 }
 
 #[test]
-fn each_content_becomes_active_tried_or_refused() {
-    let none = Kept::default();
-    let tried = none.clone().judged(content(1), well());
-    let both = good(1).judged(content(2), well());
-    for (kept, expected) in [
+fn an_assigned_configuration_becomes_active_in_trial_or_refused() {
+    let none = ConfigurationCheckpoint::default();
+    let tried = none.clone().with_resolution(content(1), changed());
+    let both = good(1).with_resolution(content(2), changed());
+    for (checkpoint, expected) in [
         (none.clone(), "none"),
-        (none.clone().judged(content(1), refused("line 3")), "refused@1 - - line 3"),
-        (none.clone().judged(content(1), Judgement::Same), "active@1 1 1"),
+        (none.clone().with_resolution(content(1), refused("line 3")), "refused@1 - - line 3"),
+        (none.clone().with_resolution(content(1), Resolution::Unchanged), "active@1 1 1"),
         (tried.clone(), "trial@1 1 -"),
-        (tried.clone().passed(), "active@1 1 1"),
-        (tried.clone().failed("it fails"), "refused@1 - - it fails"),
+        (tried.clone().trial_passed(), "active@1 1 1"),
+        (tried.clone().trial_failed("it fails"), "refused@1 - - it fails"),
         (both.clone(), "trial@2 2 1"),
-        (both.clone().passed(), "active@2 2 2"),
-        (both.clone().failed("it fails"), "refused@2 1 1 it fails"),
-        (both.clone().failed("it fails").judged(content(3), well()), "trial@3 3 1"),
-        (both.clone().failed("it fails").judged(content(3), Judgement::Same), "active@3 3 3"),
-        // A later content while one is tried.
-        (both.clone().judged(content(3), refused("line 3")), "refused@3 2 1 line 3"),
-        (both.clone().judged(content(3), refused("line 3")).passed(), "refused@3 2 2 line 3"),
-        (both.clone().judged(content(3), refused("line 3")).failed("it fails"), "refused@3 1 1 line 3"),
-        (both.clone().judged(content(3), Judgement::Same), "trial@3 3 1"),
-        (both.clone().judged(content(3), well()), "trial@3 3 1"),
-        // Without a trial there is none to end.
-        (good(1).passed(), "active@1 1 1"),
-        (good(1).failed("it fails"), "active@1 1 1"),
-        // What is in force does not fit the files any more.
-        (good(1).unfit("line 3"), "refused@1 - - line 3"),
-        (both.clone().unfit("line 3"), "refused@2 1 1 line 3"),
-        (both.clone().unfit("line 3").unfit("line 4"), "refused@2 - - line 3"),
-        (none.clone().unfit("line 3"), "none"),
+        (both.clone().trial_passed(), "active@2 2 2"),
+        (both.clone().trial_failed("it fails"), "refused@2 1 1 it fails"),
+        (both.clone().trial_failed("it fails").with_resolution(content(3), changed()), "trial@3 3 1"),
+        (
+            both.clone().trial_failed("it fails").with_resolution(content(3), Resolution::Unchanged),
+            "active@3 3 3",
+        ),
+        // A later content during a trial.
+        (both.clone().with_resolution(content(3), refused("line 3")), "refused@3 2 1 line 3"),
+        (both.clone().with_resolution(content(3), refused("line 3")).trial_passed(), "refused@3 2 2 line 3"),
+        (
+            both.clone().with_resolution(content(3), refused("line 3")).trial_failed("it fails"),
+            "refused@3 1 1 line 3",
+        ),
+        (both.clone().with_resolution(content(3), Resolution::Unchanged), "trial@3 3 1"),
+        (both.clone().with_resolution(content(3), changed()), "trial@3 3 1"),
+        // Without a trial, its result changes nothing.
+        (good(1).trial_passed(), "active@1 1 1"),
+        (good(1).trial_failed("it fails"), "active@1 1 1"),
+        // The content in force does not resolve with the current files.
+        (good(1).no_longer_resolves("line 3"), "refused@1 - - line 3"),
+        (both.clone().no_longer_resolves("line 3"), "refused@2 1 1 line 3"),
+        (both.clone().no_longer_resolves("line 3").no_longer_resolves("line 4"), "refused@2 - - line 3"),
+        (none.clone().no_longer_resolves("line 3"), "none"),
     ] {
-        assert_eq!(shown(&kept), expected, "{kept:#?}");
+        assert_eq!(shown(&checkpoint), expected, "{checkpoint:#?}");
     }
 }
 
 #[test]
-fn a_content_is_looked_at_once_until_the_key_changes() {
+fn an_assigned_configuration_is_resolved_once_per_change() {
     let again = AssignedConfiguration { text: "maxPods: 9".into(), ..content(1) };
-    for kept in [
-        Kept::default().judged(content(1), refused("line 3")),
-        Kept::default().judged(content(1), well()),
-        Kept::default().judged(content(1), well()).failed("it fails"),
-        Kept::default().judged(content(1), well()).failed("it fails").started(),
+    for checkpoint in [
+        ConfigurationCheckpoint::default().with_resolution(content(1), refused("line 3")),
+        ConfigurationCheckpoint::default().with_resolution(content(1), changed()),
+        ConfigurationCheckpoint::default().with_resolution(content(1), changed()).trial_failed("it fails"),
+        ConfigurationCheckpoint::default()
+            .with_resolution(content(1), changed())
+            .trial_failed("it fails")
+            .init_started(),
         good(1),
     ] {
-        assert_eq!(kept.step(Some(&content(1))), Step::Nothing, "{kept:#?}");
-        assert_eq!(kept.step(Some(&content(2))), Step::Judge, "{kept:#?}");
+        assert_eq!(checkpoint.action_for(Some(&content(1))), KeyAction::Keep, "{checkpoint:#?}");
+        assert_eq!(checkpoint.action_for(Some(&content(2))), KeyAction::Resolve, "{checkpoint:#?}");
         assert_eq!(
-            kept.step(Some(&again)),
-            Step::Judge,
-            "a store that was made anew counts from 1: {kept:#?}"
+            checkpoint.action_for(Some(&again)),
+            KeyAction::Resolve,
+            "a new store counts revisions from 1 again: {checkpoint:#?}"
         );
-        assert_eq!(kept.step(None), Step::Withdraw, "{kept:#?}");
+        assert_eq!(checkpoint.action_for(None), KeyAction::Withdraw, "{checkpoint:#?}");
     }
-    assert_eq!(Kept::default().step(None), Step::Nothing);
-    assert_eq!(Kept::default().step(Some(&content(1))), Step::Judge);
-    let back = good(1).judged(content(2), refused("line 3"));
-    assert_eq!(back.step(Some(&content(1))), Step::Judge, "the store has gone back");
+    assert_eq!(ConfigurationCheckpoint::default().action_for(None), KeyAction::Keep);
+    assert_eq!(ConfigurationCheckpoint::default().action_for(Some(&content(1))), KeyAction::Resolve);
+    let back = good(1).with_resolution(content(2), refused("line 3"));
+    assert_eq!(
+        back.action_for(Some(&content(1))),
+        KeyAction::Resolve,
+        "the store was restored from a backup"
+    );
 }
 
 #[test]
-fn the_third_start_within_one_trial_ends_it() {
-    let tried = good(1).judged(content(2), well());
-    let second = tried.started().started();
+fn the_third_start_of_init_fails_the_trial() {
+    let tried = good(1).with_resolution(content(2), changed());
+    let second = tried.init_started().init_started();
     assert_eq!(shown(&second), "trial@2 2 1");
-    let third = second.clone().started();
-    assert_eq!(shown(&third), "refused@2 1 1 init was started 3 times while it was tried");
-    assert_eq!(third.step(Some(&content(2))), Step::Nothing);
-    // Another content begins to count anew.
-    assert_eq!(shown(&second.judged(content(3), well()).started().started()), "trial@3 3 1");
-    assert_eq!(good(1).started(), good(1));
+    let third = second.clone().init_started();
+    assert_eq!(shown(&third), "refused@2 1 1 init was started 3 times during the trial");
+    assert_eq!(third.action_for(Some(&content(2))), KeyAction::Keep);
+    // Another content starts a new count.
+    assert_eq!(
+        shown(&second.with_resolution(content(3), changed()).init_started().init_started()),
+        "trial@3 3 1"
+    );
+    assert_eq!(good(1).init_started(), good(1));
 }
 
 #[test]
-fn a_start_looks_again_at_what_was_refused_for_its_text_alone() {
-    let text = good(1).judged(content(2), refused("line 3")).started();
-    assert_eq!(text.step(Some(&content(2))), Step::Judge);
-    let tried = good(1).judged(content(2), well()).failed("it fails").started();
-    assert_eq!(tried.step(Some(&content(2))), Step::Nothing);
-    assert_eq!(tried.refusal(), Some("it fails"));
+fn a_start_resolves_an_untried_refused_configuration_again() {
+    let text = good(1).with_resolution(content(2), refused("line 3")).init_started();
+    assert_eq!(text.action_for(Some(&content(2))), KeyAction::Resolve);
+    let tried = good(1).with_resolution(content(2), changed()).trial_failed("it fails").init_started();
+    assert_eq!(tried.action_for(Some(&content(2))), KeyAction::Keep);
+    assert_eq!(tried.error(), Some("it fails"));
 }
 
 #[test]
-fn how_the_services_were_before_the_first_of_several_trials_counts() {
-    let worse = Judgement::Other([("pod-sync".to_owned(), ServiceState::Stuck)].into());
-    let kept = Kept::default().judged(content(1), well()).judged(content(2), worse);
-    assert_eq!(kept.trial().unwrap().before()["pod-sync"], ServiceState::Running);
+fn service_states_before_the_first_of_several_trials_are_kept() {
+    let worse = Resolution::Changed([("pod-sync".to_owned(), ServiceState::Stuck)].into());
+    let checkpoint = ConfigurationCheckpoint::default()
+        .with_resolution(content(1), changed())
+        .with_resolution(content(2), worse);
+    assert_eq!(checkpoint.trial().unwrap().before()["pod-sync"], ServiceState::Running);
 }
 
 #[test]
-fn what_is_kept_is_read_again_and_nothing_is_kept_of_nothing() {
-    let kept = good(1).judged(content(2), well()).judged(content(3), refused("line 3")).started();
-    let json = serde_json::to_string(&kept).unwrap();
-    assert_eq!(serde_json::from_str::<Kept>(&json).unwrap(), kept);
-    assert_eq!(serde_json::to_string(&Kept::default()).unwrap(), "{}");
+fn the_checkpoint_round_trips_and_is_empty_by_default() {
+    let checkpoint = good(1)
+        .with_resolution(content(2), changed())
+        .with_resolution(content(3), refused("line 3"))
+        .init_started();
+    let json = serde_json::to_string(&checkpoint).unwrap();
+    assert_eq!(serde_json::from_str::<ConfigurationCheckpoint>(&json).unwrap(), checkpoint);
+    assert_eq!(serde_json::to_string(&ConfigurationCheckpoint::default()).unwrap(), "{}");
 }
 
-/// What may happen, in any order.
+/// The events, in any order.
 #[derive(Debug, Clone)]
-enum Happens {
+enum Event {
     Assigned(i64, u8),
     Withdrawn,
     Passed,
     Failed,
-    Unfit,
-    Started,
+    NoLongerResolves,
+    InitStarted,
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        4 => (1i64..5, 0u8..3).prop_map(|(revision, judgement)| Happens::Assigned(revision, judgement)),
-        1 => Just(Happens::Withdrawn),
-        2 => Just(Happens::Passed),
-        2 => Just(Happens::Failed),
-        1 => Just(Happens::Unfit),
-        2 => Just(Happens::Started),
+        4 => (1i64..5, 0u8..3).prop_map(|(revision, resolution)| Event::Assigned(revision, resolution)),
+        1 => Just(Event::Withdrawn),
+        2 => Just(Event::Passed),
+        2 => Just(Event::Failed),
+        1 => Just(Event::NoLongerResolves),
+        2 => Just(Event::InitStarted),
     ]
 }
 
-fn after(kept: Kept, event: &Happens) -> Kept {
+fn after(checkpoint: ConfigurationCheckpoint, event: &Event) -> ConfigurationCheckpoint {
     match event {
-        Happens::Assigned(revision, judgement) => {
+        Event::Assigned(revision, resolution) => {
             let content = content(*revision);
-            if kept.step(Some(&content)) != Step::Judge {
-                return kept;
+            if checkpoint.action_for(Some(&content)) != KeyAction::Resolve {
+                return checkpoint;
             }
-            let judgement = match judgement {
+            let resolution = match resolution {
                 0 => refused("line 3"),
-                1 => Judgement::Same,
-                _ => well(),
+                1 => Resolution::Unchanged,
+                _ => changed(),
             };
-            kept.judged(content, judgement)
+            checkpoint.with_resolution(content, resolution)
         }
-        Happens::Withdrawn => Kept::default(),
-        Happens::Passed => kept.passed(),
-        Happens::Failed => kept.failed("it fails"),
-        Happens::Unfit => kept.unfit("line 3"),
-        Happens::Started => kept.started(),
+        Event::Withdrawn => ConfigurationCheckpoint::default(),
+        Event::Passed => checkpoint.trial_passed(),
+        Event::Failed => checkpoint.trial_failed("it fails"),
+        Event::NoLongerResolves => checkpoint.no_longer_resolves("line 3"),
+        Event::InitStarted => checkpoint.init_started(),
     }
 }
 
 #[test]
-fn what_is_known_to_be_good_is_lost_to_nothing_but_a_better_one_a_withdrawal_or_other_files() {
+fn last_known_good_survives_everything_but_a_success_withdrawal_or_new_files() {
     let reached = &Reached::default();
-    let events = proptest::collection::vec(happens(), 0..40);
+    let events = proptest::collection::vec(any_event(), 0..40);
     proptest!(ProptestConfig::with_cases(1024), |(events in events)| {
-        let mut kept = Kept::default();
-        let mut seen = [false; 4];
+        let mut checkpoint = ConfigurationCheckpoint::default();
+        let mut reached_states = [false; 4];
         for event in &events {
-            let before = kept.clone();
-            kept = after(kept, event);
-            // All that a start knows is what was written.
-            let read: Kept = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
-            prop_assert_eq!(&read, &kept);
-            let good = |kept: &Kept| kept.last_known_good.clone();
+            let before = checkpoint.clone();
+            checkpoint = after(checkpoint, event);
+            // A start knows only what was written.
+            let read: ConfigurationCheckpoint = serde_json::from_str(&serde_json::to_string(&checkpoint).unwrap()).unwrap();
+            prop_assert_eq!(&read, &checkpoint);
+            let good = |checkpoint: &ConfigurationCheckpoint| checkpoint.last_known_good.clone();
             let may_lose = matches!(
                 event,
-                Happens::Withdrawn | Happens::Passed | Happens::Unfit | Happens::Assigned(_, 1)
+                Event::Withdrawn | Event::Passed | Event::NoLongerResolves | Event::Assigned(_, 1)
             );
-            prop_assert!(may_lose || good(&before) == good(&kept), "{:?}: {:?} {:?}", event, before, kept);
-            if matches!(event, Happens::Failed) {
-                prop_assert_eq!(kept.active(), kept.last_known_good.as_ref(), "back to what is good");
+            prop_assert!(may_lose || good(&before) == good(&checkpoint), "{:?}: {:?} {:?}", event, before, checkpoint);
+            if matches!(event, Event::Failed) {
+                prop_assert_eq!(checkpoint.active(), checkpoint.last_known_good.as_ref(), "falls back to the last known good");
             }
-            if let Happens::Assigned(revision, _) = event {
-                prop_assert_eq!(kept.step(Some(&content(*revision))), Step::Nothing);
+            if let Event::Assigned(revision, _) = event {
+                prop_assert_eq!(checkpoint.action_for(Some(&content(*revision))), KeyAction::Keep);
             }
-            prop_assert_eq!(kept.status().is_none(), kept == Kept::default());
-            if let Some(status) = kept.status() {
+            prop_assert_eq!(checkpoint.status().is_none(), checkpoint == ConfigurationCheckpoint::default());
+            if let Some(status) = checkpoint.status() {
                 prop_assert_eq!(status.error.is_some(), status.state == ConfigurationState::Refused);
             }
-            seen[0] |= kept.trial.is_some() && kept.last_known_good.is_some();
-            seen[1] |= kept.trial.is_some() && kept.refused.is_some();
-            seen[2] |= kept.refused.as_ref().is_some_and(|refused| refused.tried);
-            seen[3] |= kept.refusal().is_some_and(|why| why.starts_with("init was started"));
+            reached_states[0] |= checkpoint.trial.is_some() && checkpoint.last_known_good.is_some();
+            reached_states[1] |= checkpoint.trial.is_some() && checkpoint.refused.is_some();
+            reached_states[2] |= checkpoint.refused.as_ref().is_some_and(|refused| refused.tried);
+            reached_states[3] |= checkpoint.error().is_some_and(|why| why.starts_with("init was started"));
         }
         reached.case([
-            ("a trial over a good one", seen[0]),
-            ("a refusal while one is tried", seen[1]),
-            ("one that was tried and refused", seen[2]),
-            ("one that was started too often", seen[3]),
+            ("a trial with a last known good content", reached_states[0]),
+            ("a refusal during a trial", reached_states[1]),
+            ("a content that failed its trial", reached_states[2]),
+            ("a trial that failed by too many starts", reached_states[3]),
         ]);
     });
     reached.assert_each();

@@ -8,19 +8,19 @@ use crate::resolve::{Flags, Level, Resolver};
 pub(crate) const FLAG: &str = "node-ip";
 const CLOUD: &str = "cloud-provider";
 
-/// Takes the flag, and whether a controller of a cloud sees to the addresses.
+/// Applies the flag, and whether a cloud controller manages the addresses.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>) {
     let flags = resolver.flags;
     let others = &flags.others;
     let cloud = Sourced { value: true, origin: format!("--{CLOUD}"), field: format!("--{CLOUD}") };
-    let cloud = is_in_a_cloud(flags).then_some(cloud);
+    let cloud = has_external_cloud_provider(flags).then_some(cloud);
     resolver.set("nodeStatus.externalCloud", cloud, |c, v| c.node_status.external_cloud = v);
     let Some(text) = others.get(FLAG).filter(|text| !text.trim().is_empty()) else { return };
     let given = Sourced { value: text.clone(), origin: format!("--{FLAG}"), field: format!("--{FLAG}") };
-    let (addresses, strange) = parse(text);
-    for part in strange {
-        // As a kubelet does.
-        resolver.note(Level::Warn, format!("--{FLAG}: {part:?} is no address; it is ignored"));
+    let (addresses, invalid) = parse(text);
+    for part in invalid {
+        // A kubelet ignores them too.
+        resolver.note(Level::Warn, format!("--{FLAG}: {part:?} is not an IP address and is ignored"));
     }
     match check(&addresses) {
         Ok(()) => {
@@ -32,21 +32,21 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Whether a controller of a cloud sees to the node (`--cloud-provider=external`).
-pub(crate) fn is_in_a_cloud(flags: &Flags) -> bool {
+/// Whether a cloud controller manages the node (`--cloud-provider=external`).
+pub(crate) fn has_external_cloud_provider(flags: &Flags) -> bool {
     flags.others.get(CLOUD).is_some_and(|name| name == "external")
 }
 
-/// The addresses, and what is none.
+/// The addresses, and the parts that are not addresses.
 fn parse(text: &str) -> (Vec<IpAddr>, Vec<&str>) {
-    let (mut addresses, mut strange) = (Vec::new(), Vec::new());
+    let (mut addresses, mut invalid) = (Vec::new(), Vec::new());
     for part in text.split(',').map(str::trim) {
         match part.parse() {
             Ok(address) => addresses.push(address),
-            Err(_) => strange.push(part),
+            Err(_) => invalid.push(part),
         }
     }
-    (addresses, strange)
+    (addresses, invalid)
 }
 
 fn check(addresses: &[IpAddr]) -> Result<(), &'static str> {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_or_one_of_each_family_in_their_order() {
+    fn node_ip_takes_one_address_or_a_dual_stack_pair() {
         for (text, expected) in [
             ("", &[][..]),
             ("  ", &[]),
@@ -88,27 +88,28 @@ mod tests {
             let found: Vec<String> =
                 resolved.config.node_status.node_ips.iter().map(ToString::to_string).collect();
             assert_eq!(found, expected, "{text}");
-            let told = resolved.notes.iter().any(|note| note.text.contains("\"edge-1\" is no address"));
-            assert_eq!(told, text.contains("edge-1"), "{:?}", resolved.notes);
-            assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{text}");
+            let warned =
+                resolved.notes.iter().any(|note| note.text.contains("\"edge-1\" is not an IP address"));
+            assert_eq!(warned, text.contains("edge-1"), "{:?}", resolved.notes);
+            assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{text}");
         }
     }
 
     #[test]
-    fn three_two_of_one_family_and_a_pair_with_any_address_are_refused() {
+    fn invalid_node_ip_pairs_are_refused() {
         for (text, why) in [
             ("10.0.0.1,10.0.0.2", "must contain either a single IP or a dual-stack pair of IPs"),
             ("10.0.0.1,fd00::1,fd00::2", "must contain either a single IP or a dual-stack pair of IPs"),
             ("10.0.0.1,::", "dual-stack node IP cannot include '0.0.0.0' or '::'"),
             ("0.0.0.0,fd00::1", "dual-stack node IP cannot include '0.0.0.0' or '::'"),
         ] {
-            let problems = with(text).unwrap_err();
-            assert!(problems[0].contains(&format!("bad --node-ip {text:?}: {why}")), "{problems:?}");
+            let errors = with(text).unwrap_err();
+            assert!(errors[0].contains(&format!("bad --node-ip {text:?}: {why}")), "{errors:?}");
         }
     }
 
     #[test]
-    fn a_cloud_that_sees_to_the_node_is_known() {
+    fn an_external_cloud_provider_is_recorded() {
         let others = [("cloud-provider", "external".to_owned())].into();
         let resolved = run(&Flags { others, ..Flags::default() }, None, None, &host()).unwrap();
         assert!(resolved.config.node_status.external_cloud);

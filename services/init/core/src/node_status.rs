@@ -1,4 +1,4 @@
-//! How often the node is told of, and how many requests and events that may take, as the KubeletConfiguration says it
+//! How often the node's status is reported, and the limits of requests and events, from the KubeletConfiguration
 //! (node-and-api.md §2.5, §5).
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::resolve::{Resolver, millis};
 
 const UPDATE: &str = "nodeStatusUpdateFrequency";
 const REPORT: &str = "nodeStatusReportFrequency";
-/// What a client of a kubelet's does a second, and at once, where it is told 0.
+/// The default requests per second and burst of a client of a kubelet, for 0.
 const CLIENT_QPS: u32 = 5;
 const CLIENT_BURST: u32 = 10;
-const MOST: u32 = i32::MAX.unsigned_abs();
+const MAX: u32 = i32::MAX.unsigned_abs();
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
@@ -36,9 +36,9 @@ impl NodeStatusFile {
         Self {
             update: period(reader, UPDATE),
             report: period(reader, REPORT),
-            event_qps: reader.u32("eventRecordQPS", 0..=MOST).map(qps),
+            event_qps: reader.u32("eventRecordQPS", 0..=MAX).map(qps),
             event_burst: burst(reader, "eventBurst"),
-            api_qps: reader.u32("kubeAPIQPS", 0..=MOST).map(qps),
+            api_qps: reader.u32("kubeAPIQPS", 0..=MAX).map(qps),
             api_burst: burst(reader, "kubeAPIBurst"),
             attach_detach: reader.boolean("enableControllerAttachDetach"),
         }
@@ -49,28 +49,29 @@ fn qps(given: Sourced<u32>) -> Sourced<u32> {
     given.map(|number| if number == 0 { CLIENT_QPS } else { number })
 }
 
-/// Zero is the default of a file, and the client's own of a flag.
+/// Zero means the default in a file, and the client's default in a flag.
 fn burst(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<u32>> {
-    let given = reader.u32(path, 0..=MOST)?;
+    let given = reader.u32(path, 0..=MAX)?;
     match given.value {
-        0 if given.is_of_flag() => Some(given.map(|_| CLIENT_BURST)),
+        0 if given.is_from_flag() => Some(given.map(|_| CLIENT_BURST)),
         0 => None,
         _ => Some(given),
     }
 }
 
-/// Has the report follow the update of the same files, where they say nothing of it. A flag that changes the one afterwards does
-/// not change the other (§2.3).
+/// Makes the report frequency follow the update frequency of the same files if they do not set it. A flag for the latter does
+/// not change the former (§2.3).
 pub(crate) fn report_follows_update(files: &mut Document) {
-    let says = |name: &str| files.root.get(name).filter(|value| !value.is_null() && !is_zero(value)).cloned();
+    let set_value =
+        |name: &str| files.root.get(name).filter(|value| !value.is_null() && !is_zero(value)).cloned();
     let is_length = |value: &Value| value.as_str().and_then(parse_go_duration).is_some();
-    if let (Some(update), None) = (says(UPDATE).filter(is_length), says(REPORT)) {
+    if let (Some(update), None) = (set_value(UPDATE).filter(is_length), set_value(REPORT)) {
         let origin = files.origin(UPDATE);
         files.set(REPORT, &update, &origin, false);
     }
 }
 
-/// Takes the fields into the configuration; after the control plane.
+/// Applies the fields to the configuration; call it after the control plane is resolved.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let file = std::mem::take(&mut kubelet.node_status);
     resolver.set("nodeStatus.statusUpdateMs", file.update, |c, v| c.node_status.status_update_ms = millis(v));
@@ -80,12 +81,12 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     resolver.set("nodeStatus.controllerAttachDetach", file.attach_detach, |c, v| {
         c.node_status.controller_attach_detach = v;
     });
-    limit(resolver, "controlPlane.kubernetes.qps", file.api_qps, |api, v| api.qps = v);
-    limit(resolver, "controlPlane.kubernetes.burst", file.api_burst, |api, v| api.burst = v);
+    set_client_limit(resolver, "controlPlane.kubernetes.qps", file.api_qps, |api, v| api.qps = v);
+    set_client_limit(resolver, "controlPlane.kubernetes.burst", file.api_burst, |api, v| api.burst = v);
 }
 
-/// Takes a limit of requests; without an API server there is nobody to ask too often.
-fn limit(
+/// Applies a request limit, if there is an API server.
+fn set_client_limit(
     resolver: &mut Resolver<'_>,
     path: &str,
     value: Option<Sourced<u32>>,
@@ -107,7 +108,7 @@ mod tests {
 
     use super::*;
     use crate::flags;
-    use crate::resolve::tests::{host, kubelet, problems_of, run};
+    use crate::resolve::tests::{errors_of, host, kubelet, run};
     use crate::resolve::{Flags, Resolved};
 
     fn with(fields: Value, arguments: &[&str]) -> Resolved {
@@ -117,7 +118,7 @@ mod tests {
         let flags = Flags { fields: fields_of_flags, others, ..Flags::default() };
         let resolved = run(&flags, Some(&kubelet(fields)), None, &host()).unwrap();
         assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
             "{:?}",
             resolved.notes
         );
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_arrives_with_where_it_is_from() {
+    fn node_status_and_client_limits_are_applied_with_their_origin() {
         let resolved = with(
             json!({
                 "nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "1m", "eventRecordQPS": 7,
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn without_them_and_with_the_zeros_of_a_program_they_are_a_kubelets_own() {
+    fn node_status_defaults_are_those_of_a_kubelet() {
         let zeros = json!({
             "nodeStatusUpdateFrequency": "0s", "nodeStatusReportFrequency": "0s", "eventBurst": 0, "kubeAPIBurst": 0,
         });
@@ -173,17 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_that_is_meant_is_what_a_client_does_by_itself() {
+    fn an_explicit_zero_qps_or_burst_means_the_client_default() {
         let of_file = with(json!({"eventRecordQPS": 0, "kubeAPIQPS": 0}), &[]);
         assert_eq!((of_file.config.node_status.event_qps, api(&of_file).0), (5, 5));
         assert_eq!(of_file.kubelet_configuration["eventRecordQPS"], 0);
         let of_flags = with(json!({"eventBurst": 7}), &["--event-burst=0", "--kube-api-burst=0"]);
         assert_eq!((of_flags.config.node_status.event_burst, api(&of_flags).1), (10, 10));
-        assert_eq!(of_flags.kubelet_configuration["eventBurst"], 0, "as it was said");
+        assert_eq!(of_flags.kubelet_configuration["eventBurst"], 0, "as given");
     }
 
     #[test]
-    fn the_report_follows_the_update_of_the_files_and_not_that_of_a_flag() {
+    fn report_frequency_follows_the_update_frequency_of_files_not_flags() {
         let flag = &["--node-status-update-frequency=20s"][..];
         for (fields, flags, update, report, shown) in [
             (json!({"nodeStatusUpdateFrequency": "4s"}), &[][..], 4_000, 4_000, "4s"),
@@ -203,16 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn invalid_node_status_fields_are_refused() {
         for (fields, part) in [
-            (json!({"nodeStatusUpdateFrequency": "often"}), "no duration"),
+            (json!({"nodeStatusUpdateFrequency": "often"}), "not a duration"),
             (json!({"nodeStatusReportFrequency": "-1s"}), "this must be from "),
             (json!({"eventRecordQPS": -1}), "from 0"),
             (json!({"kubeAPIBurst": "many"}), "whole number"),
             (json!({"enableControllerAttachDetach": 1}), "true or false"),
         ] {
-            let problems = problems_of(fields.clone());
-            assert!(problems.len() == 1 && problems[0].contains(part), "{fields}: {problems:?}");
+            let errors = errors_of(fields.clone());
+            assert!(errors.len() == 1 && errors[0].contains(part), "{fields}: {errors:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What may start after a reboot without the control plane, as the KeelsonConfiguration says it (architecture §5).
+//! Which pods may start after a reboot without the control plane, from the KeelsonConfiguration (architecture §5).
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl OfflineFile {
         }
     }
 
-    /// Takes the fields into the configuration.
+    /// Applies the fields to the configuration.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
         resolver.set("offline.startAfterReboot", self.start, |config, word| {
             config.offline.start_after_reboot = StartAfterReboot::parse(&word).unwrap_or_default();
@@ -44,7 +44,7 @@ mod tests {
     use crate::resolve::tests::{host, keelson, run};
 
     #[test]
-    fn what_starts_without_the_control_plane_is_taken_from_the_file() {
+    fn offline_start_settings_are_applied() {
         let of = |fields: serde_json::Value| {
             run(&Flags::default(), None, Some(&keelson(fields)), &host()).map(|resolved| resolved.config)
         };
@@ -64,12 +64,12 @@ mod tests {
         assert_eq!(limitless, Offline { max_age_ms: 0, ..default });
         for (fields, part) in [
             (json!({"startAfterReboot": "always"}), "one of: never, stateless, all"),
-            (json!({"maxAge": "soon"}), "this is no duration"),
+            (json!({"maxAge": "soon"}), "this is not a duration"),
             (json!({"maxAge": "-1h"}), "offline.maxAge"),
             (json!({"maxage": "1h"}), "there is no such field"),
         ] {
-            let problems = of(json!({"offline": fields})).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains(part), "{problems:?}");
+            let errors = of(json!({"offline": fields})).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].contains(part), "{errors:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where each value of the KubeletConfiguration in force is from, for `keelson config show`.
+//! The origin of each value of the KubeletConfiguration in force, for `keelson config show`.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::document::Document;
 
-/// The one value in force that flags and files of ours set as well.
+/// The one value that the agent's own flags and files set too.
 const LOG_FORMAT: &str = "logging.format";
 
-/// The origin of each value of `whole` that `document` sets, by its dotted path below `kubeletConfiguration`; what is missing
-/// is a default. `config` is what `whole` was made with.
+/// The origin of each value of `whole` that `document` sets, by its dotted path below `kubeletConfiguration`; a missing value
+/// is a default. `config` is the configuration that `whole` was made with.
 pub(crate) fn origins(
     document: Option<&Document>,
     whole: &Map<String, Value>,
@@ -24,7 +24,9 @@ pub(crate) fn origins(
         let origin = if path == LOG_FORMAT {
             config.provenance.get(LOG_FORMAT).cloned()
         } else {
-            document.filter(|document| sets(document, &names, value)).map(|document| document.origin(&path))
+            document
+                .filter(|document| is_set_by(document, &names, value))
+                .map(|document| document.origin(&path))
         };
         if let Some(origin) = origin.filter(|origin| !origin.is_empty()) {
             origins.insert(format!("{KUBELET_CONFIGURATION}.{path}"), origin);
@@ -33,18 +35,18 @@ pub(crate) fn origins(
     origins
 }
 
-/// Whether the value in force is the document's, and not the default that stands in for nothing.
-fn sets(document: &Document, names: &[&str], in_force: &Value) -> bool {
+/// Whether the value in force comes from the document, and is not the default of an empty value.
+fn is_set_by(document: &Document, names: &[&str], in_force: &Value) -> bool {
     let (first, rest) = names.split_first().map_or(("", names), |(first, rest)| (*first, rest));
     let there = rest.iter().try_fold(document.root.get(first), |value, name| Some(value?.get(name)));
     match there.flatten() {
         None | Some(Value::Null) => false,
-        Some(value) => value == in_force || !is_nothing(value),
+        Some(value) => value == in_force || !is_empty_value(value),
     }
 }
 
-/// What a program writes where nothing is set.
-fn is_nothing(value: &Value) -> bool {
+/// Whether this is what a program writes for an unset field.
+fn is_empty_value(value: &Value) -> bool {
     match value {
         Value::String(text) => {
             text.is_empty() || parse_go_duration(text).is_some_and(|duration| duration.is_zero())
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_of_the_default_the_file_a_drop_in_or_a_flag() {
+    fn provenance_names_the_file_drop_in_or_flag_of_each_value() {
         let file = kubelet(json!({
             "maxPods": 50, "syncFrequency": "0s", "eventBurst": 9, "healthzPort": 0,
             "kubeReserved": {"cpu": "1", "memory": "1Gi"}, "clusterDNS": ["10.0.0.10"],
@@ -91,7 +93,7 @@ mod tests {
         assert_eq!(of("eventBurst"), Some("20.conf:4"));
         assert_eq!(of("kubeReserved.cpu"), Some("kubelet.yaml"));
         assert!(of("clusterDNS").unwrap().starts_with("kubelet.yaml:"));
-        assert!(of("healthzPort").unwrap().starts_with("kubelet.yaml:"), "0 is off");
+        assert!(of("healthzPort").unwrap().starts_with("kubelet.yaml:"), "0 turns it off");
         assert_eq!(of("logging.format"), Some("--log-format"));
         assert_eq!(
             (of("syncFrequency"), of("port"), of("authentication.webhook.cacheTTL")),
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_and_files_all_is_default() {
+    fn without_flags_and_files_the_provenance_is_empty() {
         let (flags, host) = (&Flags::default(), &host());
         let resolved = resolve(Inputs { flags, kubelet: None, drop_ins: &[], keelson: None, host }).unwrap();
         assert!(resolved.config.provenance.is_empty(), "{:?}", resolved.config.provenance);

@@ -1,5 +1,5 @@
-//! How the processes of the agent run, what they give themselves out for, and where the machine has its names, as the
-//! KubeletConfiguration and flags say it (node-and-api.md §1.3, §1.4, §2.5).
+//! The limits, reported version and identity files of the agent's processes, from the KubeletConfiguration and flags
+//! (node-and-api.md §1.3, §1.4, §2.5).
 
 use std::path::PathBuf;
 
@@ -22,13 +22,13 @@ impl OwnProcessesFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
         Self {
             oom_score_adj: reader.integer("oomScoreAdj", -1000..=1000),
-            // Zero is the default; without any no process could do anything.
+            // Zero means the default: a process cannot work without open files.
             max_open_files: reader.integer("maxOpenFiles", 0..=i64::MAX).filter(|files| files.value > 0),
         }
     }
 }
 
-/// Takes the fields and the flags into the configuration.
+/// Applies the fields and the flags to the configuration.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let OwnProcessesFile { oom_score_adj, max_open_files } = std::mem::take(&mut kubelet.own_processes);
     resolver.set("ownProcesses.oomScoreAdj", oom_score_adj, |c, v| {
@@ -46,19 +46,19 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     resolver.set("resources.identityFiles.bootId", boot, |c, v| c.resources.identity_files.boot_id = v);
 }
 
-/// What was given for a flag, all its uses with commas between.
+/// The given text of a flag, repeated uses joined by commas.
 fn given(resolver: &Resolver<'_>, name: &'static str) -> Option<Sourced<String>> {
     let uses = resolver.flags.others.get(name).filter(|uses| !uses.is_empty())?;
     let flag = format!("--{name}");
     Some(Sourced { value: uses.clone(), origin: flag.clone(), field: flag })
 }
 
-/// The last of several uses.
+/// The last of repeated uses.
 pub(crate) fn last(uses: &str) -> &str {
     uses.rsplit(',').next().unwrap_or_default()
 }
 
-/// The paths of a list of files, from the working directory.
+/// The paths in a comma-separated list, starting from the working directory.
 fn files(resolver: &Resolver<'_>, name: &'static str) -> Option<Sourced<Vec<PathBuf>>> {
     let cwd = &resolver.host.cwd;
     let list = given(resolver, name)?.map(|uses| {
@@ -82,7 +82,7 @@ mod tests {
         let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
         let resolved = run(&Flags { others, ..Flags::default() }, None, None, &host()).unwrap();
         assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
             "{:?}",
             resolved.notes
         );
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_the_file_arrive_and_no_files_at_all_is_the_default() {
+    fn oom_score_adj_and_max_open_files_are_applied() {
         for (fields, oom_score_adj, max_open_files) in [
             (json!({}), -999, 1_000_000),
             (json!({"oomScoreAdj": 0, "maxOpenFiles": 0}), 0, 1_000_000),
@@ -99,13 +99,13 @@ mod tests {
             let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
             let own = &resolved.config.own_processes;
             assert_eq!((own.oom_score_adj, own.max_open_files), (oom_score_adj, max_open_files), "{fields}");
-            assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{fields}");
+            assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{fields}");
             assert_eq!(resolved.kubelet_configuration["maxOpenFiles"], max_open_files, "{fields}");
         }
     }
 
     #[test]
-    fn a_version_that_is_told_instead_arrives_and_what_only_asks_for_it_does_not() {
+    fn a_version_override_is_applied_and_a_version_query_is_not() {
         for (text, version) in [
             ("v1.36.2-ours.1", "v1.36.2-ours.1"),
             ("v1.36.2-a,v1.36.2-b", "v1.36.2-b"),
@@ -113,13 +113,13 @@ mod tests {
         ] {
             let resolved = with_flags(&[("version", text)]);
             assert_eq!(resolved.config.own_processes.kubelet_version, version, "{text}");
-            let told = resolved.config.provenance.contains_key("ownProcesses.kubeletVersion");
-            assert_eq!(told, version != KUBELET_VERSION);
+            let is_set = resolved.config.provenance.contains_key("ownProcesses.kubeletVersion");
+            assert_eq!(is_set, version != KUBELET_VERSION);
         }
     }
 
     #[test]
-    fn files_with_the_names_of_the_machine_start_from_the_working_directory() {
+    fn machine_id_and_boot_id_files_are_relative_to_the_working_directory() {
         let resolved = with_flags(&[("machine-id-file", "/a, b"), ("boot-id-file", "/c")]);
         let files = &resolved.config.resources.identity_files;
         assert_eq!(files.machine_id, [Path::new("/a"), Path::new("/srv/b")]);

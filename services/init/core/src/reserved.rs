@@ -1,16 +1,16 @@
-//! What of the machine is kept from pods: `kubeReserved` + `systemReserved` + the hard eviction thresholds.
+//! The resources reserved from pods: `kubeReserved` + `systemReserved` + the hard eviction thresholds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_kube_model::Quantity;
 
 use crate::document::{Reader, Sourced};
-use crate::flags::twin_of;
+use crate::flags::flag_for_field;
 use crate::resolve::Resolver;
 
 /// The keys of `kubeReserved` and `systemReserved`.
 const RESERVABLE: &[&str] = &["cpu", "memory", "ephemeral-storage", "pid"];
-/// The signals of thresholds.
+/// The signals of eviction thresholds.
 pub(crate) const SIGNALS: &[&str] = &[
     "memory.available",
     "nodefs.available",
@@ -22,7 +22,7 @@ pub(crate) const SIGNALS: &[&str] = &[
     "pid.available",
     "allocatableMemory.available",
 ];
-/// What a KubeletConfiguration that sets no threshold stands for.
+/// The thresholds of a KubeletConfiguration that sets none.
 pub(crate) const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
@@ -30,35 +30,36 @@ pub(crate) const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[
     ("nodefs.available", "10%"),
     ("nodefs.inodesFree", "5%"),
 ];
-/// The thresholds that are taken from what pods may use, with the resource that they are taken from.
-const TAKEN: &[(&str, &str)] = &[("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
+/// The thresholds that reduce node allocatable, each with its resource.
+const ALLOCATABLE_SIGNALS: &[(&str, &str)] =
+    &[("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
-/// What percentages are of, in bytes.
+/// The capacity that percentages refer to, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     pub(crate) memory: u64,
     pub(crate) nodefs: u64,
-    /// Whether what the hard thresholds keep free is kept from pods too.
-    pub(crate) keeps_thresholds: bool,
+    /// Whether the hard thresholds reduce node allocatable.
+    pub(crate) reserves_thresholds: bool,
 }
 
-/// What is kept from pods, and by what.
+/// The reserved resources, and where they come from.
 #[derive(Debug)]
 pub(crate) struct Reservations {
-    /// All of it, per resource.
+    /// The sum per resource.
     pub(crate) all: Sourced<BTreeMap<String, String>>,
     /// `kubeReserved`.
     pub(crate) kube: BTreeMap<String, String>,
     /// `systemReserved`.
     pub(crate) system: BTreeMap<String, String>,
-    /// The CPUs that are named (`reservedSystemCPUs`).
+    /// The CPUs of `reservedSystemCPUs`.
     pub(crate) cpus: Option<Sourced<BTreeSet<u16>>>,
-    /// The hard thresholds in force, where they come from, and the defaults that they have dropped.
+    /// The hard thresholds in force with their origin, and the defaults that they dropped.
     pub(crate) hard: Sourced<BTreeMap<String, String>>,
     pub(crate) dropped: Vec<&'static str>,
 }
 
-/// Reads the three fields and adds them up per resource.
+/// Reads the fields and adds them up per resource.
 pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Reservations {
     let mut origins = Vec::new();
     let cpus = reserved_cpus(reader, &mut origins);
@@ -66,7 +67,7 @@ pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Rese
     let mut kube = reservation(reader, "kubeReserved", &mut origins);
     let mut system = reservation(reader, "systemReserved", &mut origins);
     if let (Some(_), Ok(named)) = (&cpus, i64::try_from(named)) {
-        // The CPUs that are named stand for what both reserve of CPU (node-and-api.md §4.5).
+        // The CPUs of `reservedSystemCPUs` replace both CPU reservations (node-and-api.md §4.5).
         kube.remove("cpu");
         system.insert("cpu".to_owned(), Quantity::from_milli(named * 1000));
     }
@@ -75,12 +76,12 @@ pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Rese
         *sums.entry(key.clone()).or_default() += *amount;
     }
     let (thresholds, dropped) = thresholds(reader, &mut origins);
-    for (signal, resource) in TAKEN.iter().filter(|_| capacity.keeps_thresholds) {
+    for (signal, resource) in ALLOCATABLE_SIGNALS.iter().filter(|_| capacity.reserves_thresholds) {
         let Some(one) = thresholds.iter().find(|one| one.field.ends_with(&format!(".{signal}"))) else {
             continue;
         };
         let whole = if *resource == "memory" { capacity.memory } else { capacity.nodefs };
-        // Both turn the threshold off, and nothing is kept for it.
+        // Both turn the threshold off, so nothing is reserved for it.
         if matches!(one.value.as_str(), "0%" | "100%") {
             continue;
         }
@@ -88,7 +89,8 @@ pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Rese
             *sums.entry((*resource).to_owned()).or_default() += amount;
         }
     }
-    let all = Sourced { value: texts(sums), origin: origins.join(", "), field: "evictionHard".to_owned() };
+    let all =
+        Sourced { value: to_strings(sums), origin: origins.join(", "), field: "evictionHard".to_owned() };
     check_capacity(reader, &all, capacity);
     let hard = thresholds.iter().filter_map(|one| {
         let (_, signal) = one.field.split_once('.')?;
@@ -96,10 +98,10 @@ pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Rese
     });
     let hard =
         Sourced { value: hard.collect(), origin: all.origin.clone(), field: "evictionHard".to_owned() };
-    Reservations { all, kube: texts(kube), system: texts(system), cpus, hard, dropped }
+    Reservations { all, kube: to_strings(kube), system: to_strings(system), cpus, hard, dropped }
 }
 
-fn texts(amounts: BTreeMap<String, Quantity>) -> BTreeMap<String, String> {
+fn to_strings(amounts: BTreeMap<String, Quantity>) -> BTreeMap<String, String> {
     amounts.into_iter().map(|(key, amount)| (key, amount.to_string())).collect()
 }
 
@@ -122,18 +124,18 @@ fn reservation(
                 amounts.insert(key.clone(), amount);
             }
             _ => {
-                let flag = twin_of(field).unwrap_or(field);
-                let way_out = format!(
+                let flag = flag_for_field(field).unwrap_or(field);
+                let remedy = format!(
                     "--{flag} value failed to parse: this must be a quantity of at least 0, such as 500m or 1Gi"
                 );
-                reader.refuse(&one, way_out);
+                reader.refuse(&one, remedy);
             }
         }
     }
     amounts
 }
 
-/// The CPUs that `reservedSystemCPUs` names.
+/// The CPUs of `reservedSystemCPUs`.
 fn reserved_cpus(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Option<Sourced<BTreeSet<u16>>> {
     let list = reader.string("reservedSystemCPUs").filter(|list| !list.value.is_empty())?;
     let Some(cpus) = cpu_set(&list.value) else {
@@ -144,7 +146,7 @@ fn reserved_cpus(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Option<S
     Some(list.map(|_| cpus))
 }
 
-/// The numbers in a list such as `0-1,4`, as the kernel writes it too (cpuset(7)).
+/// Parses a list of numbers such as `0-1,4`, which is also the kernel's format (cpuset(7)).
 fn cpu_set(text: &str) -> Option<BTreeSet<u16>> {
     let mut cpus = BTreeSet::new();
     for range in text.trim().split(',') {
@@ -158,7 +160,7 @@ fn cpu_set(text: &str) -> Option<BTreeSet<u16>> {
     Some(cpus)
 }
 
-/// The numbers as such a list.
+/// Formats numbers as such a list.
 fn cpu_list(cpus: &BTreeSet<u16>) -> String {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     for cpu in cpus {
@@ -173,21 +175,21 @@ fn cpu_list(cpus: &BTreeSet<u16>) -> String {
     ranges.into_iter().map(range).collect::<Vec<_>>().join(",")
 }
 
-/// Refuses CPUs that are not online, where it is known which are.
+/// Refuses CPUs that are not online, if the online CPUs are known.
 pub(crate) fn check_online(resolver: &mut Resolver<'_>, cpus: Option<&Sourced<BTreeSet<u16>>>) {
     let (Some(cpus), Some(online)) = (cpus, cpu_set(&resolver.host.online_cpus)) else { return };
     let missing: BTreeSet<u16> = cpus.value.difference(&online).copied().collect();
     if !missing.is_empty() {
-        let way_out = format!(
-            "of these {} are not online on this machine; it has {}",
+        let remedy = format!(
+            "the CPUs {} are not online on this machine; it has {}",
             cpu_list(&missing),
             cpu_list(&online)
         );
-        resolver.refuse(&cpus.clone().map(|cpus| cpu_list(&cpus)), way_out);
+        resolver.refuse(&cpus.clone().map(|cpus| cpu_list(&cpus)), remedy);
     }
 }
 
-/// More than there is cannot be kept from pods. What init does not know the size of is checked by resource-manager.
+/// Refuses reservations above the capacity. resource-manager checks the resources whose capacity init does not know.
 fn check_capacity(reader: &mut Reader<'_>, all: &Sourced<BTreeMap<String, String>>, capacity: Capacity) {
     for (resource, whole) in [("memory", capacity.memory), ("ephemeral-storage", capacity.nodefs)] {
         let Some(amount) = all.value.get(resource).and_then(|text| Quantity::parse(text).ok()) else {
@@ -208,12 +210,12 @@ fn check_capacity(reader: &mut Reader<'_>, all: &Sourced<BTreeMap<String, String
     }
 }
 
-/// The thresholds in force, one per signal, checked.
+/// The hard thresholds in force, one per signal, validated.
 fn thresholds(
     reader: &mut Reader<'_>,
     origins: &mut Vec<String>,
 ) -> (Vec<Sourced<String>>, Vec<&'static str>) {
-    // What it adds stands beside the others already.
+    // The thresholds that it adds are in the document already.
     let _ = reader.boolean("mergeDefaultEvictionSettings");
     let set = reader.map("evictionHard");
     let mut list = Vec::new();
@@ -250,11 +252,11 @@ pub(crate) fn entry(map: &Sourced<BTreeMap<String, String>>, key: &str, text: &s
     Sourced { value: text.to_owned(), origin: map.origin.clone(), field: format!("{}.{key}", map.field) }
 }
 
-/// A threshold as an amount; a percentage is of `whole` bytes.
+/// A threshold as a quantity; a percentage refers to `whole` bytes.
 pub(crate) fn threshold(text: &str, whole: u64) -> Option<Quantity> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: f64 = percent.parse().ok().filter(|p| (0.0..=100.0).contains(p))?;
-        // Truncated as the kubelet does: the loss of digits above 2^53 bytes does not matter here.
+        // Truncated, as by the kubelet; the lost digits above 2^53 bytes do not matter here.
         return Some(Quantity::from_bytes((whole as f64 * percent / 100.0) as u64));
     }
     Quantity::parse(text).ok().filter(|amount| !amount.is_negative())
@@ -268,28 +270,28 @@ mod tests {
     use crate::resolve::{Flags, Host};
     use serde_json::json;
 
-    const CAPACITY: Capacity = Capacity { memory: 8 << 30, nodefs: 100 << 30, keeps_thresholds: true };
+    const CAPACITY: Capacity = Capacity { memory: 8 << 30, nodefs: 100 << 30, reserves_thresholds: true };
 
     fn read(root: serde_json::Value) -> (BTreeMap<String, String>, Vec<String>) {
         let document = Document { root: root.as_object().unwrap().clone(), ..Document::default() };
-        let mut problems = Vec::new();
-        let sums = read_reserved(&mut Reader::new(&document, &mut problems), CAPACITY).all.value;
-        (sums, problems.iter().map(ToString::to_string).collect())
+        let mut errors = Vec::new();
+        let sums = read_reserved(&mut Reader::new(&document, &mut errors), CAPACITY).all.value;
+        (sums, errors.iter().map(ToString::to_string).collect())
     }
 
     fn sums(root: serde_json::Value) -> Vec<String> {
-        let (sums, problems) = read(root);
-        assert!(problems.is_empty(), "{problems:?}");
+        let (sums, errors) = read(root);
+        assert!(errors.is_empty(), "{errors:?}");
         sums.iter().map(|(k, v)| format!("{k}={v}")).collect()
     }
 
     #[test]
-    fn the_default_thresholds_are_reserved() {
+    fn default_hard_eviction_thresholds_are_reserved() {
         assert_eq!(sums(json!({})), ["ephemeral-storage=10Gi", "memory=100Mi"]);
     }
 
     #[test]
-    fn reservations_and_thresholds_add_up() {
+    fn reservations_and_hard_eviction_thresholds_add_up() {
         let root = json!({
             "kubeReserved": {"cpu": "100m", "memory": "200Mi", "pid": "1000"},
             "systemReserved": {"cpu": "1", "memory": "100Mi", "ephemeral-storage": "1Gi"},
@@ -300,55 +302,55 @@ mod tests {
     }
 
     #[test]
-    fn one_threshold_drops_the_other_defaults() {
+    fn one_hard_eviction_threshold_drops_the_other_defaults() {
         let root = json!({"evictionHard": {"memory.available": "1Gi"}});
         assert_eq!(sums(root), ["memory=1Gi"]);
     }
 
     #[test]
-    fn what_a_threshold_has_dropped_is_known() {
+    fn dropped_default_thresholds_are_recorded() {
         let read = |root: serde_json::Value| {
             let document = Document { root: root.as_object().unwrap().clone(), ..Document::default() };
             let reservations = read_reserved(&mut Reader::new(&document, &mut Vec::new()), CAPACITY);
             (reservations.hard.value.len(), reservations.dropped)
         };
         assert_eq!(read(json!({})), (5, vec![]));
-        let (kept, dropped) = read(json!({"evictionHard": {"memory.available": "1Gi"}}));
-        assert_eq!((kept, dropped.len()), (1, 4));
+        let (hard, dropped) = read(json!({"evictionHard": {"memory.available": "1Gi"}}));
+        assert_eq!((hard, dropped.len()), (1, 4));
         assert!(dropped.contains(&"nodefs.inodesFree"), "{dropped:?}");
     }
 
     #[test]
-    fn cpus_that_are_named_stand_for_what_is_reserved_of_cpu() {
+    fn reserved_system_cpus_replace_the_cpu_reservations() {
         let root = json!({
             "kubeReserved": {"cpu": "3", "memory": "1Gi"}, "systemReserved": {"cpu": "1"},
             "reservedSystemCPUs": "0-1,4,1", "evictionHard": {"memory.available": "0%"},
         });
         assert_eq!(sums(root), ["cpu=3", "memory=1Gi"]);
-        let (_, problems) = read(json!({"reservedSystemCPUs": "3-1"}));
-        assert!(problems[0].contains("reservedSystemCPUs"), "{problems:?}");
+        let (_, errors) = read(json!({"reservedSystemCPUs": "3-1"}));
+        assert!(errors[0].contains("reservedSystemCPUs"), "{errors:?}");
     }
 
     #[test]
-    fn cpus_that_are_not_online_cannot_be_reserved() {
+    fn offline_cpus_cannot_be_reserved() {
         for (named, online, missing) in [
             ("0-1,4", "0-7\n", None),
             (
                 "0-1,4",
                 "0-3",
                 Some(
-                    "\"0-1,4\" (kubelet.yaml:3; --reserved-cpus): of these 4 are not online on this machine; it has 0-3",
+                    "\"0-1,4\" (kubelet.yaml:3; --reserved-cpus): the CPUs 4 are not online on this machine; it has 0-3",
                 ),
             ),
-            ("7-65535,1", "0,2-7\n", Some("of these 1,8-65535 are not online on this machine; it has 0,2-7")),
+            ("7-65535,1", "0,2-7\n", Some("the CPUs 1,8-65535 are not online on this machine; it has 0,2-7")),
             ("8-9", "", None),
         ] {
             let host = Host { online_cpus: online.to_owned(), ..host() };
             let file = kubelet(json!({"reservedSystemCPUs": named}));
             match (run(&Flags::default(), Some(&file), None, &host), missing) {
                 (Ok(_), None) => {}
-                (Err(problems), Some(part)) => {
-                    assert!(problems.len() == 1 && problems[0].contains(part), "{named}: {problems:?}");
+                (Err(errors), Some(part)) => {
+                    assert!(errors.len() == 1 && errors[0].contains(part), "{named}: {errors:?}");
                 }
                 (result, _) => panic!("{named} of {online}: {result:?}"),
             }
@@ -356,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn with_the_flag_thresholds_are_not_kept_from_pods() {
+    fn allocatable_ignore_eviction_flag_excludes_thresholds() {
         let file = kubelet(json!({"kubeReserved": {"memory": "1Gi"}}));
         for (uses, reserved) in
             [("true", &["memory=1Gi"][..]), ("true,false", &["ephemeral-storage=10Gi", "memory=1124Mi"])]
@@ -366,27 +368,31 @@ mod tests {
             let found: Vec<String> =
                 resolved.config.resources.reserved.iter().map(|(k, v)| format!("{k}={v}")).collect();
             assert_eq!(found, reserved, "{uses}");
-            assert_eq!(resolved.config.resources.eviction.hard.len(), 5, "they are thresholds all the same");
+            assert_eq!(
+                resolved.config.resources.eviction.hard.len(),
+                5,
+                "they are still eviction thresholds"
+            );
         }
     }
 
     #[test]
-    fn more_than_there_is_cannot_be_reserved() {
-        let (_, problems) = read(json!({"systemReserved": {"memory": "9Gi", "cpu": "900"}}));
-        assert_eq!(problems.len(), 1, "{problems:?}");
+    fn reservations_above_the_capacity_are_refused() {
+        let (_, errors) = read(json!({"systemReserved": {"memory": "9Gi", "cpu": "900"}}));
+        assert_eq!(errors.len(), 1, "{errors:?}");
         let text = "Resource \"memory\" has a reservation of 9316Mi but capacity of 8Gi. Expected capacity >= reservation.";
-        assert!(problems[0].contains(text), "{problems:?}");
+        assert!(errors[0].contains(text), "{errors:?}");
     }
 
     #[test]
-    fn what_cannot_be_reserved_is_named() {
-        let (_, problems) = read(json!({
+    fn invalid_reservations_are_reported() {
+        let (_, errors) = read(json!({
             "kubeReserved": {"gpu": "1", "cpu": "-1", "memory": "lots"},
             "evictionHard": {"memory.free": "1Gi", "nodefs.available": "110%"},
         }));
-        assert_eq!(problems.len(), 5, "{problems:#?}");
+        assert_eq!(errors.len(), 5, "{errors:#?}");
         for text in ["kubeReserved.gpu", "kubeReserved.cpu = \"-1\"", "\"lots\"", "memory.free", "\"110%\""] {
-            assert!(problems.iter().any(|p| p.contains(text)), "{text}: {problems:#?}");
+            assert!(errors.iter().any(|p| p.contains(text)), "{text}: {errors:#?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The resolved configuration, from flags, files and what the host is.
+//! The resolved configuration, made of flags, files and facts about the host.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,9 +10,9 @@ use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
 use crate::api_access::listeners;
-use crate::document::{ConfigProblem, Document, Sourced};
+use crate::document::{ConfigError, Document, Sourced};
 use crate::effective::effective;
-use crate::flags::{FieldFlag, truth, twin_of};
+use crate::flags::{FieldFlag, flag_for_field, parse_bool};
 use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
@@ -21,15 +21,15 @@ use crate::own_processes::last;
 use crate::reserved::Capacity;
 use crate::rules;
 
-/// The longest run dir: a unix socket's path has at most 107 bytes (unix(7)), and
-/// `/resource-manager/resource-manager.` with a process id takes 42.
+/// The maximum length of the run dir: the path of a unix socket has at most 107 bytes (unix(7)), and
+/// `/resource-manager/resource-manager.` with a process ID takes 42.
 const MAX_RUN_DIR: usize = 65;
-/// User ids of services without a system user start here.
+/// The first user ID for services without a system user.
 const UID_BASE: u32 = 64_200;
-/// `serializeImagePulls: false` without a bound of its own.
+/// The limit for `serializeImagePulls: false` without `maxParallelImagePulls`.
 const UNBOUNDED_PULLS: u32 = 1000;
 
-/// The command line, as text; absent: not given.
+/// The command line; `None`: the flag is not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `--root-dir`.
@@ -54,45 +54,45 @@ pub struct Flags {
     pub max_dead_containers: Option<i32>,
     /// `--runtime-cgroups`.
     pub runtime_cgroups: Option<String>,
-    /// What sets fields of the KubeletConfiguration.
+    /// The flags that set fields of the KubeletConfiguration.
     pub fields: Vec<FieldFlag>,
-    /// What was given for the flags that nothing acts on yet or that are only checked here, by name without dashes.
+    /// The text of flags that are not supported yet or only checked here, by name without dashes.
     pub others: BTreeMap<&'static str, String>,
 }
 
 impl Flags {
-    /// Whether one of the other flags is on, by its last use.
+    /// Whether one of the other flags is on; the last use wins.
     pub(crate) fn is_on(&self, name: &str) -> bool {
-        self.others.get(name).is_some_and(|uses| truth(last(uses)) == Some(true))
+        self.others.get(name).is_some_and(|uses| parse_bool(last(uses)) == Some(true))
     }
 }
 
-/// What the configuration depends on besides flags and files.
+/// The facts about the host that the configuration depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Host {
-    /// The name of the machine.
+    /// The host name.
     pub hostname: String,
-    /// Effective user of init.
+    /// The effective user ID of init.
     pub uid: u32,
-    /// Effective group of init.
+    /// The effective group ID of init.
     pub gid: u32,
     /// The folder of init's executable.
     pub exe_dir: String,
     /// The working directory.
     pub cwd: String,
-    /// System users `keelson-<service>`.
+    /// The IDs of the system users `keelson-<service>`.
     pub service_users: BTreeMap<ServiceName, u32>,
-    /// The group `keelson`.
+    /// The ID of the group `keelson`.
     pub operator_group: Option<u32>,
-    /// Whether pods' cgroups are of version 1.
+    /// Whether the cgroups of pods are cgroup v1.
     pub cgroup_v1: bool,
-    /// Areas of swap that pages of any process may go to, as `/proc/swaps` names them.
+    /// The swap areas that any process may be swapped to, as named in `/proc/swaps`.
     pub swap: Vec<String>,
-    /// The CPUs that are online, as the kernel lists them; empty: not known.
+    /// The online CPUs in the kernel's format; empty if unknown.
     pub online_cpus: String,
-    /// Memory of the machine in bytes.
+    /// Memory of the machine, in bytes.
     pub memory_bytes: u64,
-    /// Size of the file system below the root dir in bytes.
+    /// Size of the file system of the root dir, in bytes.
     pub nodefs_bytes: u64,
 }
 
@@ -103,7 +103,7 @@ pub struct Inputs<'a> {
     pub flags: &'a Flags,
     /// `--config`.
     pub kubelet: Option<&'a Document>,
-    /// The files of `--config-dir`, in the order in which they are laid over it.
+    /// The files of `--config-dir`, in the order in which they are merged over it.
     pub drop_ins: &'a [Document],
     /// `--keelson-config`.
     pub keelson: Option<&'a Document>,
@@ -111,32 +111,32 @@ pub struct Inputs<'a> {
     pub host: &'a Host,
 }
 
-/// How loud a note is.
+/// The severity of a note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Worth knowing.
+    /// Informational.
     Info,
-    /// Probably not what was meant.
+    /// Probably a mistake.
     Warn,
-    /// Somebody should see to it.
+    /// Needs an operator.
     Error,
 }
 
-/// Something to say about a configuration that is good enough to start with.
+/// A message about a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// How loud.
+    /// The severity.
     pub level: Level,
-    /// The sentence.
+    /// The message.
     pub text: String,
 }
 
 /// A resolved configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
-    /// What the services read.
+    /// The part that the services read.
     pub config: Config,
-    /// What to log.
+    /// The messages to log.
     pub notes: Vec<Note>,
     /// The whole KubeletConfiguration in force, without secrets.
     pub kubelet_configuration: Map<String, Value>,
@@ -145,8 +145,8 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// What stands beside the configuration of the services.
-    pub fn beside(&self) -> Beside<'_> {
+    /// What is stored in `config.json` in addition to the configuration of the services.
+    pub fn config_extras(&self) -> Beside<'_> {
         Beside {
             kubelet_configuration: Some(&self.kubelet_configuration),
             feature_gates: &self.feature_gates,
@@ -158,68 +158,69 @@ impl Resolved {
 /// Merges flags, the KubeletConfiguration, the keelson file and the defaults, in this order of precedence.
 ///
 /// # Errors
-/// Everything that is wrong, each with field, value, where it stands and the way out.
-pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
+/// All errors, each with field, value, origin and remedy.
+pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigError>> {
     resolve_with(inputs, None)
 }
 
-/// The same with a KubeletConfiguration of the control plane, `assigned`, over the files and below the flags.
+/// Resolves with a KubeletConfiguration of the control plane, `assigned`, over the files and below the flags.
 pub(crate) fn resolve_with(
     inputs: Inputs<'_>,
     assigned: Option<&Document>,
-) -> Result<Resolved, Vec<ConfigProblem>> {
+) -> Result<Resolved, Vec<ConfigError>> {
     let Inputs { flags, kubelet, keelson, host, .. } = inputs;
     let with_file = kubelet.or(assigned).is_some();
-    let mut problems = Vec::new();
-    let mut is_one =
-        |document: &Document| is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, &mut problems);
-    // A file of another kind has nothing to say; what is wrong with the others is told all the same.
-    let kubelet = kubelet.filter(|document| is_one(document));
+    let mut errors = Vec::new();
+    let mut is_kubelet_config =
+        |document: &Document| is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, &mut errors);
+    // A file of another kind is ignored, so that the errors of the other files are reported too.
+    let kubelet = kubelet.filter(|document| is_kubelet_config(document));
     let drop_ins: Vec<Document> =
-        inputs.drop_ins.iter().filter(|document| is_one(document)).cloned().collect();
-    let laid = Inputs { kubelet, drop_ins: &drop_ins, ..inputs }.laid(assigned);
-    let kubelet = laid.as_ref();
+        inputs.drop_ins.iter().filter(|document| is_kubelet_config(document)).cloned().collect();
+    let merged = Inputs { kubelet, drop_ins: &drop_ins, ..inputs }.merged_kubelet_config(assigned);
+    let kubelet = merged.as_ref();
     let capacity = Capacity {
         memory: host.memory_bytes,
         nodefs: host.nodefs_bytes,
-        keeps_thresholds: !flags.is_on("experimental-allocatable-ignore-eviction"),
+        reserves_thresholds: !flags.is_on("experimental-allocatable-ignore-eviction"),
     };
-    let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
-    let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
+    let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut errors));
+    let keelson_file = keelson.map(|document| keelson_file::read(document, &mut errors));
     let kubelet_file = kubelet_file.unwrap_or_default();
-    let (gates, wrong, notes) = gates::judge(&kubelet_file.gates);
-    problems.extend(wrong);
+    let (gates, wrong, notes) = gates::evaluate(&kubelet_file.gates);
+    errors.extend(wrong);
     if let Some(document) = kubelet {
-        rules::check(document, &gates, &mut problems);
+        rules::check(document, &gates, &mut errors);
     }
-    let mut resolver = Resolver { config: Config::default(), problems, notes, flags, host, with_file };
+    let mut resolver = Resolver { config: Config::default(), errors, notes, flags, host, with_file };
     resolver.run(kubelet_file, keelson_file.unwrap_or_default());
-    name_flags(&mut resolver.problems, keelson);
-    if resolver.problems.is_empty() {
+    add_flags_to_origins(&mut resolver.errors, keelson);
+    if resolver.errors.is_empty() {
         let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
         let origins = origins(kubelet, &kubelet_configuration, &resolver.config);
         resolver.config.provenance.extend(origins);
         let feature_gates = gates.all();
         Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration, feature_gates })
     } else {
-        Err(resolver.problems)
+        Err(resolver.errors)
     }
 }
 
-/// Adds to each problem with a field of the KubeletConfiguration the flag that is its twin (node-and-api.md §2.7).
-fn name_flags(problems: &mut [ConfigProblem], keelson: Option<&Document>) {
-    for problem in problems {
-        let is_ours = keelson.is_some_and(|keelson| problem.origin.starts_with(&keelson.file));
-        if let Some(twin) = twin_of(&problem.field).filter(|_| !is_ours && !problem.origin.starts_with("--"))
+/// Adds to each error of a KubeletConfiguration field the flag for that field (node-and-api.md §2.7).
+fn add_flags_to_origins(errors: &mut [ConfigError], keelson: Option<&Document>) {
+    for error in errors {
+        let is_ours = keelson.is_some_and(|keelson| error.origin.starts_with(&keelson.file));
+        if let Some(twin) =
+            flag_for_field(&error.field).filter(|_| !is_ours && !error.origin.starts_with("--"))
         {
-            problem.origin = format!("{}; --{twin}", problem.origin);
+            error.origin = format!("{}; --{twin}", error.origin);
         }
     }
 }
 
 pub(crate) struct Resolver<'a> {
     pub(crate) config: Config,
-    pub(crate) problems: Vec<ConfigProblem>,
+    pub(crate) errors: Vec<ConfigError>,
     notes: Vec<Note>,
     pub(crate) flags: &'a Flags,
     pub(crate) host: &'a Host,
@@ -228,8 +229,8 @@ pub(crate) struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn run(&mut self, mut kubelet: KubeletFile, mut keelson: KeelsonFile) {
-        self.own_flags();
-        self.node();
+        self.check_other_flags();
+        self.node_name_and_labels();
         crate::node_ip::resolve(self);
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
@@ -240,24 +241,24 @@ impl Resolver<'_> {
         crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
-        crate::leftovers::resolve(self, &mut kubelet);
-        std::mem::take(&mut kubelet.running_pods).resolve(self);
+        crate::log_and_image_gc::resolve(self, &mut kubelet);
+        std::mem::take(&mut kubelet.pod_settings).resolve(self);
         self.dns(&mut kubelet);
-        std::mem::take(&mut kubelet.api_access).resolve(self, &mut kubelet.not_acted_on);
+        std::mem::take(&mut kubelet.api_access).resolve(self, &mut kubelet.unsupported);
         listeners(self, &mut kubelet);
         crate::api_handlers::resolve(self, &mut kubelet);
         self.resources(&mut kubelet);
-        crate::pressure::resolve(self, &mut kubelet);
+        crate::eviction::resolve(self, &mut kubelet);
         self.telemetry(&mut kubelet, &mut keelson);
         self.set("manageHost", keelson.manage_host.take(), |c, v| c.manage_host = v);
         self.set("api.strictVerbs", keelson.strict_verbs.take(), |c, v| c.api.strict_verbs = v);
         self.set("iptablesUtilChains", kubelet.iptables_util_chains.take(), |c, v| {
             c.iptables_util_chains = v
         });
-        self.notes_on(&kubelet);
+        self.report_notes(&kubelet);
     }
 
-    /// Takes a value into the configuration and its origin into the provenance.
+    /// Applies a value to the configuration, and records its origin in the provenance.
     pub(crate) fn set<T>(
         &mut self,
         path: &str,
@@ -272,8 +273,8 @@ impl Resolver<'_> {
         }
     }
 
-    pub(crate) fn refuse<T: std::fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
-        self.problems.push(value.problem(way_out));
+    pub(crate) fn refuse<T: std::fmt::Debug>(&mut self, value: &Sourced<T>, remedy: impl Into<String>) {
+        self.errors.push(value.error(remedy));
     }
 
     pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
@@ -293,20 +294,23 @@ impl Resolver<'_> {
 
         for own in [&run, &state].into_iter().flatten() {
             if own.value.trim_matches('/').split('/').count() < 2 {
-                self.refuse(own, "this folder gets an owner and a mode of its own; name a folder in it");
+                self.refuse(
+                    own,
+                    "the agent changes the owner and mode of this folder; use a folder below it",
+                );
             }
         }
         if let Some(run) = run.as_ref().filter(|run| run.value.len() > MAX_RUN_DIR) {
             self.refuse(
                 run,
                 format!(
-                    "it is {} bytes long, and sockets below it allow for {MAX_RUN_DIR}; take a shorter one",
+                    "this path is {} bytes long, and socket paths below it leave {MAX_RUN_DIR}; use a shorter one",
                     run.value.len()
                 ),
             );
         }
         if let Some(logs) = logs.as_ref().filter(|logs| !logs.value.is_ascii()) {
-            self.refuse(logs, "paths of logs are ASCII only");
+            self.refuse(logs, "the path of pod logs must be ASCII");
         }
         self.config.paths.bin_dir = PathBuf::from(&self.host.exe_dir);
         self.folder("paths.runDir", run, |c, v| c.paths.run_dir = v);
@@ -326,7 +330,7 @@ impl Resolver<'_> {
         if let Some(value) = &value
             && !is_clean(&value.value)
         {
-            self.refuse(value, "this must be an absolute path without '.', '..', '//' and a '/' at its end");
+            self.refuse(value, "this must be an absolute path without '.', '..', '//' and a trailing '/'");
         }
         self.set(path, value.map(|v| v.map(PathBuf::from)), apply);
     }
@@ -337,8 +341,8 @@ impl Resolver<'_> {
             self.note(
                 Level::Error,
                 format!(
-                    "the kubelet needs to run as uid 0, it is being run as {}: all services run as this user, none with \
-                     privileges of its own",
+                    "the kubelet needs to run as uid 0, it is being run as {}: all services run as this user and without \
+                     additional privileges",
                     self.host.uid
                 ),
             );
@@ -385,12 +389,12 @@ impl Resolver<'_> {
 
     fn runtime(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
         if let Some(endpoint) = kubelet.endpoint.take() {
-            // A bare path stands for a unix socket, as in the kubelet.
+            // A bare path is a unix socket, as in the kubelet.
             let socket = endpoint.value.strip_prefix("unix://").unwrap_or(&endpoint.value).to_owned();
             if !is_clean(&socket) {
                 self.refuse(
                     &endpoint,
-                    "this must be unix:// and the absolute path of a socket, such as unix:///run/containerd/containerd.sock",
+                    "this must be unix:// followed by the absolute path of a socket, such as unix:///run/containerd/containerd.sock",
                 );
             }
             let endpoint = endpoint.map(|_| format!("unix://{socket}"));
@@ -412,7 +416,7 @@ impl Resolver<'_> {
             c.image_pulls.progress_timeout_ms = millis(v);
         });
         self.image_endpoint(kubelet);
-        self.container_collection();
+        self.container_gc();
         std::mem::take(&mut keelson.source_limits).resolve(self);
         self.set("runtime.relistPeriodMs", keelson.relist_period.take(), |c, v| {
             c.runtime.relist_period_ms = millis(v);
@@ -424,20 +428,20 @@ impl Resolver<'_> {
 
     fn image_endpoint(&mut self, kubelet: &mut KubeletFile) {
         let endpoint = kubelet.image_endpoint.take().filter(|endpoint| !endpoint.value.is_empty());
-        // A bare path stands for a unix socket here, too.
+        // A bare path is a unix socket here too.
         let named = |text: String| if text.starts_with('/') { format!("unix://{text}") } else { text };
         let endpoint = endpoint.map(|endpoint| endpoint.map(named));
         let socket = |text: &str| text.strip_prefix("unix://").is_some_and(|path| path.starts_with('/'));
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !socket(&endpoint.value)) {
-            self.refuse(endpoint, "this must be unix:// and the absolute path of a socket");
+            self.refuse(endpoint, "this must be unix:// followed by the absolute path of a socket");
         }
         self.set("runtime.imageEndpoint", endpoint, |c, v| {
             c.runtime.image_endpoint = Some(v).filter(|endpoint| *endpoint != c.runtime.endpoint);
         });
     }
 
-    /// The kubelet's flags for dead containers, which no file has.
-    fn container_collection(&mut self) {
+    /// Applies the kubelet's flags for dead containers, which have no fields.
+    fn container_gc(&mut self) {
         let name = "--minimum-container-ttl-duration";
         let age = flag(name, self.flags.minimum_container_ttl.as_ref());
         if let Some(age) = age {
@@ -447,7 +451,7 @@ impl Resolver<'_> {
                         c.container_collection.minimum_age_ms = millis(v);
                     })
                 }
-                None => self.refuse(&age, "this is no duration; write one such as 1m"),
+                None => self.refuse(&age, "this is not a duration; write one such as 1m"),
             }
         }
         let number = |name: &str, value: Option<i32>| {
@@ -484,7 +488,7 @@ impl Resolver<'_> {
                 for text in bad {
                     self.note(
                         Level::Warn,
-                        format!("clusterDNS {text:?} ({origin}) is no IP address and left out"),
+                        format!("clusterDNS {text:?} ({origin}) is not an IP address and is ignored"),
                     );
                 }
                 good
@@ -508,15 +512,15 @@ impl Resolver<'_> {
         });
     }
 
-    fn notes_on(&mut self, kubelet: &KubeletFile) {
-        if !kubelet.not_acted_on.is_empty() {
-            let list = kubelet.not_acted_on.join(", ");
+    fn report_notes(&mut self, kubelet: &KubeletFile) {
+        if !kubelet.unsupported.is_empty() {
+            let list = kubelet.unsupported.join(", ");
             self.note(
                 Level::Info,
-                format!("these fields of the KubeletConfiguration are not acted on yet: {list}"),
+                format!("these fields of the KubeletConfiguration have no effect yet: {list}"),
             );
         }
-        for text in &kubelet.passed_over {
+        for text in &kubelet.ignored {
             self.note(Level::Warn, text);
         }
         match &kubelet.fail_cgroup_v1 {
@@ -526,10 +530,10 @@ impl Resolver<'_> {
                  in a future release: boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false"
                     .to_owned(),
             ),
-            // Nobody has said anything.
+            // The field is not set.
             None if self.host.cgroup_v1 => self.note(
                 Level::Warn,
-                "this machine has cgroup v1: a kubelet refuses it unless failCgroupV1 is false, keelson runs on it; boot with \
+                "this machine has cgroup v1: a kubelet refuses to run on it unless failCgroupV1 is false, keelson runs on it; boot with \
                  systemd.unified_cgroup_hierarchy=1 for cgroup v2",
             ),
             _ => {}
@@ -537,14 +541,14 @@ impl Resolver<'_> {
         if !self.with_file {
             self.note(
                 Level::Info,
-                "without --config nothing of the machine is reserved and no eviction threshold is set",
+                "without --config no resources are reserved and no eviction threshold is set",
             );
         }
     }
 }
 
 impl Resolver<'_> {
-    /// A kubelet does not run on a machine with swap unless it is told to (node-and-api.md §12).
+    /// Refuses swap unless `failSwapOn` is false (node-and-api.md §12).
     fn swap(&mut self, fail: Option<Sourced<bool>>) {
         let default =
             || Sourced { value: true, origin: "default".to_owned(), field: "failSwapOn".to_owned() };
@@ -555,7 +559,7 @@ impl Resolver<'_> {
                 &fail,
                 format!(
                     "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false: this \
-                     machine has swap ({areas}), where secrets and other memory of pods may end on the disk; turn \
+                     machine has swap ({areas}), which may write secrets and other memory of pods to the disk; turn \
                      it off (swapoff -a), or set failSwapOn: false in the file of --config"
                 ),
             );
@@ -571,7 +575,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// An absolute path in its shortest form.
+/// Whether this is an absolute path in its shortest form.
 pub(crate) fn is_clean(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         !rest.is_empty() && rest.split('/').all(|part| !part.is_empty() && part != "." && part != "..")

@@ -37,10 +37,10 @@ pub(crate) fn run(
     host: &Host,
 ) -> Result<Resolved, Vec<String>> {
     resolve(Inputs { flags, kubelet, drop_ins: &[], keelson, host })
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
-/// What a command line sets of the KubeletConfiguration.
+/// The flags for fields of the KubeletConfiguration on a command line.
 fn fields(arguments: &[&str]) -> Vec<FieldFlag> {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     crate::flags::parse(&arguments, "/srv").unwrap().fields
@@ -54,12 +54,12 @@ fn with_keelson(fields: Value) -> Config {
     run(&Flags::default(), None, Some(&keelson(fields)), &host()).unwrap().config
 }
 
-pub(crate) fn problems_of(fields: Value) -> Vec<String> {
+pub(crate) fn errors_of(fields: Value) -> Vec<String> {
     run(&Flags::default(), Some(&kubelet(fields)), None, &host()).unwrap_err()
 }
 
 #[test]
-fn nothing_set_gives_the_defaults_of_the_kubelet() {
+fn without_settings_the_configuration_is_the_default() {
     let resolved = run(&Flags::default(), None, None, &host()).unwrap();
     let mut expected = Config { node_name: "edge-1".into(), ..Config::default() };
     expected.paths.bin_dir = "/opt/keelson/bin".into();
@@ -71,7 +71,7 @@ fn nothing_set_gives_the_defaults_of_the_kubelet() {
 }
 
 #[test]
-fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
+fn every_supported_kubelet_configuration_field_is_applied() {
     let config = with_kubelet(json!({
         "staticPodPath": "manifests", "containerRuntimeEndpoint": "unix:///run/c.sock",
         "fileCheckFrequency": "1m30s", "address": "::1", "port": 11250, "readOnlyPort": 11255, "healthzBindAddress": "0.0.0.0",
@@ -107,7 +107,7 @@ fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
 }
 
 #[test]
-fn every_field_of_the_keelson_configuration_arrives() {
+fn every_keelson_configuration_field_is_applied() {
     let config = with_keelson(json!({
         "runDir": "/run/k2", "stateDir": "/var/lib/k2", "containerLinksDir": "/var/log/k2", "binDir": "/opt/k2",
         "controlPlane": "none", "uidBase": 70000, "operatorGid": 71000, "sandboxImage": "pause:3",
@@ -134,7 +134,7 @@ fn every_field_of_the_keelson_configuration_arrives() {
 }
 
 #[test]
-fn flags_win_over_the_kubelet_s_file_and_that_over_ours_and_each_value_says_where_it_is_from() {
+fn flags_override_kubelet_config_which_overrides_keelson_config() {
     let flags = Flags {
         fields: fields(&["--pod-manifest-path", "pods"]),
         run_dir: Some("/run/flag".into()),
@@ -161,7 +161,7 @@ fn flags_win_over_the_kubelet_s_file_and_that_over_ours_and_each_value_says_wher
 }
 
 #[test]
-fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
+fn invalid_kubelet_fields_are_reported_with_value_origin_and_remedy() {
     let cases = [
         (
             json!({"fileCheckFrequency": "20"}),
@@ -173,7 +173,11 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"port": 70000}), "port = 70000", "from 1 to 65535"),
         (json!({"port": "10250"}), r#"port = "10250""#, "whole number"),
         (json!({"maxPods": -1}), "maxPods = -1", "from 0"),
-        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "without TLS nobody could tell who asks"),
+        (
+            json!({"address": "0.0.0.0"}),
+            r#"address = "0.0.0.0""#,
+            "without TLS clients cannot be authenticated",
+        ),
         (json!({"address": "here"}), r#"address = "here""#, "not a valid IP address"),
         (json!({"healthzBindAddress": "x"}), r#"healthzBindAddress = "x""#, "not a valid IP address"),
         (json!({"healthzPort": 10250}), "healthzPort = 10250", "another one"),
@@ -185,7 +189,7 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"containerRuntimeEndpoint": "run/c.sock"}), "containerRuntimeEndpoint", "unix://"),
         (json!({"podLogsDir": "/var/../log"}), "podLogsDir", "absolute path"),
         (json!({"podLogsDir": "/var/lög"}), "podLogsDir", "ASCII"),
-        (json!({"clusterDNS": "10.0.0.10"}), "clusterDNS", "list of texts"),
+        (json!({"clusterDNS": "10.0.0.10"}), "clusterDNS", "list of strings"),
         (json!({"cpuCFSQuota": "yes"}), r#"cpuCFSQuota = "yes""#, "true or false"),
         (
             json!({"maxParallelImagePulls": 5, "serializeImagePulls": true}),
@@ -202,12 +206,12 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"logging": "json"}), r#"logging = "json""#, "a map"),
         (json!({"staticPodPath": 5}), "staticPodPath = 5", "quotes"),
     ];
-    for (fields, what, way_out) in cases {
-        let problems = problems_of(fields.clone());
-        assert_eq!(problems.len(), 1, "{fields}: {problems:?}");
-        assert!(problems[0].starts_with("invalid configuration: "), "{}", problems[0]);
-        assert!(problems[0].contains(what), "{} lacks {what}", problems[0]);
-        assert!(problems[0].contains(way_out), "{} lacks {way_out}", problems[0]);
+    for (fields, what, remedy) in cases {
+        let errors = errors_of(fields.clone());
+        assert_eq!(errors.len(), 1, "{fields}: {errors:?}");
+        assert!(errors[0].starts_with("invalid configuration: "), "{}", errors[0]);
+        assert!(errors[0].contains(what), "{} lacks {what}", errors[0]);
+        assert!(errors[0].contains(remedy), "{} lacks {remedy}", errors[0]);
     }
 }
 
@@ -216,7 +220,7 @@ pub(crate) fn etcd(fields: Value) -> Value {
 }
 
 #[test]
-fn an_etcd_is_taken_with_all_that_names_this_node_to_it() {
+fn etcd_endpoints_and_credentials_are_applied() {
     let fields = json!({
         "endpoints": ["https://10.0.0.1:2379", "https://10.0.0.2:2379"],
         "caFile": "pki/ca.crt", "certFile": "/pki/n.crt", "keyFile": "/pki/n.key",
@@ -237,17 +241,17 @@ fn an_etcd_is_taken_with_all_that_names_this_node_to_it() {
     assert!(config.provenance.contains_key("controlPlane.etcd.keyFile"), "{:?}", config.provenance);
     let named_alone = keelson(json!({"etcd": {"endpoints": ["http://h:1"]}}));
     let config = run(&Flags::default(), None, Some(&named_alone), &host()).unwrap().config;
-    assert_eq!(config.control_plane, ControlPlane::None, "controlPlane does not say etcd");
+    assert_eq!(config.control_plane, ControlPlane::None, "controlPlane is not etcd");
 }
 
 #[test]
-fn each_wrong_value_of_ours_is_told_too() {
+fn invalid_keelson_fields_are_reported_with_value_and_remedy() {
     let long = format!("/{}", "r/".repeat(33).trim_end_matches('/').to_owned() + "r");
     let cases = [
         (json!({"runDirs": "/x/y"}), "runDirs", "there is no such field; the fields are runDir"),
         (json!({"logging": {"levle": "info"}}), "logging.levle", "there is no such field"),
-        (json!({"runDir": "/run"}), r#"runDir = "/run""#, "name a folder in it"),
-        (json!({"stateDir": "/"}), r#"stateDir = "/""#, "name a folder in it"),
+        (json!({"runDir": "/run"}), r#"runDir = "/run""#, "use a folder below it"),
+        (json!({"stateDir": "/"}), r#"stateDir = "/""#, "use a folder below it"),
         (json!({"runDir": long}), "runDir", "65"),
         (json!({"binDir": "/opt//x"}), r#"binDir = "/opt//x""#, "absolute path"),
         (json!({"controlPlane": "api"}), r#"controlPlane = "api""#, "one of: none, kubernetes, etcd"),
@@ -270,14 +274,14 @@ fn each_wrong_value_of_ours_is_told_too() {
         (json!({"tracing": {"samplingRatePerMillion": 5}}), "samplingRatePerMillion = 5", "tracing.endpoint"),
         (json!({"tracing": {"endpoint": "localhost:4317"}}), "localhost:4317", "http://host:port"),
     ];
-    for (fields, what, way_out) in cases {
-        let problems = run(&Flags::default(), None, Some(&keelson(fields.clone())), &host()).unwrap_err();
-        assert!(problems.iter().any(|p| p.contains(what) && p.contains(way_out)), "{fields}: {problems:?}");
+    for (fields, what, remedy) in cases {
+        let errors = run(&Flags::default(), None, Some(&keelson(fields.clone())), &host()).unwrap_err();
+        assert!(errors.iter().any(|p| p.contains(what) && p.contains(remedy)), "{fields}: {errors:?}");
     }
 }
 
 #[test]
-fn each_wrong_flag_is_told() {
+fn invalid_flags_are_reported_with_remedy() {
     let cases = [
         (
             Flags { hostname_override: Some("bad_name".into()), ..Flags::default() },
@@ -319,14 +323,14 @@ fn each_wrong_flag_is_told() {
         (Flags { log_level: Some("inof".into()), ..Flags::default() }, "--log-level", "info"),
         (Flags { log_format: Some("xml".into()), ..Flags::default() }, "--log-format", "text, json"),
     ];
-    for (flags, what, way_out) in cases {
-        let problems = run(&flags, None, None, &host()).unwrap_err();
-        assert!(problems.iter().any(|p| p.contains(what) && p.contains(way_out)), "{flags:?}: {problems:?}");
+    for (flags, what, remedy) in cases {
+        let errors = run(&flags, None, None, &host()).unwrap_err();
+        assert!(errors.iter().any(|p| p.contains(what) && p.contains(remedy)), "{flags:?}: {errors:?}");
     }
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_configuration_errors_are_reported_at_once() {
     let flags = Flags { log_format: Some("xml".into()), ..Flags::default() };
     let kubelet = kubelet(json!({"port": -1, "maxPods": "many"}));
     let keelson = keelson(json!({"controlPlane": "etcd", "nope": 1}));
@@ -336,19 +340,19 @@ fn all_problems_are_told_at_once() {
 #[test]
 fn a_file_of_another_kind_is_refused() {
     let wrong = document("pod.yaml", "v1", "Pod", json!({"metadata": {}}));
-    let problems = run(&Flags::default(), Some(&wrong), None, &host()).unwrap_err();
-    assert_eq!(problems.len(), 2);
-    assert!(problems[0].contains(r#"apiVersion = "v1" (pod.yaml"#), "{problems:?}");
-    assert!(problems[1].contains("KubeletConfiguration"), "{problems:?}");
-    let problems = run(&Flags::default(), None, Some(&wrong), &host()).unwrap_err();
-    assert!(problems[0].contains("keelson/v1"), "{problems:?}");
+    let errors = run(&Flags::default(), Some(&wrong), None, &host()).unwrap_err();
+    assert_eq!(errors.len(), 2);
+    assert!(errors[0].contains(r#"apiVersion = "v1" (pod.yaml"#), "{errors:?}");
+    assert!(errors[1].contains("KubeletConfiguration"), "{errors:?}");
+    let errors = run(&Flags::default(), None, Some(&wrong), &host()).unwrap_err();
+    assert!(errors[0].contains("keelson/v1"), "{errors:?}");
     let empty = Document { file: "empty.yaml".into(), ..Document::default() };
-    let problems = run(&Flags::default(), Some(&empty), None, &host()).unwrap_err();
-    assert!(problems[0].contains("apiVersion = nothing (empty.yaml)"), "{problems:?}");
+    let errors = run(&Flags::default(), Some(&empty), None, &host()).unwrap_err();
+    assert!(errors[0].contains("apiVersion = nothing (empty.yaml)"), "{errors:?}");
 }
 
 #[test]
-fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
+fn unsupported_fields_are_one_note_and_unknown_fields_one_warning_each() {
     let file = kubelet(json!({
         "cpuManagerPolicy": "static", "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
         "logging": {"flushFrequency": "6s"}, "hairpinMode": "promiscuous-bridge", "shutdownGracePeriod": "0s",
@@ -358,7 +362,7 @@ fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() 
     assert_eq!(infos.len(), 1, "{notes:?}");
     assert!(
         infos[0].text.ends_with(" yet: cpuManagerPolicy, logging.flushFrequency, authentication"),
-        "what is as by default anyway is not told: {notes:?}"
+        "fields with default values are not reported: {notes:?}"
     );
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
@@ -370,7 +374,7 @@ fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() 
 }
 
 #[test]
-fn a_cgroup_v1_host_is_refused_when_that_is_asked_for_and_warned_about_when_nobody_says_anything() {
+fn cgroup_v1_is_refused_with_fail_cgroup_v1_and_a_warning_by_default() {
     let v1 = Host { cgroup_v1: true, ..host() };
     let warns = |fields, host: &Host| {
         let resolved = run(&Flags::default(), Some(&kubelet(fields)), None, host);
@@ -385,13 +389,13 @@ fn a_cgroup_v1_host_is_refused_when_that_is_asked_for_and_warned_about_when_nobo
 }
 
 #[test]
-fn a_machine_with_swap_is_refused_unless_the_file_allows_it() {
+fn swap_is_refused_unless_fail_swap_on_is_false() {
     let swap = Host { swap: vec!["/dev/sda2".to_owned(), "/swap".to_owned()], ..host() };
     for (fields, origin) in [(json!({}), "default"), (json!({"failSwapOn": true}), "kubelet.yaml")] {
-        let problems = run(&Flags::default(), Some(&kubelet(fields)), None, &swap).unwrap_err();
-        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        let errors = run(&Flags::default(), Some(&kubelet(fields)), None, &swap).unwrap_err();
+        let [error] = &errors[..] else { panic!("{errors:?}") };
         for part in [origin, "failSwapOn", "(/dev/sda2, /swap)", "swapoff -a", "failSwapOn: false"] {
-            assert!(problem.contains(part), "{part}: {problem}");
+            assert!(error.contains(part), "{part}: {error}");
         }
     }
     assert_eq!(run(&Flags::default(), None, None, &swap).unwrap_err().len(), 1);
@@ -400,17 +404,17 @@ fn a_machine_with_swap_is_refused_unless_the_file_allows_it() {
 }
 
 #[test]
-fn ending_a_container_as_a_whole_needs_cgroup_v2() {
+fn single_process_oom_kill_false_needs_cgroup_v2() {
     let fields = kubelet(json!({"failCgroupV1": false, "singleProcessOOMKill": false}));
     let v1 = Host { cgroup_v1: true, ..host() };
-    let problems = run(&Flags::default(), Some(&fields), None, &v1).unwrap_err();
-    assert!(problems.len() == 1 && problems[0].contains("singleProcessOOMKill"), "{problems:?}");
+    let errors = run(&Flags::default(), Some(&fields), None, &v1).unwrap_err();
+    assert!(errors.len() == 1 && errors[0].contains("singleProcessOOMKill"), "{errors:?}");
     let v2 = run(&Flags::default(), Some(&fields), None, &host()).unwrap();
     assert_eq!(v2.config.pods.single_process_oom_kill, Some(false));
 }
 
 #[test]
-fn limited_swap_is_taken_from_the_file_and_needs_cgroup_v2() {
+fn limited_swap_is_applied_and_needs_cgroup_v2() {
     for (fields, limited) in [
         (json!({}), false),
         (json!({"memorySwap": {}}), false),
@@ -421,29 +425,26 @@ fn limited_swap_is_taken_from_the_file_and_needs_cgroup_v2() {
         let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
         assert_eq!(resolved.config.pods.limited_swap, limited, "{fields}");
         assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
             "{:?}",
             resolved.notes
         );
         let v1 = Host { cgroup_v1: true, ..host() };
         match run(&Flags::default(), Some(&kubelet(fields.clone())), None, &v1) {
             Ok(_) => assert!(!limited, "{fields}"),
-            Err(problems) => {
-                let [problem] = &problems[..] else { panic!("{problems:?}") };
-                assert!(
-                    limited && problem.contains("memorySwap.swapBehavior = \"LimitedSwap\""),
-                    "{problem}"
-                );
-                assert!(problem.contains("cgroup v2"), "{problem}");
+            Err(errors) => {
+                let [error] = &errors[..] else { panic!("{errors:?}") };
+                assert!(limited && error.contains("memorySwap.swapBehavior = \"LimitedSwap\""), "{error}");
+                assert!(error.contains("cgroup v2"), "{error}");
             }
         }
     }
-    let problems = problems_of(json!({"memorySwap": {"swapBehavior": "UnlimitedSwap"}}));
-    assert!(problems.len() == 1 && problems[0].contains("NoSwap, LimitedSwap"), "{problems:?}");
+    let errors = errors_of(json!({"memorySwap": {"swapBehavior": "UnlimitedSwap"}}));
+    assert!(errors.len() == 1 && errors[0].contains("NoSwap, LimitedSwap"), "{errors:?}");
 }
 
 #[test]
-fn broken_dns_servers_are_left_out_with_a_warning() {
+fn invalid_cluster_dns_servers_are_ignored_with_a_warning() {
     let file = kubelet(json!({"clusterDNS": ["10.0.0.10", "dns", "fd00::a"]}));
     let resolved = run(&Flags::default(), Some(&file), None, &host()).unwrap();
     assert_eq!(resolved.config.runtime.cluster_dns, ["10.0.0.10", "fd00::a"]);
@@ -451,7 +452,7 @@ fn broken_dns_servers_are_left_out_with_a_warning() {
 }
 
 #[test]
-fn pulls_are_one_at_a_time_unless_the_file_says_otherwise() {
+fn image_pulls_are_serialized_unless_configured_otherwise() {
     for (fields, pulls) in [
         (json!({}), 1),
         (json!({"serializeImagePulls": true}), 1),
@@ -464,10 +465,10 @@ fn pulls_are_one_at_a_time_unless_the_file_says_otherwise() {
 }
 
 #[test]
-fn system_users_and_the_group_keelson_are_taken_where_they_exist() {
+fn existing_system_users_and_the_group_keelson_are_used() {
     let mut machine = host();
     machine.service_users.insert(ServiceName::PodSync, 998);
-    // A user of this name changes nothing for a service that needs root.
+    // Services that need root ignore a user of this name.
     machine.service_users.insert(ServiceName::RuntimeShim, 997);
     machine.operator_group = Some(996);
     let config = run(&Flags::default(), None, None, &machine).unwrap().config;
@@ -492,7 +493,7 @@ fn without_root_all_services_run_as_the_user_of_init() {
 }
 
 #[test]
-fn a_bare_path_and_an_empty_manifest_path_mean_what_they_mean_to_a_kubelet() {
+fn bare_runtime_endpoint_and_empty_paths_are_read_like_a_kubelets() {
     let config = with_kubelet(
         json!({"containerRuntimeEndpoint": "/run/c.sock", "staticPodPath": "", "cgroupRoot": "", "resolvConf": ""}),
     );
@@ -502,13 +503,13 @@ fn a_bare_path_and_an_empty_manifest_path_mean_what_they_mean_to_a_kubelet() {
 }
 
 #[test]
-fn a_server_that_is_not_enabled_has_no_port() {
+fn enable_server_false_sets_port_zero() {
     assert_eq!(with_kubelet(json!({"enableServer": false, "port": 10250})).api.port, 0);
     assert_eq!(with_kubelet(json!({"enableServer": true})).api.port, 10250);
 }
 
 #[test]
-fn the_bounds_of_logs_and_images_arrive_with_where_they_are_from() {
+fn container_log_and_image_gc_settings_are_applied_with_their_origin() {
     let config = with_kubelet(json!({
         "containerLogMaxSize": "1Mi", "containerLogMaxFiles": 3, "containerLogMaxWorkers": 2,
         "containerLogMonitorInterval": "3s", "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 0,
@@ -534,11 +535,11 @@ fn the_bounds_of_logs_and_images_arrive_with_where_they_are_from() {
     }
     let fields = kubelet(json!({"containerLogMaxSize": "1Mi", "imageMaximumGCAge": "24h"}));
     let notes = run(&Flags::default(), Some(&fields), None, &host()).unwrap().notes;
-    assert!(notes.iter().all(|note| !note.text.contains("not acted on")), "{notes:?}");
+    assert!(notes.iter().all(|note| !note.text.contains("no effect yet")), "{notes:?}");
 }
 
 #[test]
-fn how_pods_are_kept_running_is_taken_from_the_file() {
+fn pod_sync_backoff_sysctl_seccomp_and_oom_settings_are_applied() {
     let fields = kubelet(json!({
         "syncFrequency": "90s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": "20s"},
@@ -550,7 +551,7 @@ fn how_pods_are_kept_running_is_taken_from_the_file() {
     assert_eq!((pods.sync_frequency_ms, pods.max_restart_backoff_ms), (90_000, 20_000));
     assert_eq!(pods.allowed_unsafe_sysctls, ["net.core.*", "kernel/msgmax"]);
     assert_eq!((pods.seccomp_default, pods.single_process_oom_kill), (true, Some(true)));
-    assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
+    assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{:?}", resolved.notes);
     let zero = kubelet(json!({"syncFrequency": "0s", "crashLoopBackOff": {}}));
     let pods = run(&Flags::default(), Some(&zero), None, &host()).unwrap().config.pods;
     assert_eq!(pods, keelson_config::Pods::default());
@@ -561,13 +562,13 @@ fn how_pods_are_kept_running_is_taken_from_the_file() {
         (json!({"allowedUnsafeSysctls": ["net.*", "vm.swappiness"]}), "vm.swappiness"),
         (json!({"seccompDefault": "yes"}), "seccompDefault"),
     ] {
-        let problems = run(&Flags::default(), Some(&kubelet(wrong)), None, &host()).unwrap_err();
-        assert!(problems.len() == 1 && problems[0].contains(field), "{problems:?}");
+        let errors = run(&Flags::default(), Some(&kubelet(wrong)), None, &host()).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(field), "{errors:?}");
     }
 }
 
 #[test]
-fn the_bounds_of_logs_and_images_have_the_kubelets_defaults() {
+fn container_log_and_image_gc_defaults_are_those_of_a_kubelet() {
     for fields in [
         json!({}),
         json!({"containerLogMaxSize": "", "imageMinimumGCAge": "0s", "imageMaximumGCAge": "0s"}),
@@ -586,7 +587,7 @@ fn the_bounds_of_logs_and_images_have_the_kubelets_defaults() {
 }
 
 #[test]
-fn bounds_of_logs_and_images_that_a_kubelet_refuses_are_refused() {
+fn invalid_container_log_and_image_gc_settings_are_refused() {
     for (fields, part) in [
         (json!({"containerLogMaxSize": "ten"}), "containerLogMaxSize = \"ten\""),
         (json!({"containerLogMaxSize": "1500m"}), "a whole number of bytes"),
@@ -604,14 +605,14 @@ fn bounds_of_logs_and_images_that_a_kubelet_refuses_are_refused() {
         (json!({"imageMaximumGCAge": "2m"}), "must be longer than imageMinimumGCAge, which is 120s"),
         (json!({"imageMaximumGCAge": "5m", "imageMinimumGCAge": "6m"}), "which is 360s"),
     ] {
-        let problems = problems_of(fields);
-        assert_eq!(problems.len(), 1, "{part}: {problems:?}");
-        assert!(problems[0].contains(part), "{part}: {problems:?}");
+        let errors = errors_of(fields);
+        assert_eq!(errors.len(), 1, "{part}: {errors:?}");
+        assert!(errors[0].contains(part), "{part}: {errors:?}");
     }
 }
 
 #[test]
-fn the_node_lists_as_many_images_as_the_file_says_and_minus_one_is_all_of_them() {
+fn node_status_max_images_is_applied_and_minus_one_means_all() {
     assert_eq!(with_kubelet(json!({})).node_status.max_images, 50);
     for most in [-1, 0, 1, 50, i64::from(i32::MAX)] {
         let config = with_kubelet(json!({"nodeStatusMaxImages": most}));
@@ -619,26 +620,26 @@ fn the_node_lists_as_many_images_as_the_file_says_and_minus_one_is_all_of_them()
         assert!(config.provenance.contains_key("nodeStatus.maxImages"), "{most}");
     }
     for wrong in [json!(-2), json!("all"), json!(1_u64 << 31)] {
-        let problems = problems_of(json!({"nodeStatusMaxImages": wrong}));
-        assert!(problems.len() == 1 && problems[0].contains("nodeStatusMaxImages"), "{wrong}: {problems:?}");
+        let errors = errors_of(json!({"nodeStatusMaxImages": wrong}));
+        assert!(errors.len() == 1 && errors[0].contains("nodeStatusMaxImages"), "{wrong}: {errors:?}");
     }
 }
 
 #[test]
-fn the_period_of_volume_statistics_may_be_below_zero_for_none_and_zero_is_the_default() {
+fn negative_volume_stats_period_means_off_and_zero_the_default() {
     for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
         let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));
         assert_eq!(config.volumes.stats_period_ms, millis, "{text}");
     }
     assert_eq!(with_kubelet(json!({})).volumes.stats_period_ms, 60_000);
     for text in ["soon", "", "--1s", "9000h"] {
-        let problems = problems_of(json!({"volumeStatsAggPeriod": text}));
-        assert!(problems.len() == 1 && problems[0].contains("volumeStatsAggPeriod"), "{text}: {problems:?}");
+        let errors = errors_of(json!({"volumeStatsAggPeriod": text}));
+        assert!(errors.len() == 1 && errors[0].contains("volumeStatsAggPeriod"), "{text}: {errors:?}");
     }
 }
 
 #[test]
-fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() {
+fn image_pull_and_dead_container_settings_are_applied() {
     let flags = Flags {
         minimum_container_ttl: Some("90s".into()),
         max_dead_per_container: Some(2),
@@ -660,7 +661,7 @@ fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() 
     let dead = &config.container_collection;
     assert_eq!((dead.minimum_age_ms, dead.max_per_container, dead.max_total), (90_000, 2, -1));
     assert_eq!(config.provenance["containerCollection.minimumAgeMs"], "--minimum-container-ttl-duration");
-    // The same endpoint is not one of its own.
+    // The runtime's own endpoint counts as unset.
     let same = with_kubelet(json!({"imageServiceEndpoint": "unix:///run/containerd/containerd.sock"}));
     assert_eq!(same.runtime.image_endpoint, None);
     let bare = with_kubelet(json!({"imageServiceEndpoint": "/run/images.sock"}));
@@ -671,16 +672,16 @@ fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() 
         (json!({"imagePullCredentialsVerificationPolicy": "Sometimes"}), "Sometimes"),
         (json!({"preloadedImagesVerificationAllowlist": ["a"]}), "NeverVerifyAllowlistedImages"),
     ] {
-        let problems = problems_of(fields);
-        assert!(problems.len() == 1 && problems[0].contains(part), "{part}: {problems:?}");
+        let errors = errors_of(fields);
+        assert!(errors.len() == 1 && errors[0].contains(part), "{part}: {errors:?}");
     }
     let bad = Flags { minimum_container_ttl: Some("soon".into()), ..Flags::default() };
-    let problems = run(&bad, None, None, &host()).unwrap_err();
-    assert!(problems[0].to_string().contains("--minimum-container-ttl-duration"), "{problems:?}");
+    let errors = run(&bad, None, None, &host()).unwrap_err();
+    assert!(errors[0].to_string().contains("--minimum-container-ttl-duration"), "{errors:?}");
 }
 
 #[test]
-fn a_flag_replaces_the_map_of_the_file_and_each_value_says_where_it_is_from() {
+fn a_flag_replaces_the_whole_map_of_the_file() {
     let flags = Flags {
         fields: fields(&[
             "--eviction-hard=memory.available<1Gi",
@@ -712,13 +713,13 @@ fn feature_gates_of_flags_are_added_to_those_of_the_file() {
     let file =
         kubelet(json!({"featureGates": {"EnvFiles": false, "NodeLogQuery": false, "QOSReserved": true}}));
     let whole = run(&flags, Some(&file), None, &host()).unwrap().kubelet_configuration;
-    // What the file says of a gate that a flag sets is not looked at: it would be refused.
+    // The flag replaces the value in the file, which would be refused.
     let all = json!({"EnvFiles": true, "MemoryQoS": true, "NodeLogQuery": true, "QOSReserved": true});
     assert_eq!(whole["featureGates"], all);
 }
 
 #[test]
-fn flags_without_a_file_bring_no_thresholds_and_their_errors_name_them() {
+fn flags_without_a_file_have_no_default_thresholds() {
     let alone = |arguments: &[&str]| {
         run(&Flags { fields: fields(arguments), ..Flags::default() }, None, None, &host())
     };
@@ -739,7 +740,7 @@ fn flags_without_a_file_bring_no_thresholds_and_their_errors_name_them() {
 }
 
 #[test]
-fn drop_ins_are_laid_over_the_file_in_their_order_and_flags_over_them() {
+fn drop_ins_override_the_file_in_order_and_flags_override_them() {
     let lined = |file: &str, fields: Value| Document {
         file: file.to_owned(),
         ..document(file, KUBELET_API_VERSION, KUBELET_KIND, fields)
@@ -764,14 +765,14 @@ fn drop_ins_are_laid_over_the_file_in_their_order_and_flags_over_them() {
     let Resolved { config, kubelet_configuration: whole, .. } = resolved.unwrap();
     assert_eq!(whole["kubeReserved"], json!({"cpu": "1", "memory": "1Gi"}));
     assert_eq!((&whole["clusterDNS"], &whole["maxPods"]), (&json!(["10.0.0.2"]), &json!(70)));
-    assert_eq!((&whole["port"], &whole["healthzPort"]), (&json!(10250), &json!(99)), "null removes");
+    assert_eq!((&whole["port"], &whole["healthzPort"]), (&json!(10250), &json!(99)), "null removes a field");
     assert_eq!(config.provenance["resources.maxPods"], "20.conf:3");
     assert_eq!(config.provenance["api.healthzPort"], "--healthz-port");
-    assert_eq!(whole["staticPodPath"], "/srv/pods", "it starts from the working directory");
+    assert_eq!(whole["staticPodPath"], "/srv/pods", "relative paths start from the working directory");
 }
 
 #[test]
-fn a_drop_in_of_another_kind_is_refused_and_an_unknown_field_in_one_is_told() {
+fn a_drop_in_of_another_kind_is_refused_and_unknown_fields_cause_a_warning() {
     let with = |drop_in: Document| {
         let inputs = Inputs {
             flags: &Flags::default(),
@@ -785,7 +786,7 @@ fn a_drop_in_of_another_kind_is_refused_and_an_unknown_field_in_one_is_told() {
     let wrong = document("x.conf", "v1", KUBELET_KIND, json!({"maxPods": -1}));
     let errors = with(wrong.clone()).unwrap_err();
     assert!(errors.len() == 1 && errors[0].to_string().contains("x.conf"), "{errors:?}");
-    // All that is wrong is told at once, also beside a file of another kind.
+    // All errors are reported at once, including those next to a file of another kind.
     let other = document("y.conf", KUBELET_API_VERSION, KUBELET_KIND, json!({"maxPods": -2}));
     let flags = Flags { log_level: Some("loud".into()), ..Flags::default() };
     let errors = resolve(Inputs {
@@ -810,7 +811,7 @@ fn a_drop_in_of_another_kind_is_refused_and_an_unknown_field_in_one_is_told() {
 }
 
 #[test]
-fn drop_ins_without_a_file_let_everybody_in_and_bring_no_thresholds() {
+fn drop_ins_without_a_file_allow_anonymous_and_have_no_thresholds() {
     let with = |kubelet: Option<&Document>, drop_in: Value| {
         let drop_in = document("10.conf", KUBELET_API_VERSION, KUBELET_KIND, drop_in);
         resolve(Inputs {
@@ -832,10 +833,10 @@ fn drop_ins_without_a_file_let_everybody_in_and_bring_no_thresholds() {
         "authentication": {"anonymous": {"enabled": false}, "x509": {"clientCAFile": "/ca"}},
         "evictionHard": {"memory.available": "1Gi"},
     });
-    let said = with(None, own).unwrap().config;
-    assert!(!said.api.tls.unwrap().anonymous);
-    assert_eq!(said.resources.eviction.hard.len(), 1);
-    // With a file a node that nobody answers for is refused, and the thresholds are there.
+    let explicit = with(None, own).unwrap().config;
+    assert!(!explicit.api.tls.unwrap().anonymous);
+    assert_eq!(explicit.resources.eviction.hard.len(), 1);
+    // With a file, anonymous requests are refused, and the default thresholds apply.
     let file = kubelet(
         json!({"authentication": {"webhook": {"enabled": false}}, "authorization": {"mode": "AlwaysAllow"}}),
     );
@@ -845,7 +846,7 @@ fn drop_ins_without_a_file_let_everybody_in_and_bring_no_thresholds() {
 }
 
 #[test]
-fn a_drop_in_that_sets_one_threshold_or_the_update_leaves_what_the_file_has_without_a_word() {
+fn a_drop_in_keeps_unset_thresholds_and_report_frequency_of_the_file() {
     let with = |file: Value, drop_ins: &[Value]| {
         let drop_ins: Vec<Document> = drop_ins
             .iter()
@@ -886,12 +887,12 @@ fn a_drop_in_that_sets_one_threshold_or_the_update_leaves_what_the_file_has_with
         report(with(json!({"nodeStatusUpdateFrequency": "7s"}), std::slice::from_ref(&update))),
         7_000
     );
-    let said = json!({"nodeStatusReportFrequency": "9s"});
-    assert_eq!(report(with(json!({"nodeStatusUpdateFrequency": "7s"}), &[update, said])), 9_000);
+    let explicit = json!({"nodeStatusReportFrequency": "9s"});
+    assert_eq!(report(with(json!({"nodeStatusUpdateFrequency": "7s"}), &[update, explicit])), 9_000);
 }
 
 #[test]
-fn every_value_that_is_not_the_default_says_where_it_is_from() {
+fn every_value_that_is_not_the_default_has_an_origin() {
     let file = kubelet(json!({
         "authentication": {"x509": {"clientCAFile": "/ca"}}, "kubeReserved": {"cpu": "1"}, "systemReserved": {"memory": "1Gi"},
         "evictionSoft": {"memory.available": "2Gi"}, "evictionSoftGracePeriod": {"memory.available": "1m"},
@@ -918,7 +919,11 @@ fn every_value_that_is_not_the_default_says_where_it_is_from() {
     };
     let leaves = |config: &Config| {
         let mut leaves = BTreeMap::new();
-        crate::under_key::flatten(String::new(), &serde_json::to_value(config).unwrap(), &mut leaves);
+        crate::assigned_config::leaf_values(
+            String::new(),
+            &serde_json::to_value(config).unwrap(),
+            &mut leaves,
+        );
         leaves
     };
     let config = run(&flags, Some(&file), Some(&ours), &host()).unwrap().config;
@@ -929,7 +934,7 @@ fn every_value_that_is_not_the_default_says_where_it_is_from() {
         let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
         ends.into_iter().any(|end| config.provenance.contains_key(&path[..end]))
     };
-    // Who is let in, and where, follows from the control plane.
+    // Authentication and the listening address follow from the control plane.
     let follows =
         |path: &str| path == "api.address" || path.starts_with("api.tls.") || path.starts_with("provenance.");
     let changed: Vec<String> = leaves(&config)

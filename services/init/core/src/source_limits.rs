@@ -1,11 +1,11 @@
-//! What pods of a source may use of the host, as the KeelsonConfiguration says it.
+//! The access to the host that pods of each source have, from the KeelsonConfiguration.
 
 use keelson_config::{LIMITED_SOURCES, SourceLimit};
 
 use crate::document::{Reader, Sourced};
 use crate::resolve::Resolver;
 
-/// The truths that the file sets, by source and limit.
+/// The limits that the file sets: source, name and value.
 #[derive(Debug, Default)]
 pub(crate) struct SourceLimitsFile {
     set: Vec<(&'static str, String, Sourced<bool>)>,
@@ -23,8 +23,8 @@ impl SourceLimitsFile {
             for truth in reader.booleans(&path) {
                 let name = truth.field.strip_prefix(&format!("{path}.")).unwrap_or_default().to_owned();
                 if SourceLimit::default().of(&name).is_none() {
-                    let way_out = "there is no such limit; the limits are hostNetwork, hostPID, hostIPC, privileged, agentRunFolder";
-                    reader.refuse(&truth, way_out);
+                    let remedy = "there is no such limit; the limits are hostNetwork, hostPID, hostIPC, privileged, agentRunFolder";
+                    reader.refuse(&truth, remedy);
                     continue;
                 }
                 own.set.push((source, name, truth));
@@ -33,7 +33,7 @@ impl SourceLimitsFile {
         own
     }
 
-    /// Takes them into the configuration.
+    /// Applies the limits to the configuration.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
         for (source, name, truth) in self.set {
             resolver.set(&format!("pods.sourceLimits.{source}.{name}"), Some(truth), |config, may| {
@@ -55,7 +55,7 @@ mod tests {
     use crate::resolve::tests::{host, keelson, run};
 
     #[test]
-    fn each_source_has_its_limits_and_none_by_default() {
+    fn source_limits_are_applied_per_source() {
         let of = |fields: serde_json::Value| {
             run(&Flags::default(), None, Some(&keelson(fields)), &host()).map(|resolved| resolved.config)
         };
@@ -75,8 +75,8 @@ mod tests {
             (json!({"sourceLimits": {"http": false}}), "this must be a map"),
             (json!({"sourceLimits": []}), "this must be a map"),
         ] {
-            let problems = of(fields.clone()).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains(part), "{fields}: {problems:?}");
+            let errors = of(fields.clone()).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].contains(part), "{fields}: {errors:?}");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! What strict decoding of a KubeletConfiguration refuses and lenient decoding passes over: fields that there are not, and fields
-//! that stand in a file more than once (node-and-api.md §2.1).
+//! Errors of strict decoding that lenient decoding ignores: unknown fields, and fields that occur more than once in a file of
+//! a KubeletConfiguration (node-and-api.md §2.1).
 
 use keelson_config::KUBELET_FIELDS;
 use serde_json::{Map, Value};
 
-use crate::document::{ConfigProblem, Document, Sourced};
+use crate::document::{ConfigError, Document, Sourced};
 use crate::flags::distance;
 
-/// How a kubelet begins its line on it; tools look for it.
+/// The beginning of the kubelet's log line, which tools look for.
 const LENIENT: &str = "Using lenient decoding as strict decoding failed";
-/// The fields at the top beside those that say something.
-const HEAD: &[&str] = &["apiVersion", "kind"];
-/// Each object of a KubeletConfiguration with its fields; `[]` stands for each value of a list. What is not here and a map has
-/// keys of its own.
+/// The fields of the document's header.
+const HEADER_FIELDS: &[&str] = &["apiVersion", "kind"];
+/// Each object of a KubeletConfiguration with its fields; `[]` stands for each entry of a list. Objects that are not listed
+/// are maps with arbitrary keys.
 const OBJECTS: &[(&str, &[&str])] = &[
     ("authentication", &["anonymous", "webhook", "x509"]),
     ("authentication.anonymous", &["enabled"]),
@@ -34,30 +34,36 @@ const OBJECTS: &[(&str, &[&str])] = &[
     ("userNamespaces", &["idsPerPod"]),
 ];
 
-/// The fields of the object at a dotted path with `[]` for places in lists; none where keys are free.
+/// The fields of the object at a dotted path, with `[]` for list entries; `None` for a map with arbitrary keys.
 fn fields_of(pattern: &str) -> Option<Vec<&'static str>> {
     if pattern.is_empty() {
-        return Some([HEAD, KUBELET_FIELDS].concat());
+        return Some([HEADER_FIELDS, KUBELET_FIELDS].concat());
     }
     OBJECTS.iter().find(|(path, _)| *path == pattern).map(|(_, fields)| fields.to_vec())
 }
 
-/// The fields that a KubeletConfiguration does not have, at any depth.
-pub(crate) fn unknown(document: &Document) -> Vec<Sourced<Unknown>> {
+/// The unknown fields of a KubeletConfiguration, at any depth.
+pub(crate) fn unknown(document: &Document) -> Vec<Sourced<UnknownField>> {
     let mut found = Vec::new();
     walk_map(document, "", "", &document.root, &mut found);
     found
 }
 
-/// A field that there is not.
+/// An unknown field.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Unknown {
+pub(crate) struct UnknownField {
     value: Value,
-    /// The name of a field beside it that was probably meant.
+    /// The known field that was probably meant.
     meant: Option<&'static str>,
 }
 
-fn walk(document: &Document, path: &str, pattern: &str, value: &Value, found: &mut Vec<Sourced<Unknown>>) {
+fn walk(
+    document: &Document,
+    path: &str,
+    pattern: &str,
+    value: &Value,
+    found: &mut Vec<Sourced<UnknownField>>,
+) {
     match value {
         Value::Object(map) => walk_map(document, path, pattern, map, found),
         Value::Array(list) => {
@@ -75,7 +81,7 @@ fn walk_map(
     path: &str,
     pattern: &str,
     map: &Map<String, Value>,
-    found: &mut Vec<Sourced<Unknown>>,
+    found: &mut Vec<Sourced<UnknownField>>,
 ) {
     let Some(fields) = fields_of(pattern) else { return };
     let below = |parent: &str, name: &str| {
@@ -88,47 +94,44 @@ fn walk_map(
         } else {
             let near = fields.iter().map(|other| (distance(name, other), *other)).min();
             let meant = near.filter(|(letters, _)| *letters <= 2 && name.len() > 3).map(|(_, meant)| meant);
-            let value = Unknown { value: value.clone(), meant };
+            let value = UnknownField { value: value.clone(), meant };
             found.push(Sourced { value, origin: document.origin(&field), field });
         }
     }
 }
 
-impl Sourced<Unknown> {
+impl Sourced<UnknownField> {
     fn hint(&self) -> String {
         self.value.meant.map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
     }
 
-    /// What to log where it is passed over.
+    /// The warning for a field that is ignored.
     pub(crate) fn warning(&self) -> String {
         let (origin, field, hint) = (&self.origin, &self.field, self.hint());
         format!("{LENIENT}: {origin}: a KubeletConfiguration has no field {field}{hint}; it is ignored")
     }
 
-    /// What to say where it is refused.
-    pub(crate) fn refusal(self) -> ConfigProblem {
-        let way_out = format!(
-            "a KubeletConfiguration has no such field{}; look at its spelling, or leave it out",
+    /// The error for a field that is refused.
+    pub(crate) fn into_error(self) -> ConfigError {
+        let remedy = format!(
+            "a KubeletConfiguration has no such field{}; correct its name, or remove it",
             self.hint()
         );
         let value = self.value.value.to_string();
-        ConfigProblem {
-            value,
-            ..Sourced { value: (), origin: self.origin, field: self.field }.problem(way_out)
-        }
+        ConfigError { value, ..Sourced { value: (), origin: self.origin, field: self.field }.error(remedy) }
     }
 }
 
-/// What to log of a field that stands in a file more than once.
+/// The warning for a field that occurs more than once in a file.
 pub(crate) fn duplicate_warning(duplicate: &Sourced<()>) -> String {
     let Sourced { origin, field, .. } = duplicate;
-    format!("{LENIENT}: {origin}: {field} stands in the file more than once; the last one counts")
+    format!("{LENIENT}: {origin}: {field} occurs more than once in the file; the last one is used")
 }
 
-/// What to say of one where it is refused.
-pub(crate) fn duplicate_refusal(duplicate: &Sourced<()>) -> ConfigProblem {
+/// The error for a duplicate field in a file that does not allow it.
+pub(crate) fn duplicate_error(duplicate: &Sourced<()>) -> ConfigError {
     let twice = duplicate.clone().map(|()| "…");
-    twice.problem("this stands in the file more than once; leave one of them")
+    twice.error("this field occurs more than once in the file; keep one of them")
 }
 
 #[cfg(test)]
@@ -139,15 +142,15 @@ mod tests {
     use crate::resolve::tests::{host, keelson, kubelet, run};
     use crate::resolve::{Flags, Level};
 
-    /// The warnings on what is passed over.
-    fn passed_over(document: &Document) -> Vec<String> {
+    /// The warnings about ignored fields.
+    fn ignored(document: &Document) -> Vec<String> {
         let resolved = run(&Flags::default(), Some(document), None, &host()).unwrap();
         let warnings = resolved.notes.into_iter().filter(|note| note.level == Level::Warn);
         warnings.map(|note| note.text).filter(|text| text.starts_with(LENIENT)).collect()
     }
 
     #[test]
-    fn a_field_that_there_is_not_is_a_warning_with_its_line_and_path_at_any_depth() {
+    fn an_unknown_field_at_any_depth_causes_a_warning_with_line_and_path() {
         for (fields, path, hint) in [
             (json!({"maxPod": 7}), "maxPod", " (did you mean maxPods?)"),
             (
@@ -187,19 +190,19 @@ mod tests {
             let expected = format!(
                 "{LENIENT}: kubelet.yaml:12: a KubeletConfiguration has no field {path}{hint}; it is ignored"
             );
-            assert_eq!(passed_over(&document), [expected], "{fields}");
+            assert_eq!(ignored(&document), [expected], "{fields}");
         }
     }
 
     #[test]
-    fn what_is_passed_over_is_not_told_as_not_acted_on_as_well() {
+    fn an_unknown_field_is_not_reported_as_unsupported_too() {
         let document = kubelet(json!({"maxPod": 7, "logging": {"verbosty": 1}}));
         let notes = run(&Flags::default(), Some(&document), None, &host()).unwrap().notes;
-        assert!(notes.iter().all(|note| !note.text.contains("not acted on")), "{notes:?}");
+        assert!(notes.iter().all(|note| !note.text.contains("no effect yet")), "{notes:?}");
     }
 
     #[test]
-    fn keys_of_maps_and_every_field_that_there_is_are_known() {
+    fn map_keys_and_existing_fields_are_known() {
         let document = kubelet(json!({
             "evictionHard": {"memory.available": "1Gi"}, "featureGates": {"MemoryQoS": true},
             "kubeReserved": {"cpu": "1"}, "staticPodURLHeader": {"X": ["y"]}, "cpuManagerPolicyOptions": {"a": "b"},
@@ -209,7 +212,7 @@ mod tests {
             "logging": {"format": "text", "flushFrequency": 0, "verbosity": 0, "vmodule": [], "options": {"json": {}}},
             "crashLoopBackOff": {}, "memorySwap": {"swapBehavior": ""}, "userNamespaces": {"idsPerPod": 65536},
         }));
-        assert_eq!(passed_over(&document), Vec::<String>::new());
+        assert_eq!(ignored(&document), Vec::<String>::new());
         for (pattern, _) in OBJECTS {
             let top = pattern.split(['.', '[']).next().unwrap();
             assert!(KUBELET_FIELDS.contains(&top), "{pattern}");
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_stands_twice_is_a_warning_and_in_our_own_file_an_error() {
+    fn a_duplicate_field_is_a_warning_and_in_keelson_config_an_error() {
         let twice = |field: &str, file: &str| Sourced {
             value: (),
             origin: format!("{file}:7"),
@@ -228,15 +231,15 @@ mod tests {
             ..kubelet(json!({"logging": {"verbosity": 2}}))
         };
         let expected = format!(
-            "{LENIENT}: kubelet.yaml:7: logging.verbosity stands in the file more than once; the last one counts"
+            "{LENIENT}: kubelet.yaml:7: logging.verbosity occurs more than once in the file; the last one is used"
         );
-        assert_eq!(passed_over(&document), [expected]);
+        assert_eq!(ignored(&document), [expected]);
         let ours = Document {
             duplicates: vec![twice("runDir", "keelson.yaml")],
             ..keelson(json!({"runDir": "/run/k"}))
         };
-        let problems = run(&Flags::default(), None, Some(&ours), &host()).unwrap_err();
-        assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains("runDir") && problems[0].contains("keelson.yaml:7"), "{problems:?}");
+        let errors = run(&Flags::default(), None, Some(&ours), &host()).unwrap_err();
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].contains("runDir") && errors[0].contains("keelson.yaml:7"), "{errors:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Which cgroups beside those of pods have statistics of their own, as the KubeletConfiguration and a flag say it
-//! (node-and-api.md §2.5, §4.1).
+//! The cgroups outside the pods whose statistics are collected, from the KubeletConfiguration and a flag (node-and-api.md
+//! §2.5, §4.1).
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::KubeletFile;
@@ -18,7 +18,7 @@ impl SystemCgroupsFile {
     }
 }
 
-/// Takes the fields into the configuration; before `cgroupRoot` is taken from the file.
+/// Applies the fields to the configuration; call it before `cgroupRoot` is read from the file.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let file = std::mem::take(&mut kubelet.system_cgroups);
     let own = path(resolver, file.kubelet);
@@ -27,14 +27,13 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let misc = path(resolver, file.misc);
     if let Some(misc) = &misc {
         if misc.value == "/" {
-            resolver.refuse(misc, "this is the whole machine; name a cgroup in it");
+            resolver.refuse(misc, "this is the whole machine; set a cgroup below it");
         }
         if kubelet.cgroup_root.as_ref().is_none_or(|root| root.value.is_empty()) {
-            resolver
-                .refuse(misc, "this needs cgroupRoot, the cgroup below which pods have theirs, such as /");
+            resolver.refuse(misc, "this needs cgroupRoot, the parent cgroup of the pods, such as /");
         }
     }
-    if let (Some(own), Some(reserved)) = (&own, kubelet.pressure.kube_reserved_cgroup())
+    if let (Some(own), Some(reserved)) = (&own, kubelet.eviction.kube_reserved_cgroup())
         && !own.value.starts_with(reserved)
     {
         let text = format!(
@@ -48,7 +47,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     resolver.set("resources.systemCgroups.misc", misc, |c, v| c.resources.system_cgroups.misc = v);
 }
 
-/// The path from the top of the tree; an empty text is none.
+/// The path from the root of the cgroup tree; `None` for an empty string.
 fn path(resolver: &mut Resolver<'_>, given: Option<Sourced<String>>) -> Option<Sourced<String>> {
     let given = given.filter(|given| !given.value.is_empty())?;
     let path = format!("/{}", given.value.trim_start_matches('/'));
@@ -81,11 +80,11 @@ mod tests {
         let host = Host { hostname: "edge".into(), ..Host::default() };
         let flags = Flags { runtime_cgroups: runtime.map(str::to_owned), ..Flags::default() };
         resolve(Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host })
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+            .map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
-    fn fields_and_the_flag_name_cgroups_from_the_top_of_the_tree() {
+    fn kubelet_runtime_and_system_cgroups_are_applied() {
         let fields =
             json!({"kubeletCgroups": "/agent.slice", "systemCgroups": "misc.slice", "cgroupRoot": "/"});
         let found = resolved(fields, Some("/system.slice/containerd.service")).unwrap();
@@ -96,7 +95,7 @@ mod tests {
         };
         assert_eq!(found.config.resources.system_cgroups, expected);
         assert_eq!(found.config.provenance["resources.systemCgroups.runtime"], "--runtime-cgroups");
-        assert!(found.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", found.notes);
+        assert!(found.notes.iter().all(|note| !note.text.contains("no effect yet")), "{:?}", found.notes);
         for fields in [json!({}), json!({"kubeletCgroups": "", "systemCgroups": ""})] {
             let none = resolved(fields, Some("")).unwrap().config.resources.system_cgroups;
             assert_eq!(none, SystemCgroups::default());
@@ -104,20 +103,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named_with_the_way_out() {
+    fn invalid_values_are_refused_with_a_remedy() {
         for (fields, runtime, part) in [
             (json!({"systemCgroups": "/misc"}), None, "needs cgroupRoot"),
             (json!({"systemCgroups": "/", "cgroupRoot": "/"}), None, "the whole machine"),
             (json!({"kubeletCgroups": "/a/../b"}), None, "kubeletCgroups"),
             (json!({}), Some("/a//b"), "--runtime-cgroups"),
         ] {
-            let problems = resolved(fields, runtime).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains(part), "{part}: {problems:?}");
+            let errors = resolved(fields, runtime).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].contains(part), "{part}: {errors:?}");
         }
     }
 
     #[test]
-    fn a_cgroup_of_the_agent_outside_the_reserved_one_is_warned_about() {
+    fn kubelet_cgroups_outside_kube_reserved_cgroup_cause_a_warning() {
         for (own, reserved, warned) in [
             ("/kube.slice/agent", "/kube.slice", false),
             ("/agent", "/kube.slice", true),

@@ -1,4 +1,4 @@
-//! `registerWithTaints`: what keeps pods from a Node that is made here (node-and-api.md §2.5, §9.1).
+//! `registerWithTaints`: the initial taints of a Node that the agent registers (node-and-api.md §2.5, §9.1).
 
 use keelson_config::Taint;
 use serde_json::Value;
@@ -8,9 +8,9 @@ use crate::labels::{is_label_value, is_qualified_name};
 
 const FIELD: &str = "registerWithTaints";
 const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
-const NO_TEXT: &str = "this must be text; put it in quotes";
+const NOT_A_STRING: &str = "this must be a string; put it in quotes";
 
-/// The taints; what is wrong with one is told with its field, and the others are read all the same.
+/// Reads the taints; an invalid one is reported with its field, and the others are still read.
 pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
     let list = reader.list(FIELD)?;
     let taints = list.iter().enumerate().filter_map(|(index, value)| taint(reader, index, value)).collect();
@@ -20,7 +20,7 @@ pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
 fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> {
     let at = format!("{FIELD}[{index}]");
     let Some(fields) = whole.as_object() else {
-        mistyped(reader, at, whole, "a taint is a map with key, value and effect");
+        report_mistyped(reader, at, whole, "a taint must be a map with key, value and effect");
         return None;
     };
     let mut good = true;
@@ -29,7 +29,7 @@ fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> 
         Some(Value::String(text)) => text.clone(),
         Some(other) => {
             good = false;
-            mistyped(reader, format!("{at}.{name}"), other, NO_TEXT);
+            report_mistyped(reader, format!("{at}.{name}"), other, NOT_A_STRING);
             String::new()
         }
     };
@@ -39,22 +39,22 @@ fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> 
         return None;
     }
     let wrong = if fields.get("timeAdded").is_some_and(|time| !time.is_null()) {
-        "a taint has no timeAdded before the node has it; leave that out"
+        "timeAdded is not allowed here; remove it"
     } else if !is_qualified_name(&taint.key) || !is_label_value(&taint.value) {
-        "the key of a taint is a qualified name and its value one of a label"
+        "the key of a taint must be a qualified name, and its value a label value"
     } else if !taint.effect.is_empty() && !EFFECTS.contains(&taint.effect.as_str()) {
-        "the effect of a taint is one of: NoSchedule, PreferNoSchedule, NoExecute"
+        "the effect of a taint must be one of: NoSchedule, PreferNoSchedule, NoExecute"
     } else {
         return Some(taint);
     };
     let origin = reader.origin_in(FIELD, &at);
-    reader.wrong_at(&Sourced { value: whole, origin, field: at }, wrong.to_owned());
+    reader.report_entry(&Sourced { value: whole, origin, field: at }, wrong.to_owned());
     None
 }
 
-fn mistyped(reader: &mut Reader<'_>, field: String, value: &Value, way_out: &str) {
+fn report_mistyped(reader: &mut Reader<'_>, field: String, value: &Value, remedy: &str) {
     let origin = reader.origin_in(FIELD, &field);
-    reader.mistyped_at(&Sourced { value, origin, field }, way_out.to_owned());
+    reader.report_mistyped_entry(&Sourced { value, origin, field }, remedy.to_owned());
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_arrive_and_nothing_is_an_empty_text() {
+    fn register_with_taints_is_applied_and_null_is_empty() {
         let resolved = with(
             json!([
                 {"key": "example.com/a", "value": "b", "effect": "NoExecute"},
@@ -101,7 +101,7 @@ mod tests {
         let expected = [("example.com/a", "b", "NoExecute"), ("c", "", "NoSchedule"), ("d", "", "")];
         assert_eq!(taints(&resolved), expected);
         assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
             "{:?}",
             resolved.notes
         );
@@ -109,25 +109,25 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_text_is_told_with_its_line_and_loses_no_other() {
+    fn a_mistyped_taint_value_is_reported_with_its_line() {
         for (value, shown) in [(json!(true), "true"), (json!(1), "1"), (json!(1.5), "1.5"), (json!([]), "[]")]
         {
-            let problems = with(
+            let errors = with(
                 json!([{"key": "a", "effect": "NoSchedule"}, {"key": "b", "value": value, "effect": "NoSchedule"}]),
                 &[],
             )
             .unwrap_err();
-            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert_eq!(errors.len(), 1, "{errors:?}");
             let expected = format!(
-                "invalid configuration: registerWithTaints[1].value = {shown} (kubelet.yaml:14; --register-with-taints): {NO_TEXT}"
+                "invalid configuration: registerWithTaints[1].value = {shown} (kubelet.yaml:14; --register-with-taints): {NOT_A_STRING}"
             );
-            assert_eq!(problems[0], expected);
+            assert_eq!(errors[0], expected);
         }
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
-        let problems = with(
+    fn all_taint_errors_are_reported_at_once() {
+        let errors = with(
             json!([
                 5, {"key": "-a", "effect": "NoSchedule"}, {"key": "a", "value": "b c"}, {"key": "a", "effect": "No"},
                 {"key": "a", "timeAdded": "2026-01-01T00:00:00Z"}, {"key": 1, "effect": false},
@@ -136,15 +136,15 @@ mod tests {
         )
         .unwrap_err();
         let parts = ["[0] = 5", "[1]", "[2]", "[3]", "[4]", "[5].key = 1", "[5].effect = false"];
-        assert_eq!(problems.len(), parts.len(), "{problems:#?}");
-        for (problem, part) in problems.iter().zip(parts) {
-            assert!(problem.contains(&format!("registerWithTaints{part}")), "{problem} lacks {part}");
+        assert_eq!(errors.len(), parts.len(), "{errors:#?}");
+        for (error, part) in errors.iter().zip(parts) {
+            assert!(error.contains(&format!("registerWithTaints{part}")), "{error} lacks {part}");
         }
         assert!(with(json!({"key": "a"}), &[]).unwrap_err()[0].contains("this must be a list"));
     }
 
     #[test]
-    fn the_one_for_a_cloud_says_where_it_is_from() {
+    fn the_cloud_taint_has_an_origin() {
         let cloud = "node.cloudprovider.kubernetes.io/uninitialized";
         for (given, origin) in
             [(json!([]), "--cloud-provider"), (json!([{"key": "a"}]), "kubelet.yaml:9, --cloud-provider")]

@@ -1,4 +1,4 @@
-//! Logs and traces, as the flags and both files say it (node-and-api.md §2.6, §14).
+//! Logs and traces, from the flags and both files (node-and-api.md §2.6, §14).
 
 use keelson_config::Tracing;
 
@@ -8,27 +8,27 @@ use crate::kubelet_file::KubeletFile;
 use crate::resolve::{Level, Resolver, flag};
 
 const LEVELS: &[&str] = &["off", "error", "warn", "info", "debug", "trace"];
-/// Where a kubelet looks for a collector that it is not told of.
+/// The default trace collector of a kubelet.
 const COLLECTOR: &str = "localhost:4317";
-/// The port of gRPC where a name has none.
+/// gRPC's default port for a name without one.
 const PORT: &str = "443";
 const ALL: u32 = 1_000_000;
 
 /// `tracing` of the KubeletConfiguration.
 #[derive(Debug, Default)]
 pub(crate) struct TracingFile {
-    /// Where it stands, when it does.
+    /// The origin of the field, if it is set.
     origin: Option<String>,
     endpoint: Option<Sourced<Collector>>,
     rate: Option<Sourced<u32>>,
 }
 
-/// What an endpoint of a KubeletConfiguration names.
+/// The target of an endpoint in a KubeletConfiguration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Collector {
-    /// As our own configuration has it.
+    /// An address in the format of the KeelsonConfiguration.
     At(String),
-    /// A socket without a file.
+    /// An abstract socket.
     Abstract,
 }
 
@@ -49,14 +49,14 @@ fn endpoint(reader: &mut Reader<'_>) -> Option<Sourced<Collector>> {
     let text = reader.string("tracing.endpoint").filter(|text| !text.value.is_empty())?;
     match collector(&text.value) {
         Ok(collector) => Some(text.map(|_| collector)),
-        Err(way_out) => {
-            reader.refuse(&text, way_out);
+        Err(remedy) => {
+            reader.refuse(&text, remedy);
             None
         }
     }
 }
 
-/// Reads an endpoint as gRPC does: `host:port`, `dns:host:port`, `unix:/path` or `unix-abstract:name`.
+/// Parses an endpoint as gRPC does: `host:port`, `dns:host:port`, `unix:/path` or `unix-abstract:name`.
 fn collector(text: &str) -> Result<Collector, String> {
     let with_port = |name: &str| {
         let host = name.rsplit('/').next().unwrap_or_default();
@@ -114,25 +114,25 @@ impl Resolver<'_> {
         self.traces(std::mem::take(&mut kubelet.tracing), keelson);
     }
 
-    /// Where traces go, field by field: the KubeletConfiguration goes before our own file.
+    /// The trace settings, field by field; the KubeletConfiguration overrides the KeelsonConfiguration.
     fn traces(&mut self, kubelet: TracingFile, keelson: &mut KeelsonFile) {
         let (own_endpoint, own_rate) = (keelson.trace_endpoint.take(), keelson.trace_rate.take());
         let is_collector = |text: &str| text.starts_with("http://") || text.starts_with("unix:");
         if let Some(endpoint) = own_endpoint.as_ref().filter(|endpoint| !is_collector(&endpoint.value)) {
             self.refuse(endpoint, "this must be http://host:port or unix:///path of an OTLP/gRPC collector");
         }
-        // Without a rate a kubelet samples what its callers do alone; our own file asks for all.
+        // Without a rate, a kubelet only samples traces of its callers; the KeelsonConfiguration samples all.
         let of_kubelet = kubelet.origin.clone().map(|origin| {
             let field = "tracing.samplingRatePerMillion".to_owned();
             Sourced { value: 0, origin, field }
         });
         let rate = kubelet.rate.or(own_rate).or(of_kubelet);
-        let told = kubelet.endpoint.map(|endpoint| (endpoint.clone(), endpoint.value));
-        let endpoint = match (told, own_endpoint, kubelet.origin) {
+        let explicit = kubelet.endpoint.map(|endpoint| (endpoint.clone(), endpoint.value));
+        let endpoint = match (explicit, own_endpoint, kubelet.origin) {
             (Some((endpoint, Collector::At(address))), ..) => endpoint.map(|_| address),
             (Some((endpoint, Collector::Abstract)), ..) => {
                 let text = format!(
-                    "tracing.endpoint ({}) names a socket without a file, which is not spoken to: no traces are sent",
+                    "tracing.endpoint ({}) is an abstract socket, which is not supported: no traces are sent",
                     endpoint.origin
                 );
                 self.note(Level::Warn, text);
@@ -144,7 +144,7 @@ impl Resolver<'_> {
             }
             (None, None, None) => {
                 if let Some(rate) = rate {
-                    self.refuse(&rate, "tracing.endpoint names the collector and is missing");
+                    self.refuse(&rate, "tracing.endpoint, the address of the collector, is missing");
                 }
                 return;
             }
@@ -160,7 +160,7 @@ impl Resolver<'_> {
     }
 }
 
-/// The level that shows what a kubelet shows at a verbosity: details from 4 on, every step from 6 on.
+/// The log level for a kubelet's verbosity: details from 4 on, every step from 6 on.
 fn level_of(verbosity: u32) -> String {
     match verbosity {
         0..=3 => "info",
@@ -170,7 +170,7 @@ fn level_of(verbosity: u32) -> String {
     .to_owned()
 }
 
-/// A level, or a list of `level` and `target=level`.
+/// Whether this is a level, or a list of `level` and `target=level`.
 fn is_filter(text: &str) -> bool {
     !text.is_empty()
         && text.split(',').all(|part| {
@@ -184,13 +184,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::resolve::tests::{host, keelson, kubelet, problems_of, run};
+    use crate::resolve::tests::{errors_of, host, keelson, kubelet, run};
     use crate::resolve::{Flags, Resolved};
 
-    fn with(theirs: Option<Value>, ours: Option<Value>) -> Resolved {
-        let theirs = theirs.map(|tracing| kubelet(json!({"tracing": tracing})));
-        let ours = ours.map(|tracing| keelson(json!({"tracing": tracing})));
-        run(&Flags::default(), theirs.as_ref(), ours.as_ref(), &host()).unwrap()
+    fn with(kubelet_tracing: Option<Value>, keelson_tracing: Option<Value>) -> Resolved {
+        let kubelet_tracing = kubelet_tracing.map(|tracing| kubelet(json!({"tracing": tracing})));
+        let keelson_tracing = keelson_tracing.map(|tracing| keelson(json!({"tracing": tracing})));
+        run(&Flags::default(), kubelet_tracing.as_ref(), keelson_tracing.as_ref(), &host()).unwrap()
     }
 
     fn sent(resolved: &Resolved) -> Option<(&str, u32)> {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_write_a_collector_is_one_of_ours() {
+    fn every_trace_endpoint_format_is_converted() {
         for (written, endpoint) in [
             (json!({}), "http://localhost:4317"),
             (json!({"endpoint": ""}), "http://localhost:4317"),
@@ -215,30 +215,33 @@ mod tests {
             let resolved = with(Some(written.clone()), None);
             assert_eq!(sent(&resolved), Some((endpoint, 0)), "{written}");
             assert!(
-                resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+                resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
                 "{:?}",
                 resolved.notes
             );
             assert!(resolved.config.provenance["tracing.endpoint"].starts_with("kubelet.yaml"), "{written}");
         }
         assert_eq!(sent(&with(None, None)), None);
-        let nowhere = with(Some(json!({"endpoint": "unix-abstract:otel"})), None);
-        assert_eq!(sent(&nowhere), None);
+        let abstract_socket = with(Some(json!({"endpoint": "unix-abstract:otel"})), None);
+        assert_eq!(sent(&abstract_socket), None);
         assert!(
-            nowhere.notes.iter().any(|note| note.text.contains("no traces are sent")),
+            abstract_socket.notes.iter().any(|note| note.text.contains("no traces are sent")),
             "{:?}",
-            nowhere.notes
+            abstract_socket.notes
         );
     }
 
     #[test]
-    fn the_kubelet_s_file_goes_before_ours_field_by_field() {
-        let (theirs, ours) =
+    fn kubelet_tracing_overrides_keelson_tracing_field_by_field() {
+        let (kubelet_tracing, keelson_tracing) =
             (json!({"endpoint": "a:1", "samplingRatePerMillion": 7}), json!({"endpoint": "http://b:2"}));
-        assert_eq!(sent(&with(Some(theirs), Some(ours.clone()))), Some(("http://a:1", 7)));
-        assert_eq!(sent(&with(None, Some(ours.clone()))), Some(("http://b:2", ALL)));
         assert_eq!(
-            sent(&with(Some(json!({"samplingRatePerMillion": 7})), Some(ours))),
+            sent(&with(Some(kubelet_tracing), Some(keelson_tracing.clone()))),
+            Some(("http://a:1", 7))
+        );
+        assert_eq!(sent(&with(None, Some(keelson_tracing.clone()))), Some(("http://b:2", ALL)));
+        assert_eq!(
+            sent(&with(Some(json!({"samplingRatePerMillion": 7})), Some(keelson_tracing))),
             Some(("http://b:2", 7))
         );
         let rate_alone = with(Some(json!({"samplingRatePerMillion": 1_000_000})), None);
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_collector_is_told() {
+    fn invalid_trace_endpoints_are_refused() {
         for (endpoint, part) in [
             (
                 "http://localhost:4317",
@@ -255,8 +258,8 @@ mod tests {
             ("unix:otel.sock", "an absolute path"),
             ("dns:///", "must name a host"),
         ] {
-            let problems = problems_of(json!({"tracing": {"endpoint": endpoint}}));
-            assert!(problems.len() == 1 && problems[0].contains(part), "{endpoint}: {problems:?}");
+            let errors = errors_of(json!({"tracing": {"endpoint": endpoint}}));
+            assert!(errors.len() == 1 && errors[0].contains(part), "{endpoint}: {errors:?}");
         }
     }
 }

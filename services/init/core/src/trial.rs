@@ -1,60 +1,63 @@
-//! Whether the services do well with a configuration that is tried.
+//! Whether the services are healthy with a configuration in trial.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::health::ServiceState;
-use crate::node_configuration::Wellness;
+use crate::node_configuration::ServiceStates;
 
 /// Ends of one service within a trial that may have another cause.
 const ENDS: u32 = 3;
 
-/// A service while a configuration is tried.
+/// A service during a trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tried {
-    /// How it is.
+pub struct ServiceInTrial {
+    /// Its current state.
     pub state: ServiceState,
-    /// What it says of that.
+    /// The message that explains the state.
     pub message: String,
-    /// How often it was started again since the trial began.
+    /// Its restarts since the trial began.
     pub restarts: u32,
 }
 
-/// What is known at a moment of a trial.
+/// The current result of a trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrialVerdict {
-    /// Nothing yet.
-    GoesOn,
-    /// The services do well.
+    /// Undecided.
+    Pending,
+    /// The services are healthy.
     Passed,
-    /// They do not, and why.
+    /// They are not, and why.
     Failed(String),
 }
 
 /// Judges the services after `elapsed` of a trial.
 ///
-/// One that fails for good, or ends again and again, ends the trial at once. After `period` all must be as well as they
-/// were `before`; for another `period` it is waited for that, since what they depend on may be away for a moment.
+/// A service that fails for good, or ends repeatedly, fails the trial at once. After `period`, all must be as healthy as they
+/// were `before`; they have another `period` for that, since a dependency may be down for a moment.
 pub fn judge_trial(
-    before: &Wellness,
-    now: &BTreeMap<String, Tried>,
+    before: &ServiceStates,
+    now: &BTreeMap<String, ServiceInTrial>,
     elapsed: Duration,
     period: Duration,
 ) -> TrialVerdict {
     let was = |name: &String| before.get(name).copied().unwrap_or(ServiceState::Starting);
     for (name, service) in now {
         if service.state == ServiceState::Failed && was(name) != ServiceState::Failed {
-            return TrialVerdict::Failed(format!("{name} has failed with it: {}", service.message));
+            return TrialVerdict::Failed(format!(
+                "{name} failed with this configuration: {}",
+                service.message
+            ));
         }
         if service.restarts > ENDS {
             return TrialVerdict::Failed(format!(
-                "{name} has ended {} times with it: {}",
+                "{name} ended {} times with this configuration: {}",
                 service.restarts, service.message
             ));
         }
     }
     if elapsed < period {
-        return TrialVerdict::GoesOn;
+        return TrialVerdict::Pending;
     }
     let worse: Vec<String> = now
         .iter()
@@ -64,13 +67,16 @@ pub fn judge_trial(
     if worse.is_empty() {
         TrialVerdict::Passed
     } else if elapsed < period.saturating_mul(2) {
-        TrialVerdict::GoesOn
+        TrialVerdict::Pending
     } else {
-        TrialVerdict::Failed(format!("the services are not as well with it as before: {}", worse.join("; ")))
+        TrialVerdict::Failed(format!(
+            "the services are less healthy with this configuration than before: {}",
+            worse.join("; ")
+        ))
     }
 }
 
-/// From well to ended.
+/// From healthy (0) to failed (3).
 fn rank(state: ServiceState) -> u8 {
     match state {
         ServiceState::Running => 0,
@@ -80,7 +86,7 @@ fn rank(state: ServiceState) -> u8 {
     }
 }
 
-/// The worst rank of a service that was so before. One that had not answered has shown nothing of how it is: it must.
+/// The worst rank allowed for a service with this state before. A service that had not answered yet must answer now.
 fn allowed(before: ServiceState) -> u8 {
     match before {
         ServiceState::Running => 0,

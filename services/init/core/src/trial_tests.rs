@@ -6,30 +6,34 @@ const PERIOD: Duration = Duration::from_secs(60);
 
 fn judge(before: Option<ServiceState>, now: ServiceState, restarts: u32, seconds: u64) -> TrialVerdict {
     let before = before.map(|state| ("pod-sync".to_owned(), state)).into_iter().collect();
-    let tried = Tried { state: now, message: "why".into(), restarts };
+    let tried = ServiceInTrial { state: now, message: "why".into(), restarts };
     let now = [("pod-sync".to_owned(), tried)].into();
     judge_trial(&before, &now, Duration::from_secs(seconds), PERIOD)
 }
 
 #[test]
-fn a_trial_is_passed_after_its_period_and_not_before() {
-    assert_eq!(judge(Some(Running), Running, 0, 59), TrialVerdict::GoesOn);
+fn a_trial_passes_after_its_period() {
+    assert_eq!(judge(Some(Running), Running, 0, 59), TrialVerdict::Pending);
     assert_eq!(judge(Some(Running), Running, 0, 60), TrialVerdict::Passed);
-    assert_eq!(judge(Some(Running), Running, 3, 60), TrialVerdict::Passed, "three ends may be by chance");
+    assert_eq!(
+        judge(Some(Running), Running, 3, 60),
+        TrialVerdict::Passed,
+        "three ends may have another cause"
+    );
 }
 
 #[test]
-fn a_service_that_fails_for_good_or_keeps_ending_ends_it_at_once() {
-    let failed = TrialVerdict::Failed("pod-sync has failed with it: why".into());
+fn a_service_that_fails_or_keeps_ending_fails_the_trial_at_once() {
+    let failed = TrialVerdict::Failed("pod-sync failed with this configuration: why".into());
     assert_eq!(judge(Some(Running), Failed, 0, 0), failed);
     assert_eq!(judge(None, Failed, 0, 0), failed);
-    let ended = TrialVerdict::Failed("pod-sync has ended 4 times with it: why".into());
+    let ended = TrialVerdict::Failed("pod-sync ended 4 times with this configuration: why".into());
     assert_eq!(judge(Some(Running), BackingOff, 4, 1), ended);
     assert_eq!(judge(Some(Failed), Failed, 0, 60), TrialVerdict::Passed, "it had failed before");
 }
 
 #[test]
-fn after_the_period_each_must_be_as_well_as_it_was_and_is_waited_for_once_more() {
+fn a_trial_fails_if_services_stay_less_healthy_for_another_period() {
     for (before, now, good) in [
         (Some(Running), Running, true),
         (Some(Running), Degraded, false),
@@ -55,8 +59,10 @@ fn after_the_period_each_must_be_as_well_as_it_was_and_is_waited_for_once_more()
                 [TrialVerdict::Passed, TrialVerdict::Passed, TrialVerdict::Passed]
             );
         } else {
-            assert_eq!([first, last], [TrialVerdict::GoesOn, TrialVerdict::GoesOn], "{before:?} {now}");
-            let why = format!("the services are not as well with it as before: pod-sync is {now}: why");
+            assert_eq!([first, last], [TrialVerdict::Pending, TrialVerdict::Pending], "{before:?} {now}");
+            let why = format!(
+                "the services are less healthy with this configuration than before: pod-sync is {now}: why"
+            );
             assert_eq!(over, TrialVerdict::Failed(why), "{before:?} {now}");
         }
     }

@@ -1,6 +1,6 @@
-//! docs/flags.md is as the table of flags.
+//! Checks that docs/flags.md matches the table of flags.
 //!
-//! `KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference` writes it; without it the test compares.
+//! `KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference` writes it; without the variable the test compares.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 use keelson_init_core::flags::{flags, reference};
 
 #[test]
-fn the_page_of_flags_is_as_the_table() {
+fn docs_flags_md_matches_the_table_of_flags() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/flags.md");
     let page = reference();
     for flag in flags() {
@@ -22,6 +22,6 @@ fn the_page_of_flags_is_as_the_table() {
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == page,
-        "docs/flags.md is not as the table of flags: KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference writes it"
+        "docs/flags.md does not match the table of flags: KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference writes it"
     );
 }

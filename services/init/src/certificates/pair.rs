@@ -1,11 +1,11 @@
-//! Certificates and the key of the first, PEM: whether they belong together, and how long they hold.
+//! A PEM key pair: checks that the key belongs to the certificate, and reads the validity.
 
 use keelson_init_core::Validity;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
-/// Certificates, the node's own first, and its key.
+/// A chain of certificates, the node's own first, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// PEM.
@@ -15,27 +15,27 @@ pub(crate) struct Pair {
     pub(crate) validity: Validity,
 }
 
-/// What is wrong with a pair.
+/// An invalid pair.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(crate) enum PairProblem {
-    #[error("it is no PEM")]
+pub(crate) enum PairError {
+    #[error("it is not PEM")]
     NoPem,
     #[error("it has no certificate")]
     NoCertificate,
     #[error("a certificate in it cannot be read")]
     Certificate,
-    #[error("it has no private key that could be read")]
+    #[error("it has no readable private key")]
     NoKey,
-    #[error("its key is not that of its certificate")]
-    OfAnother,
+    #[error("its key does not match its certificate")]
+    KeyMismatch,
 }
 
 impl Pair {
-    /// Reads a pair from one file, or from two that stand one after the other.
-    pub(crate) fn read(pem: &[u8]) -> Result<Self, PairProblem> {
+    /// Reads a pair from one PEM file, or from two that are concatenated.
+    pub(crate) fn read(pem: &[u8]) -> Result<Self, PairError> {
         let (mut certificates, mut key) = (Vec::new(), None);
         for block in Pem::iter_from_buffer(pem) {
-            let block = block.map_err(|_| PairProblem::NoPem)?;
+            let block = block.map_err(|_| PairError::NoPem)?;
             if block.label == "CERTIFICATE" {
                 certificates.push(block);
             } else if block.label.ends_with("PRIVATE KEY") && key.is_none() {
@@ -43,32 +43,33 @@ impl Pair {
             }
         }
         let validity = validity_of(certificates.iter().map(|block| block.contents.as_slice()))?;
-        let own = certificates.first().ok_or(PairProblem::NoCertificate)?;
-        let key = key.ok_or(PairProblem::NoKey)?;
-        let (_, own) = X509Certificate::from_der(&own.contents).map_err(|_| PairProblem::Certificate)?;
-        belongs(&own, &key)?;
-        Ok(Self { certificates: certificates.iter().map(text_of).collect(), key: text_of(&key), validity })
+        let own_pair = certificates.first().ok_or(PairError::NoCertificate)?;
+        let key = key.ok_or(PairError::NoKey)?;
+        let (_, own_pair) =
+            X509Certificate::from_der(&own_pair.contents).map_err(|_| PairError::Certificate)?;
+        check_key(&own_pair, &key)?;
+        Ok(Self { certificates: certificates.iter().map(to_pem).collect(), key: to_pem(&key), validity })
     }
 
-    /// As it is kept: certificates, then the key.
+    /// The format of stored pairs: the certificates, then the key.
     pub(crate) fn pem(&self) -> String {
         format!("{}{}", self.certificates, self.key)
     }
 }
 
-/// How long certificates hold that are given as PEM.
-pub(crate) fn validity(pem: &[u8]) -> Result<Validity, PairProblem> {
+/// The validity of PEM certificates.
+pub(crate) fn validity(pem: &[u8]) -> Result<Validity, PairError> {
     let blocks: Vec<Pem> =
-        Pem::iter_from_buffer(pem).collect::<Result<_, _>>().map_err(|_| PairProblem::NoPem)?;
+        Pem::iter_from_buffer(pem).collect::<Result<_, _>>().map_err(|_| PairError::NoPem)?;
     validity_of(
         blocks.iter().filter(|block| block.label == "CERTIFICATE").map(|block| block.contents.as_slice()),
     )
 }
 
-fn validity_of<'a>(chain: impl Iterator<Item = &'a [u8]>) -> Result<Validity, PairProblem> {
+fn validity_of<'a>(chain: impl Iterator<Item = &'a [u8]>) -> Result<Validity, PairError> {
     let mut found: Option<Validity> = None;
     for der in chain {
-        let (_, certificate) = X509Certificate::from_der(der).map_err(|_| PairProblem::Certificate)?;
+        let (_, certificate) = X509Certificate::from_der(der).map_err(|_| PairError::Certificate)?;
         let (from, until) = {
             let validity = certificate.validity();
             (validity.not_before.timestamp(), validity.not_after.timestamp())
@@ -76,11 +77,11 @@ fn validity_of<'a>(chain: impl Iterator<Item = &'a [u8]>) -> Result<Validity, Pa
         let validity = found.get_or_insert(Validity { not_before: from, not_after: until });
         validity.not_after = validity.not_after.min(until);
     }
-    found.ok_or(PairProblem::NoCertificate)
+    found.ok_or(PairError::NoCertificate)
 }
 
-/// PEM of a block (RFC 7468).
-fn text_of(block: &Pem) -> String {
+/// Encodes a block as PEM (RFC 7468).
+fn to_pem(block: &Pem) -> String {
     use base64::Engine as _;
     let text = base64::engine::general_purpose::STANDARD.encode(&block.contents);
     let lines: String =
@@ -88,32 +89,32 @@ fn text_of(block: &Pem) -> String {
     format!("-----BEGIN {0}-----\n{lines}-----END {0}-----\n", block.label)
 }
 
-/// Whether a private key is that of a certificate, by what it says of its public part. One that says nothing of it is taken:
-/// the first connection shows.
-fn belongs(certificate: &X509Certificate<'_>, key: &Pem) -> Result<(), PairProblem> {
-    let public = certificate.public_key();
-    let said = match key.label.as_str() {
-        "PRIVATE KEY" => of_pkcs8(&key.contents),
-        "EC PRIVATE KEY" => of_ec(&key.contents),
-        "RSA PRIVATE KEY" => of_rsa(&key.contents),
+/// Checks that a private key belongs to a certificate, by the public key that it contains. A key without one is accepted; the
+/// first connection shows whether it matches.
+fn check_key(certificate: &X509Certificate<'_>, key: &Pem) -> Result<(), PairError> {
+    let subject = certificate.public_key();
+    let found = match key.label.as_str() {
+        "PRIVATE KEY" => parse_pkcs8(&key.contents),
+        "EC PRIVATE KEY" => parse_ec(&key.contents),
+        "RSA PRIVATE KEY" => parse_rsa(&key.contents),
         _ => None,
     };
-    let Said { public: said, is_rsa } = said.ok_or(PairProblem::NoKey)?;
-    let Some(said) = said else { return Ok(()) };
-    let theirs = match public.parsed() {
+    let EmbeddedPublicKey { public, is_rsa } = found.ok_or(PairError::NoKey)?;
+    let Some(embedded) = public else { return Ok(()) };
+    let theirs = match subject.parsed() {
         Ok(PublicKey::RSA(rsa)) if is_rsa => rsa.modulus,
-        _ if is_rsa => return Err(PairProblem::OfAnother),
-        _ => public.subject_public_key.data.as_ref(),
+        _ if is_rsa => return Err(PairError::KeyMismatch),
+        _ => subject.subject_public_key.data.as_ref(),
     };
     let trimmed = |bytes: &[u8]| -> Vec<u8> {
         let zeros = if is_rsa { bytes.iter().take_while(|byte| **byte == 0).count() } else { 0 };
         bytes[zeros..].to_vec()
     };
-    if trimmed(said) == trimmed(theirs) { Ok(()) } else { Err(PairProblem::OfAnother) }
+    if trimmed(embedded) == trimmed(theirs) { Ok(()) } else { Err(PairError::KeyMismatch) }
 }
 
-/// What a private key says of its public part: the point of a curve, or the modulus of RSA.
-struct Said<'a> {
+/// The public key in a private key: the point of a curve, or the modulus of RSA.
+struct EmbeddedPublicKey<'a> {
     public: Option<&'a [u8]>,
     is_rsa: bool,
 }
@@ -122,12 +123,12 @@ const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
 const OCTET_STRING: u8 = 0x04;
 const SEQUENCE: u8 = 0x30;
-/// `[1]`, around the public key in RFC 5915 and, without the tag of its content, in RFC 5958.
+/// `[1]`: the public key in RFC 5915; RFC 5958 omits the tag of its content.
 const PUBLIC: u8 = 0xa1;
 const PUBLIC_IMPLICIT: u8 = 0x81;
 
 /// PrivateKeyInfo (RFC 5208, RFC 5958).
-fn of_pkcs8(der: &[u8]) -> Option<Said<'_>> {
+fn parse_pkcs8(der: &[u8]) -> Option<EmbeddedPublicKey<'_>> {
     let (SEQUENCE, body, _) = element(der)? else { return None };
     let (INTEGER, _, rest) = element(body)? else { return None };
     let (SEQUENCE, _, rest) = element(rest)? else { return None };
@@ -135,16 +136,16 @@ fn of_pkcs8(der: &[u8]) -> Option<Said<'_>> {
     while !rest.is_empty() {
         let (tag, content, further) = element(rest)?;
         if tag == PUBLIC_IMPLICIT {
-            return Some(Said { public: content.get(1..), is_rsa: false });
+            return Some(EmbeddedPublicKey { public: content.get(1..), is_rsa: false });
         }
         rest = further;
     }
-    // Whatever is no sequence is a key of another kind, such as Ed25519's.
-    of_ec(inner).or_else(|| of_rsa(inner)).or(Some(Said { public: None, is_rsa: false }))
+    // Other content is a key of another kind, such as Ed25519.
+    parse_ec(inner).or_else(|| parse_rsa(inner)).or(Some(EmbeddedPublicKey { public: None, is_rsa: false }))
 }
 
 /// ECPrivateKey (RFC 5915).
-fn of_ec(der: &[u8]) -> Option<Said<'_>> {
+fn parse_ec(der: &[u8]) -> Option<EmbeddedPublicKey<'_>> {
     let (SEQUENCE, body, _) = element(der)? else { return None };
     let (INTEGER, _, rest) = element(body)? else { return None };
     let (OCTET_STRING, _, mut rest) = element(rest)? else { return None };
@@ -152,22 +153,22 @@ fn of_ec(der: &[u8]) -> Option<Said<'_>> {
         let (tag, content, further) = element(rest)?;
         if tag == PUBLIC {
             let (BIT_STRING, bits, _) = element(content)? else { return None };
-            return Some(Said { public: bits.get(1..), is_rsa: false });
+            return Some(EmbeddedPublicKey { public: bits.get(1..), is_rsa: false });
         }
         rest = further;
     }
-    Some(Said { public: None, is_rsa: false })
+    Some(EmbeddedPublicKey { public: None, is_rsa: false })
 }
 
 /// RSAPrivateKey (RFC 8017).
-fn of_rsa(der: &[u8]) -> Option<Said<'_>> {
+fn parse_rsa(der: &[u8]) -> Option<EmbeddedPublicKey<'_>> {
     let (SEQUENCE, body, _) = element(der)? else { return None };
     let (INTEGER, _, rest) = element(body)? else { return None };
     let (INTEGER, modulus, _) = element(rest)? else { return None };
-    Some(Said { public: Some(modulus), is_rsa: true })
+    Some(EmbeddedPublicKey { public: Some(modulus), is_rsa: true })
 }
 
-/// The first element of DER: its tag, its content, and what follows it (X.690).
+/// The first DER element: its tag, its content, and the rest of the input (X.690).
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -187,8 +188,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A pair that holds between two moments, certificate and key apart.
-    pub(crate) fn made(name: &str, from: i64, until: i64) -> (String, String) {
+    /// A self-signed pair with this validity; certificate and key separately.
+    pub(crate) fn make_pair(name: &str, from: i64, until: i64) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         let moment =
@@ -198,43 +199,43 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pair_is_read_with_its_validity_and_written_as_it_is_kept() {
-        let (own, key) = made("n", 1_000, 9_000);
-        let (authority, _) = made("ca", 500, 8_000);
-        let pair = Pair::read(format!("{own}{authority}{key}").as_bytes()).unwrap();
+    fn a_pair_round_trips_with_its_validity() {
+        let (own_pair, key) = make_pair("n", 1_000, 9_000);
+        let (authority, _) = make_pair("ca", 500, 8_000);
+        let pair = Pair::read(format!("{own_pair}{authority}{key}").as_bytes()).unwrap();
         assert_eq!(
             pair.validity,
             Validity { not_before: 1_000, not_after: 8_000 },
-            "the first that ends counts"
+            "the earliest expiry of the chain"
         );
         assert_eq!(Pair::read(pair.pem().as_bytes()).unwrap(), pair);
-        assert_eq!(Pair::read(format!("{key}{own}").as_bytes()).unwrap().validity.not_after, 9_000);
-        assert_eq!(validity(own.as_bytes()).unwrap().not_after, 9_000);
+        assert_eq!(Pair::read(format!("{key}{own_pair}").as_bytes()).unwrap().validity.not_after, 9_000);
+        assert_eq!(validity(own_pair.as_bytes()).unwrap().not_after, 9_000);
     }
 
     #[test]
-    fn what_does_not_belong_together_or_is_no_pair_is_refused() {
-        let ((own, key), (other, other_key)) = (made("n", 0, 9_000), made("n", 0, 9_000));
+    fn mismatched_and_incomplete_pairs_are_refused() {
+        let ((own_pair, key), (other, other_key)) = (make_pair("n", 0, 9_000), make_pair("n", 0, 9_000));
         let broken = "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n";
-        for (pem, problem) in [
-            (format!("{own}{other_key}"), PairProblem::OfAnother),
-            (format!("{other}{own}{key}"), PairProblem::OfAnother),
-            (own.clone(), PairProblem::NoKey),
-            (key.clone(), PairProblem::NoCertificate),
-            (String::new(), PairProblem::NoCertificate),
-            (format!("{broken}{key}"), PairProblem::Certificate),
-            (format!("{own}{}", broken.replace("CERTIFICATE", "PRIVATE KEY")), PairProblem::NoKey),
-            ("-----BEGIN CERTIFICATE-----\n%%\n-----END CERTIFICATE-----\n".to_owned(), PairProblem::NoPem),
+        for (pem, error) in [
+            (format!("{own_pair}{other_key}"), PairError::KeyMismatch),
+            (format!("{other}{own_pair}{key}"), PairError::KeyMismatch),
+            (own_pair.clone(), PairError::NoKey),
+            (key.clone(), PairError::NoCertificate),
+            (String::new(), PairError::NoCertificate),
+            (format!("{broken}{key}"), PairError::Certificate),
+            (format!("{own_pair}{}", broken.replace("CERTIFICATE", "PRIVATE KEY")), PairError::NoKey),
+            ("-----BEGIN CERTIFICATE-----\n%%\n-----END CERTIFICATE-----\n".to_owned(), PairError::NoPem),
         ] {
-            assert_eq!(Pair::read(pem.as_bytes()), Err(problem), "{pem}");
+            assert_eq!(Pair::read(pem.as_bytes()), Err(error), "{pem}");
         }
     }
 
-    /// As other programs write them: SEC 1, PKCS #1 and PKCS #8. Made for this test.
+    /// Formats that other programs write: SEC 1, PKCS #1 and PKCS #8. The files were created for this test.
     #[test]
-    fn keys_in_the_forms_of_other_programs_are_known_as_their_certificates_own() {
+    fn keys_in_sec1_pkcs1_and_pkcs8_format_match_their_certificates() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pairs");
-        let (_, stranger) = made("n", 0, 1);
+        let (_, stranger) = make_pair("n", 0, 1);
         for (name, label) in [
             ("ec.pem", "EC PRIVATE KEY"),
             ("rsa.pem", "RSA PRIVATE KEY"),
@@ -245,11 +246,11 @@ pub(super) mod tests {
             let pair = Pair::read(pem.as_bytes()).unwrap();
             assert!(pair.key.contains(&format!("BEGIN {label}-")), "{name}");
             let mixed = Pair::read(format!("{}{stranger}", pair.certificates).as_bytes());
-            assert_eq!(mixed, Err(PairProblem::OfAnother), "{name}");
-            let of_another = Pair::read(format!("{}{}", made("n", 0, 1).0, pair.key).as_bytes());
-            // A key of Ed25519 says nothing of its public part.
-            let expected = if name == "ed25519.pem" { Ok(()) } else { Err(PairProblem::OfAnother) };
-            assert_eq!(of_another.map(drop), expected, "{name}");
+            assert_eq!(mixed, Err(PairError::KeyMismatch), "{name}");
+            let mismatched = Pair::read(format!("{}{}", make_pair("n", 0, 1).0, pair.key).as_bytes());
+            // An Ed25519 key does not contain its public key.
+            let expected = if name == "ed25519.pem" { Ok(()) } else { Err(PairError::KeyMismatch) };
+            assert_eq!(mismatched.map(drop), expected, "{name}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The folder of a node's certificates, in a kubelet's layout (node-and-api.md §6.6).
+//! The folder of the node's certificates, in a kubelet's layout (node-and-api.md §6.6).
 //!
-//! A pair is a file that is named by its moment; the link `…-current.pem` leads to the one in force. It is switched by a rename
-//! of another link, `…-updated.pem`, so there is a whole pair at each moment; one that was left halfway is put right by the
-//! next look.
+//! A pair is a file with its time in the name; the link `…-current.pem` leads to the current one. The link is replaced by a
+//! rename of another link, `…-updated.pem`, so that there is always a complete pair; the next call repairs an interrupted
+//! change.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,27 +10,27 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use keelson_config::{CertificateKind, Certificates};
-use keelson_init_core::{outlived, stored_name};
+use keelson_init_core::{files_to_remove, stored_name};
 
-use super::pair::{Pair, PairProblem};
+use super::pair::{Pair, PairError};
 
-/// How many names are tried for pairs that are stored in one second.
-const TRIES: i64 = 60;
+/// How many names are tried for pairs that are stored within one second.
+const MAX_NAME_ATTEMPTS: i64 = 60;
 
-/// Why the folder does not do.
+/// An error of the certificate folder.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("cannot read the certificate in {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot use the certificate in {}; remove it, and another one is asked for", path.display())]
-    Unusable { path: PathBuf, source: PairProblem },
-    #[error("{} is a file, and has to be a link to the one in force; move it away", path.display())]
+    #[error("cannot use the certificate in {}; remove it, and a new one is requested", path.display())]
+    Unusable { path: PathBuf, source: PairError },
+    #[error("{} is a file and has to be a link to the current certificate; move the file away", path.display())]
     NoLink { path: PathBuf },
-    #[error("cannot keep a certificate in {}; --cert-dir names another folder", path.display())]
+    #[error("cannot store a certificate in {}; set another folder with --cert-dir", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// The pairs of a kind.
+/// The stored pairs of one kind.
 #[derive(Debug)]
 pub(crate) struct Store<'a> {
     dir: &'a Path,
@@ -40,12 +40,12 @@ pub(crate) struct Store<'a> {
 }
 
 impl<'a> Store<'a> {
-    pub(crate) fn of(settings: &'a Certificates, kind: CertificateKind) -> Self {
+    pub(crate) fn new(settings: &'a Certificates, kind: CertificateKind) -> Self {
         let updated = settings.dir.join(format!("{}-updated.pem", kind.prefix()));
         Self { dir: &settings.dir, kind, current: settings.current(kind), updated }
     }
 
-    /// The pair in force; `None` where there is none. Without a link it is that of `<prefix>.crt` and `<prefix>.key`.
+    /// The current pair, if there is one. Without a link it is the pair of `<prefix>.crt` and `<prefix>.key`.
     pub(crate) fn current(&self) -> Result<Option<Pair>, StoreError> {
         let path = &self.current;
         let pem = if is_link(path)? {
@@ -53,7 +53,7 @@ impl<'a> Store<'a> {
         } else {
             let [certificates, key] =
                 ["crt", "key"].map(|end| self.dir.join(format!("{}.{end}", self.kind.prefix())));
-            let (Some(mut pem), Some(key)) = (read_if_there(&certificates)?, read_if_there(&key)?) else {
+            let (Some(mut pem), Some(key)) = (read_if_exists(&certificates)?, read_if_exists(&key)?) else {
                 return Ok(None);
             };
             pem.push(b'\n');
@@ -64,8 +64,8 @@ impl<'a> Store<'a> {
         Ok(Some(pair))
     }
 
-    /// Puts right what was left halfway: a new link that was not renamed yet takes its place where there is none, and is
-    /// removed otherwise, to be made again.
+    /// Repairs an interrupted change: a new link that was not renamed yet becomes the current one if there is none, and is
+    /// removed otherwise.
     pub(crate) fn repair(&self) -> Result<(), StoreError> {
         let is_current = is_link(&self.current)?;
         if !is_link(&self.updated)? {
@@ -73,7 +73,7 @@ impl<'a> Store<'a> {
         }
         let is_good = fs::read(&self.updated).is_ok_and(|pem| Pair::read(&pem).is_ok());
         let done = if is_good && !is_current {
-            tracing::info!(link = %self.current.display(), "finished the interrupted switch of certificates");
+            tracing::info!(link = %self.current.display(), "completed the interrupted change of certificates");
             fs::rename(&self.updated, &self.current)
         } else {
             fs::remove_file(&self.updated)
@@ -81,29 +81,29 @@ impl<'a> Store<'a> {
         done.map_err(|source| self.write_error(source))
     }
 
-    /// Stores a pair, and has it be the one in force. Older files go, but for the last few.
+    /// Stores a pair and makes it the current one. Removes old files except the newest ones.
     pub(crate) fn put(&self, pair: &Pair, now: i64) -> Result<(), StoreError> {
-        // A file of somebody's in the place of the link would be replaced by the rename: it is an error here.
+        // The rename would replace a foreign file in the place of the link: report an error instead.
         self.repair()?;
         let stored = self.write(pair, now).map_err(|source| self.write_error(source))?;
         let switched = symlink(self.dir.join(&stored), &self.updated)
             .and_then(|()| fs::rename(&self.updated, &self.current))
             .and_then(|()| fs::File::open(self.dir)?.sync_all());
         switched.map_err(|source| self.write_error(source))?;
-        tracing::info!(file = %self.dir.join(&stored).display(), "a new {} certificate is in force", self.kind.word());
-        self.forget_old(&stored);
+        tracing::info!(file = %self.dir.join(&stored).display(), "stored a new {} certificate", self.kind.word());
+        self.remove_old(&stored);
         Ok(())
     }
 
-    /// Writes a file of its own, which is on the disk when its name is told.
+    /// Writes a new file and returns its name once the file is on disk.
     fn write(&self, pair: &Pair, now: i64) -> io::Result<String> {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(self.dir)?;
         let mut result = Err(io::Error::from(io::ErrorKind::AlreadyExists));
-        for later in 0..TRIES {
+        for later in 0..MAX_NAME_ATTEMPTS {
             let name = stored_name(self.kind, now + later);
-            let opened =
+            let open_issued =
                 fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.dir.join(&name));
-            match opened {
+            match open_issued {
                 Ok(mut file) => {
                     file.write_all(pair.pem().as_bytes())?;
                     file.sync_all()?;
@@ -116,11 +116,11 @@ impl<'a> Store<'a> {
         result
     }
 
-    fn forget_old(&self, in_force: &str) {
+    fn remove_old(&self, in_force: &str) {
         let Ok(entries) = fs::read_dir(self.dir) else { return };
         let names: Vec<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        for name in outlived(self.kind, &names, in_force) {
+        for name in files_to_remove(self.kind, &names, in_force) {
             if let Err(error) = fs::remove_file(self.dir.join(name)) {
                 tracing::warn!(%error, name, "cannot remove an old certificate");
             }
@@ -132,7 +132,7 @@ impl<'a> Store<'a> {
     }
 }
 
-/// Whether there is a link; anything else in its place is an error.
+/// Whether there is a link; a file of another type is an error.
 fn is_link(path: &Path) -> Result<bool, StoreError> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_symlink() => Ok(true),
@@ -142,7 +142,7 @@ fn is_link(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     match fs::read(path) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -154,14 +154,14 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
-    use super::super::pair::tests::made;
+    use super::super::pair::tests::make_pair;
     use super::*;
 
     const NOW: i64 = 1_800_000_000;
 
     fn pair(name: &str) -> Pair {
-        let (own, key) = made(name, NOW - 10, NOW + 1000);
-        Pair::read(format!("{own}{key}").as_bytes()).unwrap()
+        let (own_pair, key) = make_pair(name, NOW - 10, NOW + 1000);
+        Pair::read(format!("{own_pair}{key}").as_bytes()).unwrap()
     }
 
     fn settings(dir: &Path) -> Certificates {
@@ -178,10 +178,10 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pair_is_a_file_of_its_own_that_the_link_leads_to_and_the_last_three_stay() {
+    fn a_new_pair_becomes_current_and_the_last_three_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
-        let store = Store::of(&settings, CertificateKind::Client);
+        let store = Store::new(&settings, CertificateKind::Client);
         assert_eq!(store.current().unwrap(), None);
         for second in 0..5 {
             let pair = pair("n");
@@ -197,30 +197,30 @@ mod tests {
             names(&settings.dir),
             [stored(2), stored(3), stored(4), "kubelet-client-current.pem".into()]
         );
-        // Two in one second.
+        // Two pairs within one second.
         store.put(&pair("n"), NOW + 4).unwrap();
         assert!(names(&settings.dir).contains(&stored(5)));
     }
 
     #[test]
-    fn an_interrupted_switch_is_finished_or_taken_back() {
+    fn an_interrupted_certificate_change_is_completed_or_undone() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
-        let store = Store::of(&settings, CertificateKind::Serving);
+        let store = Store::new(&settings, CertificateKind::Serving);
         let (first, second) = (pair("one"), pair("two"));
         store.put(&first, NOW).unwrap();
-        // Killed after the new link was made: the one in force goes on, and the next one takes its turn.
+        // Killed after the new link was created: the current pair stays, and the next one replaces it.
         let written = store.write(&second, NOW + 1).unwrap();
         symlink(settings.dir.join(&written), &store.updated).unwrap();
         store.repair().unwrap();
         assert_eq!(store.current().unwrap(), Some(first));
         assert!(!names(&settings.dir).contains(&"kubelet-server-updated.pem".to_owned()));
-        // A kubelet removes the link in force before it renames the other, and may be killed between the two.
+        // A kubelet removes the current link before it renames the other, and may be killed in between.
         fs::remove_file(&store.current).unwrap();
         symlink(settings.dir.join(&written), &store.updated).unwrap();
         store.repair().unwrap();
         assert_eq!(store.current().unwrap(), Some(second.clone()));
-        // A link to what was never finished.
+        // A link to an incomplete file.
         fs::remove_file(&store.current).unwrap();
         fs::write(settings.dir.join("half.pem"), &second.certificates).unwrap();
         symlink(settings.dir.join("half.pem"), &store.updated).unwrap();
@@ -231,11 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_place_of_a_link_is_left_alone_and_told() {
+    fn a_file_in_place_of_the_current_link_is_kept_and_reported() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
         fs::create_dir(&settings.dir).unwrap();
-        let store = Store::of(&settings, CertificateKind::Client);
+        let store = Store::new(&settings, CertificateKind::Client);
         for name in ["kubelet-client-current.pem", "kubelet-client-updated.pem"] {
             let path = settings.dir.join(name);
             fs::write(&path, "somebody's").unwrap();
@@ -248,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_link_two_files_are_a_pair_and_one_is_none() {
+    fn without_a_link_crt_and_key_files_are_the_current_pair() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
         fs::create_dir(&settings.dir).unwrap();
-        let store = Store::of(&settings, CertificateKind::Client);
+        let store = Store::new(&settings, CertificateKind::Client);
         let pair = pair("n");
         fs::write(settings.dir.join("kubelet-client.crt"), &pair.certificates).unwrap();
         assert_eq!(store.current().unwrap(), None);

@@ -1,4 +1,4 @@
-//! The files by which pod-config, init and node-status speak of the node configuration.
+//! The files through which pod-config, init and node-status exchange the node configuration.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -12,43 +12,43 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// More than JSON makes of the longest content.
-const MOST: u64 = 8 * AssignedConfiguration::MAX_BYTES as u64;
+/// An upper bound of the longest content in JSON, in bytes.
+const MAX_FILE_BYTES: u64 = 8 * AssignedConfiguration::MAX_BYTES as u64;
 
-/// Which file it is: device, inode, size and moment of its last change; `None`: there is none.
+/// Identifies a state of the file: device, inode, size and modification time; `None`: the file does not exist.
 pub(super) type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// The file at `path` as it is now.
+/// The current stamp of the file at `path`.
 pub(super) fn stamp(path: &Path) -> Stamp {
     let meta = fs::symlink_metadata(path).ok()?;
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// What pod-config says that stands under the key; `None`: nothing. Its folder is not root's, so nothing but a regular
-/// file of a bounded size is read.
+/// Reads the content of the key from pod-config; `None`: the key is empty. The folder does not belong to root, so only a
+/// regular file of limited size is read.
 pub(super) fn read(path: &Path) -> io::Result<Option<AssignedConfiguration>> {
-    let named =
+    let with_path =
         |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()));
     let opened = fs::File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let file = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(named)?,
+        opened => opened.map_err(with_path)?,
     };
-    if !file.metadata().map_err(named)?.is_file() {
-        return Err(named(io::Error::other("it is no regular file")));
+    if !file.metadata().map_err(with_path)?.is_file() {
+        return Err(with_path(io::Error::other("it is not a regular file")));
     }
     let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes).map_err(named)?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| named(error.into()))
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(with_path)?;
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| with_path(error.into()))
 }
 
-/// Replaces what others are told, mode 0640, the operator group's; removes it where there is nothing to tell.
-pub(super) fn tell(config: &Config, status: Option<&ConfigurationStatus>) -> anyhow::Result<()> {
-    let Some(status) = status else { return forget_status(&config.paths) };
+/// Replaces the published status, mode 0640, group of the operators; removes it if there is none.
+pub(super) fn write_status(config: &Config, status: Option<&ConfigurationStatus>) -> anyhow::Result<()> {
+    let Some(status) = status else { return remove_status(&config.paths) };
     let path = config.paths.configuration_status();
     let temporary = path.with_extension("json.new");
     let write = || -> io::Result<()> {
-        crate::remove_if_there(&temporary)?;
+        crate::remove_if_exists(&temporary)?;
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o640).open(&temporary)?;
         file.write_all(&serde_json::to_vec(status)?)
     };
@@ -57,13 +57,13 @@ pub(super) fn tell(config: &Config, status: Option<&ConfigurationStatus>) -> any
     fs::rename(&temporary, &path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Removes what others were told.
-pub(crate) fn forget_status(paths: &Paths) -> anyhow::Result<()> {
+/// Removes the published status.
+pub(crate) fn remove_status(paths: &Paths) -> anyhow::Result<()> {
     let path = paths.configuration_status();
-    crate::remove_if_there(&path).with_context(|| format!("cannot remove {}", path.display()))
+    crate::remove_if_exists(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// What the kernel says about the folder of pod-config (inotify(7)). Without it changes are seen at each heartbeat.
+/// Watches the folder of pod-config (inotify(7)). Without it, changes are noticed at the next heartbeat.
 #[derive(Debug)]
 pub(super) struct Watch {
     folder: PathBuf,
@@ -78,12 +78,12 @@ impl Watch {
             Ok(unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?)
         };
         let events = open()
-            .inspect_err(|error| tracing::warn!(%error, "changes of the node configuration are seen late"))
+            .inspect_err(|error| tracing::warn!(%error, "cannot watch the node configuration: changes are noticed with a delay"))
             .ok();
         Self { folder, events }
     }
 
-    /// Sets the watch: anew where the folder is another one, else it stays.
+    /// Sets the watch, also if the folder was replaced.
     pub(super) fn renew(&self) {
         let mask = WatchFlags::MOVED_TO | WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         if let Some(events) = &self.events
@@ -93,14 +93,14 @@ impl Watch {
         }
     }
 
-    /// Waits until something has come to the folder, or gone. Cancel-safe: events are taken when they are told.
+    /// Waits until a file appears in the folder or disappears. Cancel-safe: events are only consumed when it returns.
     pub(super) async fn changed(&self) {
         let Some(events) = &self.events else { return std::future::pending().await };
         loop {
             let Ok(mut ready) = events.readable().await else { return std::future::pending().await };
-            // What they are is of no interest: the file is looked at.
-            let taken = ready.try_io(|events| Ok(rustix::io::read(events, &mut [0; 4096])?));
-            if matches!(taken, Ok(Ok(_))) {
+            // The events are not needed: the file is read again.
+            let consumed = ready.try_io(|events| Ok(rustix::io::read(events, &mut [0; 4096])?));
+            if matches!(consumed, Ok(Ok(_))) {
                 return;
             }
         }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_regular_file_is_read_and_nothing_else() {
+    fn only_a_regular_file_of_the_node_configuration_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("node-configuration.json");
         assert_eq!((read(&path).unwrap(), stamp(&path)), (None, None));
@@ -131,11 +131,11 @@ mod tests {
         assert!(read(&path).is_err(), "a link");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("no regular file"));
+        assert!(read(&path).unwrap_err().to_string().contains("not a regular file"));
     }
 
     #[tokio::test]
-    async fn a_file_that_comes_or_goes_is_told() {
+    async fn the_watch_reports_created_and_removed_files() {
         let dir = tempfile::tempdir().unwrap();
         let watch = Watch::new(dir.path().to_owned());
         watch.renew();

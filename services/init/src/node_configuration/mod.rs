@@ -1,11 +1,12 @@
-//! The configuration under this node's key: laid over the files, tried, kept or taken back (architecture §7).
+//! The configuration under this node's key: merged over the files, tried, kept or rolled back (architecture §7).
 //!
-//! pod-config leaves what stands under the key in its state folder, also while etcd is away. The loop
-//! `node-configuration` looks at it, has the pure [`Kept`] decide, and carries out: what is remembered is written first,
-//! then the configuration, then the services are started again. A start that finds any of it half done does it again.
+//! pod-config leaves the content of the key in its state folder, where it stays while etcd is down. The loop
+//! `node-configuration` reads it, lets the pure [`ConfigurationCheckpoint`] decide, and carries out the decision: it writes
+//! the checkpoint, then the configuration, and then restarts the services. After a crash the next start repeats the
+//! unfinished steps.
 
 mod files;
-mod ingredients;
+mod inputs;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use keelson_config::{AssignedConfiguration, Config, ConfigurationStatus, ServiceName};
 use keelson_init_core::{
-    Judgement, Kept, Resolved, ServiceState, Step, TrialVerdict, Tried, Wellness, judge_trial, means_the_same,
+    ConfigurationCheckpoint, KeyAction, Resolution, Resolved, ServiceInTrial, ServiceState, ServiceStates,
+    TrialVerdict, is_equivalent, judge_trial,
 };
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, Context, LoopHandle, Progress, StateFile};
@@ -24,89 +26,97 @@ use tokio::time::{Instant, timeout};
 use crate::node_configuration::files::{Stamp, Watch};
 use crate::supervisor::{Command, Services};
 
-pub(crate) use crate::node_configuration::files::forget_status;
-pub(crate) use crate::node_configuration::ingredients::Ingredients;
+pub(crate) use crate::node_configuration::files::remove_status;
+pub(crate) use crate::node_configuration::inputs::ConfigInputs;
 
-/// The condition that says whether what stands under the key can be read and carried out.
+/// The condition that says whether the content of the key can be read.
 const CONDITION: &str = "node configuration";
-/// A restart takes at most the time that a service has to end, and a little.
+/// A restart takes at most the time that a service has to end, and some more.
 const RESTART_WITHIN: Duration = Duration::from_secs(8);
-/// How long the services may take to say how they are, before anything new is tried, at most.
-const SETTLE: Duration = Duration::from_secs(30);
-/// Why services are started again, as their last message shows it.
-const WHY: &str = "for another configuration";
+/// The maximum time that services have to report their state before something new is tried.
+const MAX_SETTLE_TIME: Duration = Duration::from_secs(30);
+/// The reason of the restarts, as shown in the services' last message.
+const RESTART_REASON: &str = "for another configuration";
 
-/// What is remembered, as its file has it.
+/// The checkpoint, as stored in its file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-struct Remembered(Kept);
+struct StoredCheckpoint(ConfigurationCheckpoint);
 
-impl keelson_service_kit::Kept for Remembered {
+impl keelson_service_kit::Kept for StoredCheckpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "what stands under the node's key is tried anew";
+    const WITHOUT: &'static str = "the content of the node's key is tried again";
     const UNWRITTEN: &'static str =
-        "the node configuration stays as it is; give the file system of the state dir room";
+        "the node configuration stays as it is; free space on the file system of the state dir";
 }
 
-/// When a trial began, and how often each service had been started again by then.
+/// When a trial began, and the restarts of each service at that time.
 #[derive(Debug)]
-struct Clock {
-    began: Instant,
+struct TrialClock {
+    started: Instant,
     restarts: BTreeMap<String, u32>,
 }
 
-/// The configuration under this node's key, and what becomes of it.
+/// The configuration under this node's key and its state.
 #[derive(Debug)]
 pub(crate) struct NodeConfiguration {
-    ingredients: Ingredients,
-    file: StateFile<Remembered>,
-    kept: Kept,
-    /// What the services were started with.
+    inputs: ConfigInputs,
+    file: StateFile<StoredCheckpoint>,
+    checkpoint: ConfigurationCheckpoint,
+    /// The configuration that the services run with.
     running: Config,
-    /// The content that the written configuration has in it.
+    /// The content that is part of the written configuration.
     written: Option<AssignedConfiguration>,
-    told: Option<ConfigurationStatus>,
-    /// The file of pod-config as it was when all of it had been carried out.
-    done: Option<Stamp>,
+    reported: Option<ConfigurationStatus>,
+    /// The stamp of pod-config's file when it was last handled completely.
+    handled: Option<Stamp>,
 }
 
 impl NodeConfiguration {
-    /// What is in force from the start on, before any service runs. `alone` is what the files of the node say.
+    /// Determines the configuration at the start, before any service runs. `files` is what the files of the node resolve to.
     ///
     /// # Errors
-    /// A newer release has written what is remembered.
-    pub(crate) async fn open(ingredients: Ingredients, alone: &Config) -> anyhow::Result<(Self, Resolved)> {
-        let paths = &alone.paths;
+    /// A newer release has written the checkpoint.
+    pub(crate) async fn open(
+        inputs: ConfigInputs,
+        files_config: &Config,
+    ) -> anyhow::Result<(Self, Resolved)> {
+        let paths = &files_config.paths;
         let file = StateFile::at(paths.state(ServiceName::Init).join("node-configuration.json"));
-        let Remembered(before) = file.load().await?;
-        let mut kept = before.clone().started();
+        let StoredCheckpoint(before) = file.load().await?;
+        let mut checkpoint = before.clone().init_started();
         match files::read(&paths.assigned_configuration()) {
-            Ok(None) => kept = Kept::default(),
+            Ok(None) => checkpoint = ConfigurationCheckpoint::default(),
             Ok(Some(_)) => {}
-            Err(error) => tracing::warn!(%error, "what was in force goes on"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the node configuration; the previous one stays in force")
+            }
         }
-        let (kept, resolved) = ingredients.in_force(kept);
-        if kept != before
-            && let Err(error) = file.store(Remembered(kept.clone())).await
+        let (checkpoint, resolved) = inputs.resolve_active(checkpoint);
+        if checkpoint != before
+            && let Err(error) = file.store(StoredCheckpoint(checkpoint.clone())).await
         {
-            tracing::warn!(error = chain(&error), "this start is not counted");
+            tracing::warn!(
+                error = chain(&error),
+                "cannot store the checkpoint: this start does not count for the trial"
+            );
         }
-        if let Some(why) = kept.refusal() {
-            tracing::warn!("what stands under the node's key is not in force: {why}");
+        if let Some(why) = checkpoint.error() {
+            tracing::warn!("the configuration under the node's key is not in force: {why}");
         }
-        if let Some(active) = kept.active() {
+        if let Some(active) = checkpoint.active() {
             tracing::info!(revision = active.revision, "the node configuration under the key is in force");
         }
         let mut own = Self {
-            ingredients,
+            inputs,
             file,
-            written: kept.active().cloned(),
-            kept,
+            written: checkpoint.active().cloned(),
+            checkpoint,
             running: resolved.config.clone(),
-            told: None,
-            done: None,
+            reported: None,
+            handled: None,
         };
-        own.tell();
+        own.publish_status();
         Ok((own, resolved))
     }
 
@@ -114,64 +124,67 @@ impl NodeConfiguration {
     pub(crate) async fn run(self, context: Context, services: Services, commands: mpsc::Sender<Command>) {
         let folder = self.running.paths.state(ServiceName::PodConfig);
         let restarts = BTreeMap::new();
-        let follower = Follower {
-            clock: self.kept.trial().map(|_| Clock { began: Instant::now(), restarts }),
+        let reconciler = Reconciler {
+            clock: self.checkpoint.trial().map(|_| TrialClock { started: Instant::now(), restarts }),
             own: self,
-            began: Instant::now(),
+            started: Instant::now(),
             services,
             commands,
             progress: context.progress.clone(),
         };
-        let turn = context.progress.register("node-configuration");
-        follower.run(&context.shutdown, &turn, &Watch::new(folder)).await;
+        let heartbeat = context.progress.register("node-configuration");
+        reconciler.run(&context.shutdown, &heartbeat, &Watch::new(folder)).await;
     }
 
-    /// Tells others what became of it, when that is new.
-    fn tell(&mut self) {
-        let status = self.kept.status();
-        if self.told.is_some() && self.told == status {
+    /// Publishes the status if it has changed.
+    fn publish_status(&mut self) {
+        let status = self.checkpoint.status();
+        if self.reported.is_some() && self.reported == status {
             return;
         }
-        match files::tell(&self.running, status.as_ref()) {
-            Ok(()) => self.told = status,
+        match files::write_status(&self.running, status.as_ref()) {
+            Ok(()) => self.reported = status,
             Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "nobody hears of the node configuration");
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "cannot publish the status of the node configuration"
+                );
             }
         }
     }
 }
 
-/// The loop, with the services that it watches.
-struct Follower {
+/// The loop, with the services that it observes.
+struct Reconciler {
     own: NodeConfiguration,
-    clock: Option<Clock>,
-    began: Instant,
+    clock: Option<TrialClock>,
+    started: Instant,
     services: Services,
     commands: mpsc::Sender<Command>,
     progress: Progress,
 }
 
-impl Follower {
-    async fn run(mut self, shutdown: &CancellationToken, turn: &LoopHandle, watch: &Watch) {
-        let mut news = self.services.subscribe();
+impl Reconciler {
+    async fn run(mut self, shutdown: &CancellationToken, heartbeat: &LoopHandle, watch: &Watch) {
+        let mut updates = self.services.subscribe();
         loop {
-            turn.tick();
+            heartbeat.tick();
             watch.renew();
             let work = async {
-                self.look().await;
-                self.judge().await;
+                self.check_key().await;
+                self.check_trial().await;
             };
-            // Cancel-safe: what is cut off is done again by the next start, from what is remembered.
+            // Cancel-safe: the next start repeats unfinished work from the checkpoint.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = work => {}
             }
-            let (wait, curious) = (self.next_turn(), self.clock.is_some() || !self.settled());
-            // Cancel-safe, each of them: the token stays cancelled, the news stay where they are.
+            let (wait, watches_services) = (self.next_check(), self.clock.is_some() || !self.settled());
+            // Cancel-safe: the token stays cancelled, and updates stay in the subscription.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = watch.changed() => {}
-                _ = news.next(), if curious => {}
+                _ = updates.next(), if watches_services => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
@@ -181,157 +194,158 @@ impl Follower {
         Duration::from_millis(self.own.running.node_configuration.trial_period_ms)
     }
 
-    fn settle(&self) -> Duration {
-        self.period().min(SETTLE)
+    fn settle_time(&self) -> Duration {
+        self.period().min(MAX_SETTLE_TIME)
     }
 
-    /// Until something is due.
-    fn next_turn(&self) -> Duration {
+    /// The time until the next step is due.
+    fn next_check(&self) -> Duration {
         let period = self.period();
         let due = match &self.clock {
-            Some(clock) if clock.began.elapsed() < period => clock.began + period,
-            Some(clock) => clock.began + period * 2,
-            None => self.began + self.settle(),
+            Some(clock) if clock.started.elapsed() < period => clock.started + period,
+            Some(clock) => clock.started + period * 2,
+            None => self.started + self.settle_time(),
         };
         let wait = due.saturating_duration_since(Instant::now());
         if wait.is_zero() { LoopHandle::HEARTBEAT } else { wait.min(LoopHandle::HEARTBEAT) }
     }
 
-    /// Whether it is known how the services are without what is new: right after a start they have not said.
+    /// Whether the state of the services before a new configuration is known: right after a start they have not answered yet.
     fn settled(&self) -> bool {
-        let all_run = || self.wellness().values().all(|state| *state == ServiceState::Running);
-        self.own.kept.trial().is_some() || self.began.elapsed() >= self.settle() || all_run()
+        let all_run = || self.service_states().values().all(|state| *state == ServiceState::Running);
+        self.own.checkpoint.trial().is_some() || self.started.elapsed() >= self.settle_time() || all_run()
     }
 
-    /// Takes what stands under the key now, and does again what could not be done.
-    async fn look(&mut self) {
-        if self.own.written.as_ref() != self.own.kept.active() {
-            self.adopt(self.own.kept.clone()).await;
+    /// Handles the current content of the key, and retries what failed.
+    async fn check_key(&mut self) {
+        if self.own.written.as_ref() != self.own.checkpoint.active() {
+            self.apply(self.own.checkpoint.clone()).await;
         }
         let path = self.own.running.paths.assigned_configuration();
         let stamp = files::stamp(&path);
-        if self.own.done == Some(stamp) || !self.settled() {
+        if self.own.handled == Some(stamp) || !self.settled() {
             return;
         }
         let assigned = match files::read(&path) {
             Ok(assigned) => assigned,
             Err(error) => {
-                let text = format!("{error}; what is in force goes on");
+                let text = format!("{error}; the current configuration stays in force");
                 self.progress.condition(CONDITION, Err(text));
                 return;
             }
         };
         self.progress.condition(CONDITION, Ok(()));
-        let carried_out = match (self.own.kept.step(assigned.as_ref()), assigned) {
-            (Step::Judge, Some(content)) => self.take(content).await,
-            (Step::Withdraw, _) => {
-                tracing::info!("nothing stands under the node's key any more: the files of the node alone");
-                self.adopt(Kept::default()).await
+        let is_handled = match (self.own.checkpoint.action_for(assigned.as_ref()), assigned) {
+            (KeyAction::Resolve, Some(content)) => self.resolve_content(content).await,
+            (KeyAction::Withdraw, _) => {
+                tracing::info!("the node's key is empty; using the files of the node alone");
+                self.apply(ConfigurationCheckpoint::default()).await
             }
-            (Step::Nothing | Step::Judge, _) => true,
+            (KeyAction::Keep | KeyAction::Resolve, _) => true,
         };
-        if carried_out {
-            self.own.done = Some(stamp);
+        if is_handled {
+            self.own.handled = Some(stamp);
         }
     }
 
-    /// Takes a content that was not seen before.
-    async fn take(&mut self, content: AssignedConfiguration) -> bool {
+    /// Resolves a content that is new; returns whether it was handled completely.
+    async fn resolve_content(&mut self, content: AssignedConfiguration) -> bool {
         let revision = content.revision;
-        let judgement = match self.own.ingredients.with(&content) {
-            Ok(resolved) if means_the_same(&resolved.config, &self.own.running) => {
-                tracing::info!(revision, "the node configuration under the key changes nothing");
-                Judgement::Same
+        let resolution = match self.own.inputs.resolve_assigned_content(&content) {
+            Ok(resolved) if is_equivalent(&resolved.config, &self.own.running) => {
+                tracing::info!(revision, "the new node configuration changes nothing");
+                Resolution::Unchanged
             }
             Ok(_) => {
-                tracing::info!(revision, "the node configuration under the key is tried");
-                Judgement::Other(self.wellness())
+                tracing::info!(revision, "starting a trial of the new node configuration");
+                Resolution::Changed(self.service_states())
             }
             Err(why) => {
-                tracing::warn!(revision, "the node configuration under the key is refused: {why}");
-                Judgement::Refused(why)
+                tracing::warn!(revision, "refused the new node configuration: {why}");
+                Resolution::Failed(why)
             }
         };
-        self.adopt(self.own.kept.clone().judged(content, judgement)).await
+        self.apply(self.own.checkpoint.clone().with_resolution(content, resolution)).await
     }
 
-    /// Judges the trial that goes on.
-    async fn judge(&mut self) {
-        let (Some(trial), Some(clock)) = (self.own.kept.trial(), &self.clock) else { return };
-        let now = self.tried(clock);
-        match judge_trial(trial.before(), &now, clock.began.elapsed(), self.period()) {
-            TrialVerdict::GoesOn => {}
+    /// Checks the current trial.
+    async fn check_trial(&mut self) {
+        let (Some(trial), Some(clock)) = (self.own.checkpoint.trial(), &self.clock) else { return };
+        let now = self.trial_states(clock);
+        match judge_trial(trial.before(), &now, clock.started.elapsed(), self.period()) {
+            TrialVerdict::Pending => {}
             TrialVerdict::Passed => {
-                tracing::info!("the services do well with the node configuration under the key");
-                self.adopt(self.own.kept.clone().passed()).await;
+                tracing::info!("the node configuration has passed its trial");
+                self.apply(self.own.checkpoint.clone().trial_passed()).await;
             }
             TrialVerdict::Failed(why) => {
-                tracing::warn!("the node configuration under the key is taken back: {why}");
-                self.adopt(self.own.kept.clone().failed(&why)).await;
+                tracing::warn!("rolled back the node configuration: {why}");
+                self.apply(self.own.checkpoint.clone().trial_failed(&why)).await;
             }
         }
     }
 
-    /// Remembers `kept` and makes it so. Whether all of it is done.
-    async fn adopt(&mut self, kept: Kept) -> bool {
-        let (kept, resolved) = self.own.ingredients.in_force(kept);
-        if kept != self.own.kept {
-            let stored = self.own.file.store(Remembered(kept.clone())).await;
+    /// Stores `checkpoint` and applies it. Returns whether all steps succeeded.
+    async fn apply(&mut self, checkpoint: ConfigurationCheckpoint) -> bool {
+        let (checkpoint, resolved) = self.own.inputs.resolve_active(checkpoint);
+        if checkpoint != self.own.checkpoint {
+            let stored = self.own.file.store(StoredCheckpoint(checkpoint.clone())).await;
             self.progress.condition("saved state", stored.as_ref().map_err(|error| chain(error)).copied());
             if stored.is_err() {
                 return false;
             }
-            self.own.kept = kept;
+            self.own.checkpoint = checkpoint;
         }
-        if self.own.kept.trial().is_none() {
+        if self.own.checkpoint.trial().is_none() {
             self.clock = None;
         }
-        let mut restart = false;
-        if self.own.written.as_ref() != self.own.kept.active() {
+        let mut needs_restart = false;
+        if self.own.written.as_ref() != self.own.checkpoint.active() {
             let written = crate::write_config(&resolved);
             let Resolved { config, notes, .. } = resolved;
-            let told = written.as_ref().map_err(|error| format!("{error:#}")).copied();
-            self.progress.condition("resolved configuration", told);
+            let reported = written.as_ref().map_err(|error| format!("{error:#}")).copied();
+            self.progress.condition("resolved configuration", reported);
             if written.is_err() {
                 return false;
             }
             crate::log_notes(&notes);
-            restart = !means_the_same(&config, &self.own.running);
-            self.own.written = self.own.kept.active().cloned();
+            needs_restart = !is_equivalent(&config, &self.own.running);
+            self.own.written = self.own.checkpoint.active().cloned();
             self.own.running = config;
         }
-        self.own.tell();
-        if restart {
+        self.own.publish_status();
+        if needs_restart {
             self.restart_all().await;
         }
         true
     }
 
-    /// Starts all services again, as a start of the agent does; the clock of a trial begins when they have been.
+    /// Restarts all services, as at a start of the agent; then the clock of a trial begins.
     async fn restart_all(&mut self) {
         let mut answers = Vec::new();
         for service in ServiceName::supervised() {
             let (done, answer) = oneshot::channel();
-            // The supervisor has ended when nobody takes it.
-            let _ = self.commands.send(Command::Restart { service, why: WHY, done }).await;
+            // The send fails only if the supervisor has ended.
+            let _ = self.commands.send(Command::Restart { service, why: RESTART_REASON, done }).await;
             answers.push(timeout(RESTART_WITHIN, answer));
         }
-        // Who has not started shows it by its state.
+        // A service that has not started shows that by its state.
         let _ = join_all(answers).await;
-        self.clock = self
-            .own
-            .kept
-            .trial()
-            .map(|_| Clock { began: Instant::now(), restarts: self.of_each(|service| service.restarts) });
+        self.clock = self.own.checkpoint.trial().map(|_| TrialClock {
+            started: Instant::now(),
+            restarts: self.map_services(|service| service.restarts),
+        });
     }
 
-    fn wellness(&self) -> Wellness {
-        self.of_each(|service| ServiceState::of_word(&service.state).unwrap_or(ServiceState::Starting))
+    fn service_states(&self) -> ServiceStates {
+        self.map_services(|service| {
+            ServiceState::parse_name(&service.state).unwrap_or(ServiceState::Starting)
+        })
     }
 
-    fn tried(&self, clock: &Clock) -> BTreeMap<String, Tried> {
-        self.of_each(|service| Tried {
-            state: ServiceState::of_word(&service.state).unwrap_or(ServiceState::Starting),
+    fn trial_states(&self, clock: &TrialClock) -> BTreeMap<String, ServiceInTrial> {
+        self.map_services(|service| ServiceInTrial {
+            state: ServiceState::parse_name(&service.state).unwrap_or(ServiceState::Starting),
             message: service.message.clone(),
             restarts: service
                 .restarts
@@ -339,7 +353,7 @@ impl Follower {
         })
     }
 
-    fn of_each<T>(
+    fn map_services<T>(
         &self,
         of: impl Fn(&keelson_proto::keelson::supervisor::v1::Service) -> T,
     ) -> BTreeMap<String, T> {

@@ -1,4 +1,4 @@
-//! A whole init with fake services in a folder of its own.
+//! Runs a whole init with fake services in its own folder.
 #![allow(dead_code, reason = "each test binary uses another part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -18,10 +18,10 @@ use keelson_service_kit::{PeerChannel, connect_unix};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything in these tests may take.
+/// The timeout of everything in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder with binaries, run, state and root folders of one agent.
+/// The folder with binaries, run, state and root folders of one agent.
 pub struct Scene {
     dir: TempDir,
 }
@@ -51,7 +51,7 @@ impl Scene {
         self.path(below).to_str().unwrap().to_owned()
     }
 
-    /// Writes the keelson configuration with more lines.
+    /// Writes the KeelsonConfiguration with additional lines.
     pub fn write_config(&self, more: &str) {
         let text = format!(
             "apiVersion: keelson/v1\nkind: KeelsonConfiguration\nbinDir: {}\ncontainerLinksDir: {}\n{more}",
@@ -66,7 +66,7 @@ impl Scene {
         fs::write(self.path("kubelet.yaml"), text).unwrap();
     }
 
-    /// Says what a fake service does when it is started next.
+    /// Sets what a fake service does at its next start.
     pub fn behave(&self, service: ServiceName, what: &str) {
         let folder = self.path("state").join(service.as_str());
         fs::create_dir_all(&folder).unwrap();
@@ -98,14 +98,14 @@ impl Scene {
         SupervisorClient::new(connect_unix("init", &socket))
     }
 
-    /// The events that init tells.
+    /// The events of init.
     pub async fn events(&self) -> Vec<Event> {
         let socket = Paths::socket_below(&self.path("run"), ServiceName::Init);
         let mut client = EventsClient::new(connect_unix("init", &socket));
         client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events
     }
 
-    /// Every process that was started for this scene and is no zombie.
+    /// All processes that were started for this scene, without zombies.
     pub fn processes(&self) -> Vec<u32> {
         let needle = self.dir.path().to_str().unwrap();
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -117,7 +117,7 @@ impl Scene {
         .collect()
     }
 
-    /// Waits until `good` holds of the services.
+    /// Waits until `good` is true for the services.
     pub async fn wait(&self, what: &str, good: impl Fn(&[pb::Service]) -> bool) -> Vec<pb::Service> {
         let deadline = Instant::now() + PATIENCE;
         let mut seen: Vec<pb::Service> = Vec::new();
@@ -146,7 +146,7 @@ impl Scene {
                 }
             }
         }
-        panic!("{what}: not within {PATIENCE:?}; seen: {seen:#?}");
+        panic!("timed out after {PATIENCE:?}: {what}; seen: {seen:#?}");
     }
 
     /// Waits until all services run.
@@ -163,7 +163,7 @@ impl Drop for Scene {
         for pid in self.processes() {
             signal(pid, Signal::KILL);
         }
-        // What a killed init leaves outside of its folders.
+        // A killed init leaves this lock outside its folders.
         let endpoint = format!("unix://{}", self.text("c.sock"));
         let _ =
             fs::remove_file(Path::new("/run/lock").join(keelson_init_core::endpoint_lock_name(&endpoint)));
@@ -185,7 +185,7 @@ impl Init<'_> {
         signal(self.child.id(), what);
     }
 
-    /// Waits for its end and returns its exit code.
+    /// Waits for init to end and returns its exit code.
     pub async fn ended(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -225,16 +225,16 @@ pub fn status_field(pid: u32, name: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Waits until `good` holds.
+/// Waits until `good` is true.
 pub async fn eventually(what: &str, good: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !good() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "timed out after {PATIENCE:?}: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Whether a process is there and no zombie.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat[stat.rfind(')').unwrap_or(0)..].starts_with(") Z"))

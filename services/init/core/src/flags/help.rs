@@ -1,18 +1,18 @@
-//! The help, in the form of a kubelet's (node-and-api.md §1.1).
+//! The help text, in the format of a kubelet's (node-and-api.md §1.1).
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{FlagSpec, Kind, Meaning, flags};
+use super::{Effect, FlagSpec, Kind, flags};
 use crate::effective::default_at;
 
 /// The help under the name `program`.
 pub fn help(program: &str) -> String {
     let mut text = format!(
-        "{program} is the node agent: it runs the pods that the API server, etcd, files or URLs name for this node,\n\
-         and keeps the services running that do the work. Flags go before the files of --config-dir, those before\n\
-         --config, and that before the defaults.\n\nUsage:\n  {program} [flags]\n\nFlags:\n"
+        "{program} is the node agent: it runs the pods that the API server, etcd, files or URLs assign to this node,\n\
+         and starts and supervises the services. Flags override the files of --config-dir, those override\n\
+         --config, and that overrides the defaults.\n\nUsage:\n  {program} [flags]\n\nFlags:\n"
     );
     let left: Vec<String> = flags().iter().map(left).collect();
     let width = left.iter().map(String::len).max().unwrap_or_default();
@@ -47,7 +47,7 @@ fn left(flag: &FlagSpec) -> String {
 impl FlagSpec {
     /// The default as text.
     pub fn shown_default(&self) -> String {
-        let Meaning::Field { path, .. } = self.meaning else { return self.default.to_owned() };
+        let Effect::Field { path, .. } = self.effect else { return self.default.to_owned() };
         match default_at(path) {
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text,

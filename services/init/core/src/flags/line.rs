@@ -1,20 +1,20 @@
-//! Reading a command line by the rules of pflag (node-and-api.md §1.1, §1.2).
+//! Parses a command line by the rules of pflag (node-and-api.md §1.1, §1.2).
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{FlagSpec, Meaning, find, flags, value};
+use super::{Effect, FlagSpec, find, flags, value};
 
-/// What a command line asks for besides running.
+/// What a command line requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Asked {
+pub enum Request {
     /// To run.
     #[default]
     Run,
     /// `--help`.
     Help,
-    /// `--version`; raw: every fact of it.
+    /// `--version`; raw: with all details.
     Version {
         /// `--version=raw`.
         raw: bool,
@@ -28,42 +28,42 @@ pub struct FieldFlag {
     pub flag: String,
     /// The dotted path of the field.
     pub path: &'static str,
-    /// The value, as the file would have it.
+    /// The value, as in a file.
     pub value: Value,
 }
 
-/// A command line that was read.
+/// A parsed command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CommandLine {
-    /// What it asks for.
-    pub asked: Asked,
-    /// What it sets of the KubeletConfiguration.
+    /// What it requests.
+    pub request: Request,
+    /// The fields of the KubeletConfiguration that it sets.
     pub fields: Vec<FieldFlag>,
-    /// What to say on the standard error of flags that should not be used any more.
+    /// Warnings about deprecated flags, for the standard error.
     pub warnings: Vec<String>,
-    /// The values of the flags that were given and set no field.
-    own: BTreeMap<&'static str, Value>,
-    /// The text of each flag that was given; its uses with commas between.
+    /// The values of the given flags that set no field.
+    other_flags: BTreeMap<&'static str, Value>,
+    /// The text of each given flag; repeated uses are joined by commas.
     given: BTreeMap<&'static str, String>,
 }
 
-/// A command line that cannot be read.
+/// A command line that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
-    /// There is no such flag.
+    /// An unknown flag.
     #[error("unknown flag: --{name}{hint}")]
-    Unknown {
+    UnknownField {
         /// The name.
         name: String,
-        /// A flag with nearly this name.
+        /// A flag with a similar name.
         hint: String,
     },
-    /// There is no such letter.
+    /// An unknown shorthand.
     #[error("unknown shorthand flag: {letter:?} in -{text}")]
     UnknownShorthand {
         /// The letter.
         letter: char,
-        /// All that follows the dash.
+        /// Everything after the dash.
         text: String,
     },
     /// The value is missing.
@@ -72,23 +72,23 @@ pub enum FlagError {
         /// The flag with its dashes.
         flag: String,
     },
-    /// This is no flag although it begins as one.
+    /// An argument that begins like a flag and is not one.
     #[error("bad flag syntax: {text}")]
     Syntax {
         /// The argument.
         text: String,
     },
-    /// The value does not do.
+    /// The value is invalid.
     #[error("invalid argument {value:?} for \"--{name}\" flag: {wanted}")]
     Value {
         /// The name.
         name: &'static str,
-        /// What was written.
+        /// The given value.
         value: String,
-        /// What to write.
+        /// What is expected.
         wanted: String,
     },
-    /// An argument that is no flag.
+    /// An argument that is not a flag.
     #[error("unknown command {text}: there are flags only")]
     Positional {
         /// The argument.
@@ -97,39 +97,39 @@ pub enum FlagError {
 }
 
 impl CommandLine {
-    /// The text of a flag that sets no field; none when it was not given.
+    /// The text of a flag that sets no field, if it was given.
     pub fn text(&self, name: &str) -> Option<String> {
-        self.own.get(name)?.as_str().map(ToOwned::to_owned)
+        self.other_flags.get(name)?.as_str().map(ToOwned::to_owned)
     }
 
-    /// Whether a flag of this kind is on.
+    /// Whether a boolean flag is on.
     pub fn is_on(&self, name: &str) -> bool {
-        self.own.get(name).and_then(Value::as_bool).unwrap_or(false)
+        self.other_flags.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// The number of a flag that sets no field.
+    /// The number of a flag that sets no field, if it was given.
     pub fn number(&self, name: &str) -> Option<i32> {
-        self.own.get(name)?.as_i64().and_then(|number| i32::try_from(number).ok())
+        self.other_flags.get(name)?.as_i64().and_then(|number| i32::try_from(number).ok())
     }
 
-    /// What was written for each flag that sets no field and has a meaning, but for those named.
-    pub fn own_besides(&self, names: &[&str]) -> BTreeMap<&'static str, String> {
-        let has_meaning =
-            |name: &str| find(name).is_some_and(|flag| !matches!(flag.meaning, Meaning::Unused(_)));
-        let others = self.own.keys().filter(|name| !names.contains(*name) && has_meaning(name));
+    /// The text of each given flag that sets no field and has an effect, except `names`.
+    pub fn other_flags_except(&self, names: &[&str]) -> BTreeMap<&'static str, String> {
+        let has_effect =
+            |name: &str| find(name).is_some_and(|flag| !matches!(flag.effect, Effect::Unused(_)));
+        let others = self.other_flags.keys().filter(|name| !names.contains(*name) && has_effect(name));
         others.filter_map(|name| Some((*name, self.given.get(name)?.clone()))).collect()
     }
 
-    /// What was written for a flag, all uses with commas between.
+    /// The text of a flag, repeated uses joined by commas.
     pub fn given(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(String::as_str)
     }
 }
 
-/// Reads the arguments after the name of the program; relative paths start from `cwd`.
+/// Parses the arguments after the program name; relative paths start from `cwd`.
 ///
 /// # Errors
-/// The first thing that is wrong, as a kubelet does.
+/// The first error, as a kubelet reports it.
 pub fn parse(arguments: &[String], cwd: &str) -> Result<CommandLine, FlagError> {
     let mut uses: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
     let mut positional: Option<&String> = None;
@@ -146,7 +146,7 @@ pub fn parse(arguments: &[String], cwd: &str) -> Result<CommandLine, FlagError> 
             positional = positional.or(Some(argument));
             continue;
         };
-        // A value is judged where it stands: the first error is the one that is told.
+        // Each value is checked in order, so that the first error is reported.
         check(used.0, &used.1, cwd)?;
         uses.entry(used.0.name).or_default().push(used.1);
     }
@@ -161,15 +161,15 @@ pub fn parse(arguments: &[String], cwd: &str) -> Result<CommandLine, FlagError> 
         if let Some(why) = flag.deprecation() {
             line.warnings.push(format!("Flag --{} has been deprecated, {why}", flag.name));
         }
-        match flag.meaning {
-            Meaning::Field { path, .. } => {
+        match flag.effect {
+            Effect::Field { path, .. } => {
                 line.fields.push(FieldFlag { flag: format!("--{}", flag.name), path, value });
             }
-            _ => drop(line.own.insert(flag.name, value)),
+            _ => drop(line.other_flags.insert(flag.name, value)),
         }
         line.given.insert(flag.name, texts.join(","));
     }
-    line.asked = asked(&line);
+    line.request = request(&line);
     Ok(line)
 }
 
@@ -181,11 +181,13 @@ fn long_flag<'a>(text: &str, rest: &mut impl Iterator<Item = &'a String>) -> Res
     if name.is_empty() || name.starts_with('-') {
         return Err(FlagError::Syntax { text: format!("--{text}") });
     }
-    let flag = find(name)
-        .ok_or_else(|| FlagError::Unknown { name: name.to_owned(), hint: hint(&name.replace('_', "-")) })?;
-    let value = match (value, flag.kind.alone()) {
+    let flag = find(name).ok_or_else(|| FlagError::UnknownField {
+        name: name.to_owned(),
+        hint: hint(&name.replace('_', "-")),
+    })?;
+    let value = match (value, flag.kind.implied_value()) {
         (Some(value), _) => value.to_owned(),
-        (None, Some(alone)) => alone.to_owned(),
+        (None, Some(implied_value)) => implied_value.to_owned(),
         (None, None) => {
             rest.next().cloned().ok_or_else(|| FlagError::NoValue { flag: format!("--{name}") })?
         }
@@ -221,18 +223,18 @@ fn value_error(flag: &'static FlagSpec, (value, wanted): (String, String)) -> Fl
     FlagError::Value { name: flag.name, value, wanted }
 }
 
-/// Help goes before the version (§1.1).
-fn asked(line: &CommandLine) -> Asked {
+/// Help has precedence over the version (§1.1).
+fn request(line: &CommandLine) -> Request {
     let version = line.text("version");
     match version.as_deref() {
-        _ if line.is_on("help") => Asked::Help,
-        Some("raw") => Asked::Version { raw: true },
-        Some("true") => Asked::Version { raw: false },
-        _ => Asked::Run,
+        _ if line.is_on("help") => Request::Help,
+        Some("raw") => Request::Version { raw: true },
+        Some("true") => Request::Version { raw: false },
+        _ => Request::Run,
     }
 }
 
-/// The flag that was probably meant: one that differs in at most two letters.
+/// The flag that was probably meant: one at most two edits away.
 fn hint(name: &str) -> String {
     let near = flags().iter().map(|flag| (distance(name, flag.name), flag.name)).min();
     match near {
@@ -241,7 +243,7 @@ fn hint(name: &str) -> String {
     }
 }
 
-/// Letters to add, remove or change (Levenshtein).
+/// The number of letters to add, remove or change (Levenshtein).
 pub(crate) fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

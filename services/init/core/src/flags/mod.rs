@@ -1,37 +1,38 @@
-//! The command line of a kubelet 1.36, and our own flags beside it (node-and-api.md §1).
+//! The command line of a kubelet 1.36, and the agent's own flags (node-and-api.md §1).
 //!
-//! [`flags()`] is the one table: [`parse`] reads a command line by it, [`help`] shows it, `/flagz` lists it, [`reference`]
-//! writes docs/flags.md, and where a flag is the twin of a field of the KubeletConfiguration, [`CommandLine::fields`] are laid over the files.
+//! [`flags()`] is the one table: [`parse`] reads a command line by it, [`help`] prints it, `/flagz` lists it and
+//! [`reference()`] generates docs/flags.md. Flags for fields of the KubeletConfiguration are in [`CommandLine::fields`],
+//! which override the files.
 
+mod field_flags;
 mod help;
 mod line;
-mod own;
+mod other_flags;
 mod reference;
-mod twins;
 mod value;
 
 pub use help::help;
 pub(crate) use line::distance;
-pub use line::{Asked, CommandLine, FieldFlag, FlagError, parse};
+pub use line::{CommandLine, FieldFlag, FlagError, Request, parse};
 pub use reference::reference;
 pub use value::Kind;
-pub(crate) use value::truth;
+pub(crate) use value::parse_bool;
 
-/// What a flag does.
+/// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meaning {
-    /// It sets the field of the KubeletConfiguration at this dotted path, and is deprecated unless it says so.
+pub enum Effect {
+    /// It sets the field of the KubeletConfiguration at this dotted path.
     Field {
         /// The path.
         path: &'static str,
-        /// Whether its use is told to be deprecated.
+        /// Whether the kubelet calls it deprecated.
         deprecated: bool,
     },
-    /// No field has it: it is read by its name.
-    Own,
-    /// As [`Meaning::Own`], and its use is told to be deprecated, with this reason.
-    OwnDeprecated(&'static str),
-    /// It is read and nothing comes of it, for this reason.
+    /// It sets no field; it is read by its name.
+    Other,
+    /// Like [`Effect::Other`], but deprecated, for this reason.
+    OtherDeprecated(&'static str),
+    /// It is accepted without effect, for this reason.
     Unused(&'static str),
 }
 
@@ -40,26 +41,26 @@ pub enum Meaning {
 pub struct FlagSpec {
     /// The name, without the dashes.
     pub name: &'static str,
-    /// How its value is written.
+    /// The format of its value.
     pub kind: Kind,
-    /// What stands in the help as its default, and in `/flagz` when it is not given. The twins of fields have theirs from
-    /// the KubeletConfiguration.
+    /// The default in the help, and in `/flagz` for a flag that is not given. Flags for fields have the default of the
+    /// KubeletConfiguration.
     pub default: &'static str,
-    /// What it does.
-    pub meaning: Meaning,
+    /// Its effect.
+    pub effect: Effect,
     /// The sentence of the help.
     pub help: &'static str,
 }
 
 impl FlagSpec {
-    /// Why it should not be used any more.
+    /// Why the flag is deprecated, if it is.
     pub fn deprecation(&self) -> Option<String> {
-        match self.meaning {
-            Meaning::Field { path, deprecated: true } => {
+        match self.effect {
+            Effect::Field { path, deprecated: true } => {
                 Some(format!("set {path} in the file of --config instead"))
             }
-            Meaning::OwnDeprecated(why) | Meaning::Unused(why) => Some(why.to_owned()),
-            Meaning::Field { .. } | Meaning::Own => None,
+            Effect::OtherDeprecated(why) | Effect::Unused(why) => Some(why.to_owned()),
+            Effect::Field { .. } | Effect::Other => None,
         }
     }
 }
@@ -67,7 +68,7 @@ impl FlagSpec {
 /// Every flag, sorted by name.
 pub fn flags() -> &'static [FlagSpec] {
     static ALL: std::sync::LazyLock<Vec<FlagSpec>> = std::sync::LazyLock::new(|| {
-        let mut all = [own::OWN, twins::TWINS].concat();
+        let mut all = [other_flags::OTHER_FLAGS, field_flags::FIELD_FLAGS].concat();
         all.sort_unstable_by_key(|flag| flag.name);
         all
     });
@@ -81,10 +82,10 @@ pub(crate) fn find(name: &str) -> Option<&'static FlagSpec> {
     all.binary_search_by_key(&name.as_str(), |flag| flag.name).ok().map(|at| &all[at])
 }
 
-/// The flag that sets the field at a dotted path, or the map that it is a key of; without the dashes.
-pub(crate) fn twin_of(field: &str) -> Option<&'static str> {
+/// The flag, without the dashes, that sets the field at a dotted path, or the map that contains it.
+pub(crate) fn flag_for_field(field: &str) -> Option<&'static str> {
     let sets =
-        |flag: &FlagSpec, field: &str| matches!(flag.meaning, Meaning::Field { path, .. } if path == field);
+        |flag: &FlagSpec, field: &str| matches!(flag.effect, Effect::Field { path, .. } if path == field);
     let ends = field.match_indices(['.', '[']).map(|(at, _)| at).chain([field.len()]);
     let whole = |end| flags().iter().find(|flag| sets(flag, &field[..end])).map(|flag| flag.name);
     ends.rev().find_map(whole)

@@ -1,67 +1,67 @@
-//! docs/flags.md: every flag, from the table that reads them.
+//! Generates docs/flags.md from the table of flags.
 
 use std::fmt::Write as _;
 
-use super::{FlagSpec, Meaning, flags};
+use super::{Effect, FlagSpec, flags};
 
-const HEAD: &str = "\
+const HEADER_FIELDS: &str = "\
 # Flags
 
-The command line of `keelson-init`, which under the name `kubelet` is that of a kubelet 1.36. Flags go before the files of
-`--config-dir`, those before `--config`, and that before the defaults; [services/init](../services/init) has the rest.
+The command line of `keelson-init`, which under the name `kubelet` is that of a kubelet 1.36. Flags override the files of
+`--config-dir`, those override `--config`, and that overrides the defaults; see [services/init](../services/init).
 
-This page is made from the table that reads the command line ([services/init/core/src/flags](../services/init/core/src/flags)):
-`KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference` writes it, and the same test fails when it is not as the
-table. Names may have `_` for `-`, values stand behind `=` or a blank, those of truths behind `=` alone.
+This page is generated from the table that parses the command line ([services/init/core/src/flags](../services/init/core/src/flags)):
+`KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference` writes it, and the same test fails if it is out of date.
+Names may have `_` for `-`. A value follows `=` or a space; that of a boolean flag follows `=` only.
 ";
 
 /// The whole page.
 pub fn reference() -> String {
-    let mut page = HEAD.to_owned();
+    let mut page = HEADER_FIELDS.to_owned();
     let of = |wanted: fn(&FlagSpec) -> bool| flags().iter().filter(move |flag| wanted(flag));
-    let field = |flag: &FlagSpec| match flag.meaning {
-        Meaning::Field { path, .. } => format!("`{path}`"),
+    let field = |flag: &FlagSpec| match flag.effect {
+        Effect::Field { path, .. } => format!("`{path}`"),
         _ => String::new(),
     };
     let why = |flag: &FlagSpec| flag.deprecation().unwrap_or_default();
     table(
         &mut page,
         "Flags without a field",
-        "They are read by their names; no file has them.",
+        "They have no field in a KubeletConfiguration.",
         "",
-        of(|flag| flag.meaning == Meaning::Own),
+        of(|flag| flag.effect == Effect::Other),
         |_| String::new(),
     );
     table(
         &mut page,
-        "Flags that are twins of fields",
-        "Each sets the field of the KubeletConfiguration that stands behind it.",
+        "Flags for fields",
+        "Each sets the field of the KubeletConfiguration in its row.",
         "field",
-        of(|flag| matches!(flag.meaning, Meaning::Field { deprecated: false, .. })),
+        of(|flag| matches!(flag.effect, Effect::Field { deprecated: false, .. })),
         field,
     );
     table(
         &mut page,
-        "Twins of fields that are deprecated",
-        "As above; their use is told on the standard error, and the file of `--config` is the place for them.",
+        "Deprecated flags for fields",
+        "As above; their use causes a warning on the standard error. Set the field in the file of `--config` instead.",
         "field",
-        of(|flag| matches!(flag.meaning, Meaning::Field { deprecated: true, .. })),
+        of(|flag| matches!(flag.effect, Effect::Field { deprecated: true, .. })),
         field,
     );
     table(
         &mut page,
         "Other deprecated flags",
-        "They do what they say, and their use is told on the standard error.",
+        "They have an effect, and their use causes a warning on the standard error.",
         "why deprecated",
-        of(|flag| matches!(flag.meaning, Meaning::OwnDeprecated(_))),
+        of(|flag| matches!(flag.effect, Effect::OtherDeprecated(_))),
         why,
     );
     table(
         &mut page,
         "Flags without effect",
-        "They are read, so that command lines that have them go on to work, and nothing comes of them.",
+        "They are accepted, so that existing command lines keep working, and have no effect.",
         "why",
-        of(|flag| matches!(flag.meaning, Meaning::Unused(_))),
+        of(|flag| matches!(flag.effect, Effect::Unused(_))),
         why,
     );
     page
@@ -95,7 +95,7 @@ fn table<'a>(
     }
 }
 
-/// A cell of a table.
+/// Escapes a table cell.
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The flags of a kubelet 1.36 (node-and-api.md §1.4, and the column "flag" of §2.5), then what we add.
+/// The flags of a kubelet 1.36 (node-and-api.md §1.4, and the column "flag" of §2.5), then those of the agent.
 const GOLDEN: &str = "
     address allowed-unsafe-sysctls anonymous-auth application-metrics-count-limit authentication-token-webhook
     authentication-token-webhook-cache-ttl authorization-mode authorization-webhook-cache-authorized-ttl
@@ -37,7 +37,7 @@ const GOLDEN: &str = "
 
     pod-infra-container-image keelson-config log-format log-level prepare-host resolve-only run-dir state-dir";
 
-/// Flags that a kubelet 1.36 has no more (§1.6).
+/// Flags that were removed before kubelet 1.36 (§1.6).
 const REMOVED: &str = "
     dynamic-config-dir host-network-sources host-pid-sources host-ipc-sources allow-privileged register-schedulable
     cloud-config container-runtime experimental-dockershim docker-endpoint network-plugin cni-bin-dir cni-conf-dir
@@ -58,7 +58,7 @@ fn field(arguments: &[&str]) -> (String, Value) {
 }
 
 #[test]
-fn the_flags_are_those_of_a_kubelet_and_ours() {
+fn the_flags_are_those_of_a_kubelet_and_the_agents_own() {
     let mut golden: Vec<&str> = GOLDEN.split_whitespace().collect();
     golden.sort_unstable();
     let ours: Vec<&str> = flags().iter().map(|flag| flag.name).collect();
@@ -70,10 +70,10 @@ fn the_flags_are_those_of_a_kubelet_and_ours() {
 }
 
 #[test]
-fn every_twin_sets_a_field_that_a_kubelet_has_and_no_two_set_the_same() {
+fn every_field_flag_sets_its_own_kubelet_configuration_field() {
     let mut paths = std::collections::BTreeSet::new();
     for flag in flags() {
-        if let Meaning::Field { path, .. } = flag.meaning {
+        if let Effect::Field { path, .. } = flag.effect {
             let top = path.split('.').next().unwrap();
             assert!(KUBELET_FIELDS.contains(&top), "{path}");
             assert!(paths.insert(path), "{path}");
@@ -83,7 +83,7 @@ fn every_twin_sets_a_field_that_a_kubelet_has_and_no_two_set_the_same() {
 }
 
 #[test]
-fn every_default_reads_as_a_value_of_its_flag() {
+fn every_flag_default_is_a_valid_value() {
     for flag in flags() {
         let default = flag.shown_default();
         if !default.is_empty() {
@@ -94,14 +94,14 @@ fn every_default_reads_as_a_value_of_its_flag() {
 }
 
 #[test]
-fn names_are_read_with_underscores_and_values_behind_a_blank_or_an_equals_sign() {
+fn flags_accept_underscores_and_values_after_space_or_equals_sign() {
     for arguments in [&["--max-pods=7"][..], &["--max-pods", "7"], &["--max_pods=7"], &["--max_pods", "7"]] {
         assert_eq!(field(arguments), ("maxPods".to_owned(), json!(7)));
     }
     for arguments in [&["-v2"][..], &["-v=2"], &["-v", "2"], &["--v=2"]] {
         assert_eq!(field(arguments), ("logging.verbosity".to_owned(), json!(2)));
     }
-    // The last use counts, and a value may be empty or begin with a dash.
+    // The last use wins, and a value may be empty or begin with a dash.
     assert_eq!(field(&["--max-pods=1", "--max-pods=2"]).1, json!(2));
     assert_eq!(field(&["--resolv-conf="]).1, json!(""));
     assert_eq!(field(&["--pod-max-pids", "-1"]).1, json!(-1));
@@ -109,7 +109,7 @@ fn names_are_read_with_underscores_and_values_behind_a_blank_or_an_equals_sign()
 }
 
 #[test]
-fn a_truth_needs_no_value_and_takes_none_behind_a_blank() {
+fn boolean_flags_take_a_value_only_after_an_equals_sign() {
     for (argument, value) in [
         ("--runonce", true),
         ("--runonce=true", true),
@@ -126,7 +126,7 @@ fn a_truth_needs_no_value_and_takes_none_behind_a_blank() {
 }
 
 #[test]
-fn values_become_what_the_file_would_have() {
+fn flag_values_become_kubelet_configuration_values() {
     let cases: [(&[&str], Value); 22] = [
         (
             &["--cluster-dns=10.0.0.10,fd00::a", "--cluster-dns", "10.0.0.11"],
@@ -191,7 +191,7 @@ fn values_become_what_the_file_would_have() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_with_its_flag_and_the_way_out() {
+fn flag_errors_name_the_flag_and_the_remedy() {
     let cases: [(&[&str], &str); 20] = [
         (&["--foo"], "unknown flag: --foo"),
         (&["--podmanifest-path=/x"], "unknown flag: --podmanifest-path (did you mean --pod-manifest-path?)"),
@@ -228,7 +228,7 @@ fn what_cannot_be_read_is_told_with_its_flag_and_the_way_out() {
     assert!(!secret.contains("hunter2"), "a header may be a token: {secret}");
     for wrong in ["maybe", "v1.36.1-x", "v1.36.20", "v1.36", "1.36.2-x", "v1.36.2x"] {
         let error = read(&[&format!("--version={wrong}")]).unwrap_err();
-        assert!(error.contains("raw, or v1.36.2 and more behind it"), "{error}");
+        assert!(error.contains("raw, or v1.36.2 with an optional suffix"), "{error}");
     }
     for good in ["v1.36.2", "v1.36.2-ours", "v1.36.2+build", "raw", "0"] {
         assert!(read(&[&format!("--version={good}")]).is_ok(), "{good}");
@@ -236,7 +236,7 @@ fn what_cannot_be_read_is_told_with_its_flag_and_the_way_out() {
 }
 
 #[test]
-fn deprecated_flags_are_told_once_each_and_lasting_ones_are_not() {
+fn deprecated_flags_cause_one_warning_each() {
     let line = read(&[
         "--max-pods=1",
         "--max-pods=2",

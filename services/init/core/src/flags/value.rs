@@ -1,4 +1,4 @@
-//! Values of flags as text, and what they are in a KubeletConfiguration (node-and-api.md §1.2).
+//! Values of flags as text, and as values of a KubeletConfiguration (node-and-api.md §1.2).
 
 use std::net::IpAddr;
 
@@ -6,49 +6,49 @@ use keelson_config::KUBELET_VERSION;
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value, json};
 
-/// How the value of a flag is written.
+/// The format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `true` or `false`; the name alone is `true`.
+    /// `true` or `false`; the name alone means `true`.
     Bool,
-    /// A whole number of 32 bits.
+    /// A 32-bit integer.
     Int,
-    /// A whole number of 64 bits.
+    /// A 64-bit integer.
     Long,
-    /// Any text.
+    /// Any string.
     Text,
-    /// A path; one that is relative starts from the working directory.
+    /// A path; a relative one starts from the working directory.
     Path,
-    /// A duration as Go writes it.
+    /// A duration in Go's format.
     Duration,
     /// An IP address.
     Ip,
-    /// Texts with commas between; several uses add up.
+    /// Strings separated by commas; repeated uses add up.
     List,
-    /// `key=value` with commas between; several uses add up.
+    /// `key=value` separated by commas; repeated uses add up.
     Map,
-    /// As [`Kind::Map`], and a key without `=` has an empty value.
+    /// Like [`Kind::Map`], and a key without `=` has an empty value.
     Labels,
-    /// One `key=value` for each use, whose value may have commas.
+    /// One `key=value` per use; the value may contain commas.
     Pair,
-    /// `signal<quantity` with commas between.
+    /// `signal<quantity` separated by commas.
     Thresholds,
-    /// `key:value` with commas between; a key may come several times.
+    /// `key:value` separated by commas; a key may occur several times.
     Headers,
-    /// `Name=true|false` with commas between.
+    /// `Name=true|false` separated by commas.
     Gates,
-    /// `node:type=quantity,…` with semicolons between.
+    /// `node:type=quantity,…` separated by semicolons.
     ReservedMemory,
-    /// `key=value:effect` with commas between.
+    /// `key=value:effect` separated by commas.
     Taints,
-    /// `pattern=number` with commas between.
+    /// `pattern=number` separated by commas.
     VModule,
     /// `true`, `false`, `raw` or a version.
     Version,
 }
 
 impl Kind {
-    /// What the help says that is to be written.
+    /// The placeholder of the value in the help.
     pub(super) const fn placeholder(self) -> &'static str {
         match self {
             Self::Bool => "",
@@ -69,8 +69,8 @@ impl Kind {
         }
     }
 
-    /// Whether the name alone is a use.
-    pub(super) const fn alone(self) -> Option<&'static str> {
+    /// The value of a flag that is given by its name alone, if it may be.
+    pub(super) const fn implied_value(self) -> Option<&'static str> {
         match self {
             Self::Bool | Self::Version => Some("true"),
             _ => None,
@@ -78,20 +78,20 @@ impl Kind {
     }
 }
 
-/// What all uses of a flag come to, in the form of the KubeletConfiguration.
+/// Combines all uses of a flag into a value of the KubeletConfiguration.
 ///
 /// # Errors
-/// The use that does not do, and what should stand there.
+/// The invalid use, and what is expected instead.
 pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (String, String)> {
     let last = uses.last().copied().unwrap_or_default();
     let of = |found: Option<Value>, wanted: &str| found.ok_or_else(|| (last.to_owned(), wanted.to_owned()));
     match kind {
-        Kind::Bool => of(truth(last).map(Value::Bool), "write true or false"),
+        Kind::Bool => of(parse_bool(last).map(Value::Bool), "write true or false"),
         Kind::Int => of(last.parse::<i32>().ok().map(Value::from), "write a whole number"),
         Kind::Long => of(last.parse::<i64>().ok().map(Value::from), "write a whole number"),
         Kind::Text => Ok(last.into()),
         Kind::Version => {
-            of(version(last), &format!("write true, false or raw, or {} and more behind it", built_in()))
+            of(version(last), &format!("write true, false or raw, or {} with an optional suffix", built_in()))
         }
         Kind::Path => Ok(crate::kubelet_file::absolute(cwd, last).into()),
         Kind::Duration => of(duration(last).then(|| last.into()), "write numbers with units, such as 1m30s"),
@@ -116,9 +116,9 @@ pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (Stri
             "write signal<quantity, such as memory.available<1Gi,nodefs.available<10%",
             |text| Some(text.into()),
         ),
-        Kind::Gates => {
-            pairs(parts(uses, ','), '=', "write Name=true or Name=false", |text| truth(text).map(Value::Bool))
-        }
+        Kind::Gates => pairs(parts(uses, ','), '=', "write Name=true or Name=false", |text| {
+            parse_bool(text).map(Value::Bool)
+        }),
         Kind::Headers => headers(uses),
         Kind::ReservedMemory => each(
             parts(uses, ';'),
@@ -134,8 +134,8 @@ pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (Stri
     }
 }
 
-/// What Go's `strconv.ParseBool` takes.
-pub(crate) fn truth(text: &str) -> Option<bool> {
+/// Parses a boolean like Go's `strconv.ParseBool`.
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
@@ -143,20 +143,20 @@ pub(crate) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// `true`, `false`, `raw`, or the version that the agent is to give itself out for: this one with other words behind it.
+/// `true`, `false`, `raw`, or the version to report: the built-in one with an optional suffix.
 fn version(text: &str) -> Option<Value> {
     let is_this_one =
         text.strip_prefix(built_in()).is_some_and(|more| more.is_empty() || more.starts_with(['-', '+']));
-    let told = text == "raw" || is_this_one;
-    truth(text).map(|truth| truth.to_string().into()).or_else(|| told.then(|| text.into()))
+    let accepted = text == "raw" || is_this_one;
+    parse_bool(text).map(|parse_bool| parse_bool.to_string().into()).or_else(|| accepted.then(|| text.into()))
 }
 
-/// The release whose kubelet this stands in for, such as `v1.36.2`.
+/// The built-in release of the kubelet, such as `v1.36.2`.
 fn built_in() -> &'static str {
     KUBELET_VERSION.split(['-', '+']).next().unwrap_or(KUBELET_VERSION)
 }
 
-/// Whether this is a duration; fields say themselves which they take below zero.
+/// Whether this is a duration; the field decides whether it may be negative.
 fn duration(text: &str) -> bool {
     parse_go_duration(text.strip_prefix('-').unwrap_or(text)).is_some()
 }
@@ -197,7 +197,7 @@ fn headers(uses: &[&str]) -> Result<Value, (String, String)> {
     let mut all = Map::new();
     for part in parts(uses, ',') {
         let Some((key, value)) = part.split_once(':').filter(|(key, _)| !key.trim().is_empty()) else {
-            // A value may be a token: it is not repeated.
+            // The value may be a token, so it is not quoted.
             return Err(("…".to_owned(), "write key:value,key:value".to_owned()));
         };
         let values = all.entry(key.trim()).or_insert_with(|| json!([]));

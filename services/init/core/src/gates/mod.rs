@@ -1,4 +1,4 @@
-//! Feature gates: which there are in 1.36, and what a configuration makes of them (node-and-api.md §3).
+//! The feature gates of 1.36, and their values in a configuration (node-and-api.md §3).
 
 mod table;
 
@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_config::FeatureGate;
 
-use crate::document::{ConfigProblem, Sourced};
+use crate::document::{ConfigError, Sourced};
 use crate::resolve::{Level, Note};
 
 /// The field of the KubeletConfiguration; that of a gate is `featureGates.<name>`.
 pub(crate) const FIELD: &str = "featureGates";
-/// What sets every gate of a stage that is not set by its name.
+/// The gates that set every gate of a stage that is not set by name.
 const ALL: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// How far a feature has come.
+/// The maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Alpha,
@@ -24,7 +24,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// As `kubernetes_feature_enabled` has it (§15.2).
+    /// The label of `kubernetes_feature_enabled` (§15.2).
     const fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -35,7 +35,7 @@ impl Stage {
     }
 }
 
-/// One gate.
+/// The properties of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gate {
     stage: Stage,
@@ -43,7 +43,7 @@ struct Gate {
     locked: bool,
 }
 
-/// Every gate by its name.
+/// All gates by name.
 fn gates() -> &'static BTreeMap<&'static str, Gate> {
     static GATES: std::sync::LazyLock<BTreeMap<&'static str, Gate>> = std::sync::LazyLock::new(|| {
         let groups = table::NODE.iter().chain(table::OTHER);
@@ -69,12 +69,12 @@ impl Default for FeatureGates {
 }
 
 impl FeatureGates {
-    /// Whether the gate of this name is on; one that there is not is off.
+    /// Whether this gate is on; an unknown gate is off.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.on.contains(name)
     }
 
-    /// Every gate, those that stand for a stage among them, by name.
+    /// All gates by name, including those for a stage.
     pub(crate) fn all(&self) -> Vec<FeatureGate> {
         let stages = ALL.iter().map(|(name, stage)| (*name, *stage));
         let known = gates().iter().map(|(name, gate)| (*name, gate.stage));
@@ -91,15 +91,15 @@ impl FeatureGates {
     }
 }
 
-/// What a configuration sets, in its order; the field of each is `featureGates.<name>`.
+/// The gates that a configuration sets, in its order; the field of each is `featureGates.<name>`.
 pub(crate) type Given = Vec<Sourced<bool>>;
 
-/// Lays what is given over the defaults.
+/// Applies the given gates to the defaults.
 ///
-/// Every gate that there is not, that is locked, or that lacks what it needs is a problem of its own, with the kubelet's text.
-/// The notes warn of gates that a later release takes away, and name those that change nothing here.
-pub(crate) fn judge(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigProblem>, Vec<Note>) {
-    let (mut problems, mut notes) = (Vec::new(), Vec::new());
+/// Each unknown or locked gate, and each gate without its dependencies, is an error with the kubelet's text. The notes warn
+/// of gates that a later release removes, and list those without effect here.
+pub(crate) fn evaluate(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigError>, Vec<Note>) {
+    let (mut errors, mut notes) = (Vec::new(), Vec::new());
     let mut explicit: BTreeMap<&str, &Sourced<bool>> = BTreeMap::new();
     for one in given {
         let name = name_of(one);
@@ -108,38 +108,38 @@ pub(crate) fn judge(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigProblem
             continue;
         }
         let Some(gate) = gates().get(name) else {
-            problems.push(one.problem(format!("unrecognized feature gate: {name}; leave it out")));
+            errors.push(one.error(format!("unrecognized feature gate: {name}; remove it")));
             continue;
         };
         if gate.locked && one.value != gate.on {
             let (value, on) = (one.value, gate.on);
             let text =
-                format!("cannot set feature gate {name} to {value}, feature is locked to {on}; leave it out");
-            problems.push(one.problem(text));
+                format!("cannot set feature gate {name} to {value}, feature is locked to {on}; remove it");
+            errors.push(one.error(text));
             continue;
         }
-        if let Some(stage) = going(gate.stage) {
+        if let Some(stage) = removal_stage(gate.stage) {
             let text = format!(
-                "{}: the feature gate {name} is {stage} and goes with a later release, which then does not start with it; \
-                 leave it out",
+                "{}: the feature gate {name} is {stage}; a later release will remove it and then refuse to start with it; \
+                 remove it",
                 one.origin
             );
             notes.push(Note { level: Level::Warn, text });
         }
         explicit.insert(name, one);
     }
-    notes.extend(idle(&explicit));
+    notes.extend(without_effect(&explicit));
     let gates = FeatureGates { on: in_force(&explicit) };
-    problems.extend(missing(&gates, &explicit));
-    (gates, problems, notes)
+    errors.extend(missing_dependencies(&gates, &explicit));
+    (gates, errors, notes)
 }
 
 fn name_of(given: &Sourced<bool>) -> &str {
     given.field.strip_prefix(FIELD).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&given.field)
 }
 
-/// How a stage is told whose gates are to go.
-fn going(stage: Stage) -> Option<&'static str> {
+/// The name of a stage whose gates will be removed.
+fn removal_stage(stage: Stage) -> Option<&'static str> {
     match stage {
         Stage::Ga => Some("GA"),
         Stage::Deprecated => Some("deprecated"),
@@ -147,7 +147,7 @@ fn going(stage: Stage) -> Option<&'static str> {
     }
 }
 
-/// The names of those that are on: as they are set, else as all of their stage are, else by default.
+/// The gates that are on: by their own setting, else by that of their stage, else by default.
 fn in_force(explicit: &BTreeMap<&str, &Sourced<bool>>) -> BTreeSet<&'static str> {
     let all_of = |stage: Stage| {
         let (name, _) = ALL.iter().find(|(_, of)| *of == stage)?;
@@ -162,9 +162,9 @@ fn in_force(explicit: &BTreeMap<&str, &Sourced<bool>>) -> BTreeSet<&'static str>
     gates().iter().filter(|(name, gate)| is_on(name, gate)).map(|(name, _)| *name).chain(stages).collect()
 }
 
-/// A problem for each gate that is on without what it needs. It names what was set of them: the gate, else what it needs, else
-/// all of a stage.
-fn missing(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced<bool>>) -> Vec<ConfigProblem> {
+/// An error for each gate that is on without its dependencies. It names the setting that causes this: that of the gate, else
+/// that of a dependency, else that of a stage.
+fn missing_dependencies(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced<bool>>) -> Vec<ConfigError> {
     let one = |(name, needs): &(&'static str, &'static [&'static str])| {
         let off: Vec<&str> = needs.iter().copied().filter(|need| !gates.is_on(need)).collect();
         if off.is_empty() || !gates.is_on(name) {
@@ -174,23 +174,26 @@ fn missing(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced<bool>>) -> V
         let cause =
             std::iter::once(*name).chain(off.iter().copied()).chain(whole).find_map(|n| explicit.get(n))?;
         let text = format!(
-            "{name} is enabled, but depends on features that are disabled: [{}]; switch it off too, or those on",
+            "{name} is enabled, but depends on features that are disabled: [{}]; switch it off, or those on",
             off.join(" ")
         );
-        Some(cause.problem(text))
+        Some(cause.error(text))
     };
     table::NEEDS.iter().filter_map(one).collect()
 }
 
-/// Says which gates are set to something else than their default: but for what may be configured, nothing hangs on them yet.
-fn idle(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {
+/// Lists the gates that differ from their default and have no effect yet, except on what may be configured.
+fn without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {
     let differs =
         |name: &str, given: &Sourced<bool>| gates().get(name).is_none_or(|gate| gate.on != given.value);
     let names: Vec<&str> =
         explicit.iter().filter(|(name, given)| differs(name, given)).map(|(name, _)| *name).collect();
     (!names.is_empty()).then(|| Note {
         level: Level::Info,
-        text: format!("these feature gates change only what may be configured, yet: {}", names.join(", ")),
+        text: format!(
+            "these feature gates affect only which settings are allowed, so far: {}",
+            names.join(", ")
+        ),
     })
 }
 

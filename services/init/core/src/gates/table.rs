@@ -2,7 +2,7 @@
 
 use super::Stage;
 
-/// Gates that have stage, default and lock in common.
+/// Gates with the same stage, default and lock.
 pub(super) struct Group {
     pub(super) stage: Stage,
     pub(super) on: bool,
@@ -10,7 +10,7 @@ pub(super) struct Group {
     pub(super) names: &'static [&'static str],
 }
 
-/// The gates that touch a node.
+/// The gates that concern a node.
 pub(super) const NODE: &[Group] = &[
     Group {
         stage: Stage::Ga,
@@ -164,8 +164,8 @@ pub(super) const NODE: &[Group] = &[
     Group { stage: Stage::Deprecated, on: false, locked: true, names: &["GitRepoVolumeDriver"] },
 ];
 
-/// The gates of the other components, which a file that all of them share may name. Nothing on a node hangs on them, and
-/// whether one is locked is theirs to check.
+/// The gates of other components, which a shared file may name. They have no effect on a node, and their components check
+/// whether they are locked.
 pub(super) const OTHER: &[Group] = &[
     Group {
         stage: Stage::Ga,
@@ -345,7 +345,7 @@ pub(super) const OTHER: &[Group] = &[
     },
 ];
 
-/// What a gate needs to be on, beside itself.
+/// The gates that a gate depends on.
 pub(super) const NEEDS: &[(&str, &[&str])] = &[
     ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
     ("ExtendWebSocketsToKubelet", &["NodeDeclaredFeatures"]),

@@ -3,7 +3,7 @@ use super::*;
 /// The gates that touch a node, from node-and-api.md §3: stage, default, lock, name. The spec writes
 /// `RuntimeClassInImageCriAPI`, which is the name of a constant; files have `RuntimeClassInImageCriApi`.
 const GOLDEN: &str = include_str!("golden.txt");
-/// A few of the gates that only the other components have.
+/// Some of the gates that only other components use.
 const SHARED: &str =
     "APIServerTracing MemoryManager SchedulerQueueingHints WatchList GenericWorkload KMSv1 WinDSR";
 
@@ -16,18 +16,18 @@ fn given(pairs: &[(&str, bool)]) -> Given {
     pairs.iter().map(one).collect()
 }
 
-fn problems(pairs: &[(&str, bool)]) -> Vec<String> {
-    judge(&given(pairs)).1.iter().map(ToString::to_string).collect()
+fn errors(pairs: &[(&str, bool)]) -> Vec<String> {
+    evaluate(&given(pairs)).1.iter().map(ToString::to_string).collect()
 }
 
-fn judged(pairs: &[(&str, bool)]) -> (FeatureGates, Vec<String>) {
-    let (gates, problems, notes) = judge(&given(pairs));
-    assert!(problems.is_empty(), "{problems:?}");
+fn evaluated(pairs: &[(&str, bool)]) -> (FeatureGates, Vec<String>) {
+    let (gates, errors, notes) = evaluate(&given(pairs));
+    assert!(errors.is_empty(), "{errors:?}");
     (gates, notes.into_iter().filter(|note| note.level == Level::Warn).map(|note| note.text).collect())
 }
 
 #[test]
-fn the_gates_of_a_node_have_stage_default_and_lock_of_1_36() {
+fn node_feature_gates_have_stage_default_and_lock_of_1_36() {
     let golden: BTreeSet<&str> = GOLDEN.lines().filter(|line| !line.starts_with('#')).collect();
     let ours: BTreeSet<String> = table::NODE
         .iter()
@@ -42,39 +42,39 @@ fn the_gates_of_a_node_have_stage_default_and_lock_of_1_36() {
 }
 
 #[test]
-fn no_gate_stands_twice_and_those_of_other_components_are_known() {
+fn feature_gates_are_unique_and_those_of_other_components_known() {
     let names = || table::NODE.iter().chain(table::OTHER).flat_map(|group| group.names);
     assert_eq!(names().count(), gates().len());
     assert!(table::OTHER.iter().all(|group| !group.locked));
     for name in SHARED.split_whitespace() {
         let on = !gates()[name].on;
-        judged(&[(name, on)]);
+        evaluated(&[(name, on)]);
     }
 }
 
 #[test]
-fn what_is_not_set_is_as_by_default_and_a_gate_is_as_it_is_set() {
-    let (gates, warnings) = judged(&[]);
+fn feature_gates_are_as_set_or_default() {
+    let (gates, warnings) = evaluated(&[]);
     assert_eq!((gates.clone(), warnings.len()), (FeatureGates::default(), 0));
     assert!(gates.is_on("EnvFiles") && !gates.is_on("MemoryQoS") && !gates.is_on("NoSuchGate"));
-    let (gates, warnings) = judged(&[("EnvFiles", false), ("MemoryQoS", true)]);
+    let (gates, warnings) = evaluated(&[("EnvFiles", false), ("MemoryQoS", true)]);
     assert_eq!((gates.is_on("EnvFiles"), gates.is_on("MemoryQoS"), warnings.len()), (false, true, 0));
 }
 
 #[test]
-fn all_of_a_stage_sets_what_is_not_set_by_its_name() {
-    let (gates, _) = judged(&[("AllAlpha", true), ("MemoryQoS", false)]);
+fn all_alpha_and_all_beta_set_gates_that_are_not_set_by_name() {
+    let (gates, _) = evaluated(&[("AllAlpha", true), ("MemoryQoS", false)]);
     assert!(gates.is_on("EventedPLEG") && gates.is_on("QOSReserved") && !gates.is_on("MemoryQoS"));
     assert!(!gates.is_on("SELinuxMount"), "a beta gate");
-    let (gates, _) = judged(&[("AllBeta", true)]);
+    let (gates, _) = evaluated(&[("AllBeta", true)]);
     assert!(gates.is_on("SELinuxMount") && !gates.is_on("EventedPLEG"));
-    let (gates, _) = judged(&[("AllBeta", false), ("EnvFiles", true)]);
+    let (gates, _) = evaluated(&[("AllBeta", false), ("EnvFiles", true)]);
     assert!(!gates.is_on("GracefulNodeShutdown") && gates.is_on("EnvFiles") && gates.is_on("NodeSwap"));
 }
 
 #[test]
-fn every_gate_is_told_with_the_stage_that_metrics_have() {
-    let all = judged(&[("AllAlpha", true), ("MemoryQoS", false)]).0.all();
+fn every_feature_gate_has_the_stage_of_the_metric() {
+    let all = evaluated(&[("AllAlpha", true), ("MemoryQoS", false)]).0.all();
     assert_eq!(all.len(), gates().len() + 2);
     let of = |name: &str| {
         let gate = all.iter().find(|gate| gate.name == name).unwrap();
@@ -94,17 +94,17 @@ fn every_gate_is_told_with_the_stage_that_metrics_have() {
 }
 
 #[test]
-fn each_gate_that_there_is_not_is_told_with_its_place() {
-    let problems = problems(&[("DynamicKubeletConfig", true), ("EnvFiles", true), ("envfiles", false)]);
-    assert_eq!(problems.len(), 2, "{problems:?}");
+fn unknown_feature_gates_are_refused_with_their_origin() {
+    let errors = errors(&[("DynamicKubeletConfig", true), ("EnvFiles", true), ("envfiles", false)]);
+    assert_eq!(errors.len(), 2, "{errors:?}");
     let start = "invalid configuration: featureGates.DynamicKubeletConfig = true (k.yaml:7): \
                  unrecognized feature gate: DynamicKubeletConfig";
-    assert!(problems[0].starts_with(start), "{problems:?}");
-    assert!(problems[1].contains("unrecognized feature gate: envfiles"), "{problems:?}");
+    assert!(errors[0].starts_with(start), "{errors:?}");
+    assert!(errors[1].contains("unrecognized feature gate: envfiles"), "{errors:?}");
 }
 
 #[test]
-fn a_locked_gate_cannot_be_changed_and_may_be_set_to_what_it_is() {
+fn a_locked_feature_gate_can_only_be_set_to_its_default() {
     for (name, value, text) in [
         ("NodeSwap", false, "cannot set feature gate NodeSwap to false, feature is locked to true"),
         (
@@ -118,26 +118,33 @@ fn a_locked_gate_cannot_be_changed_and_may_be_set_to_what_it_is() {
             "cannot set feature gate DisableNodeKubeProxyVersion to false, feature is locked to true",
         ),
     ] {
-        let problems = problems(&[(name, value)]);
-        assert!(problems.len() == 1 && problems[0].contains(text), "{problems:?}");
-        judged(&[(name, !value)]);
+        let errors = errors(&[(name, value)]);
+        assert!(errors.len() == 1 && errors[0].contains(text), "{errors:?}");
+        evaluated(&[(name, !value)]);
     }
     // These two are GA and not locked.
-    assert!(!judged(&[("DRAPrioritizedList", false)]).0.is_on("DRAPrioritizedList"));
-    assert!(!judged(&[("CustomCPUCFSQuotaPeriod", false)]).0.is_on("CustomCPUCFSQuotaPeriod"));
+    assert!(!evaluated(&[("DRAPrioritizedList", false)]).0.is_on("DRAPrioritizedList"));
+    assert!(!evaluated(&[("CustomCPUCFSQuotaPeriod", false)]).0.is_on("CustomCPUCFSQuotaPeriod"));
 }
 
 #[test]
-fn gates_that_go_with_a_later_release_are_warned_about_once_each() {
-    let (_, warnings) =
-        judged(&[("NodeSwap", true), ("AllowDNSOnlyNodeCSR", true), ("EnvFiles", true), ("MemoryQoS", true)]);
+fn ga_and_deprecated_feature_gates_cause_a_warning_each() {
+    let (_, warnings) = evaluated(&[
+        ("NodeSwap", true),
+        ("AllowDNSOnlyNodeCSR", true),
+        ("EnvFiles", true),
+        ("MemoryQoS", true),
+    ]);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].starts_with("k.yaml:7: the feature gate NodeSwap is GA and goes"), "{warnings:?}");
+    assert!(
+        warnings[0].starts_with("k.yaml:7: the feature gate NodeSwap is GA; a later release will remove it"),
+        "{warnings:?}"
+    );
     assert!(warnings[1].contains("AllowDNSOnlyNodeCSR is deprecated"), "{warnings:?}");
 }
 
 #[test]
-fn a_gate_needs_those_that_it_depends_on() {
+fn a_feature_gate_needs_its_dependencies() {
     for (set, text) in [
         (
             &[("ClusterTrustBundleProjection", true)][..],
@@ -159,18 +166,18 @@ fn a_gate_needs_those_that_it_depends_on() {
              [ContainerRestartRules NodeDeclaredFeatures]",
         ),
     ] {
-        let problems = problems(set);
-        assert!(problems.len() == 1 && problems[0].contains(text), "{set:?}: {problems:?}");
+        let errors = errors(set);
+        assert!(errors.len() == 1 && errors[0].contains(text), "{set:?}: {errors:?}");
     }
-    let problems = problems(&[("NodeDeclaredFeatures", false)]);
-    assert_eq!(problems.len(), 3, "three gates that are on by default need it: {problems:?}");
-    assert!(problems.iter().all(|problem| problem.contains("featureGates.NodeDeclaredFeatures = false")));
-    judged(&[("ClusterTrustBundle", true), ("ClusterTrustBundleProjection", true)]);
-    judged(&[("AllAlpha", true), ("AllBeta", true)]);
+    let errors = errors(&[("NodeDeclaredFeatures", false)]);
+    assert_eq!(errors.len(), 3, "three gates that are on by default depend on it: {errors:?}");
+    assert!(errors.iter().all(|error| error.contains("featureGates.NodeDeclaredFeatures = false")));
+    evaluated(&[("ClusterTrustBundle", true), ("ClusterTrustBundleProjection", true)]);
+    evaluated(&[("AllAlpha", true), ("AllBeta", true)]);
 }
 
 #[test]
-fn what_a_gate_needs_is_a_gate() {
+fn feature_gate_dependencies_exist() {
     for (name, needs) in table::NEEDS {
         assert!(gates().contains_key(name), "{name}");
         assert!(needs.iter().all(|need| gates().contains_key(need)), "{name}");
@@ -178,9 +185,12 @@ fn what_a_gate_needs_is_a_gate() {
 }
 
 #[test]
-fn gates_that_are_not_as_by_default_are_named_in_one_line() {
-    let (_, _, notes) = judge(&given(&[("EnvFiles", true), ("MemoryQoS", true), ("AllAlpha", true)]));
+fn non_default_feature_gates_are_listed_in_one_note() {
+    let (_, _, notes) = evaluate(&given(&[("EnvFiles", true), ("MemoryQoS", true), ("AllAlpha", true)]));
     let infos: Vec<&str> =
         notes.iter().filter(|note| note.level == Level::Info).map(|note| note.text.as_str()).collect();
-    assert_eq!(infos, ["these feature gates change only what may be configured, yet: AllAlpha, MemoryQoS"]);
+    assert_eq!(
+        infos,
+        ["these feature gates affect only which settings are allowed, so far: AllAlpha, MemoryQoS"]
+    );
 }

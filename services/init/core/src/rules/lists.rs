@@ -1,14 +1,14 @@
-//! Lists and maps with a form of their own.
+//! Rules for lists and maps with their own format.
 
 use std::collections::BTreeSet;
 
 use keelson_kube_model::Quantity;
 use serde_json::Value;
 
-use super::one;
+use super::list_entry;
 use crate::document::Reader;
 
-/// The suites that Go knows, the unsafe ones too; two go by an older name as well.
+/// The cipher suites that Go knows, including the insecure ones; two also have an older name.
 const CIPHER_SUITES: &[&str] = &[
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
@@ -38,7 +38,7 @@ const CIPHER_SUITES: &[&str] = &[
     "TLS_RSA_WITH_AES_256_GCM_SHA384",
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
-/// P-256, P-384, P-521, X25519 and X25519MLKEM768 (the registry of TLS).
+/// P-256, P-384, P-521, X25519 and X25519MLKEM768 (the IANA TLS registry).
 const CURVES: &[i64] = &[23, 24, 25, 29, 4588];
 
 pub(super) fn check(reader: &mut Reader<'_>) {
@@ -51,22 +51,22 @@ pub(super) fn check(reader: &mut Reader<'_>) {
     allowlist(reader);
 }
 
-/// Each value of a list; a value that is none is a problem.
-fn each(reader: &mut Reader<'_>, path: &str, judge: impl Fn(&Value) -> Result<(), String>) {
-    let Some(value) = reader.look(path) else { return };
+/// Checks each value of a list; reports a field that is not a list.
+fn each(reader: &mut Reader<'_>, path: &str, check_entry: impl Fn(&Value) -> Result<(), String>) {
+    let Some(value) = reader.peek(path) else { return };
     let Some(list) = value.as_array() else {
-        reader.wrong(path, value, "this must be a list".to_owned());
+        reader.report(path, value, "this must be a list".to_owned());
         return;
     };
     for (index, value) in list.iter().enumerate() {
-        if let Err(way_out) = judge(value) {
-            let one = one(reader, path, index, value);
-            reader.wrong_at(&one, way_out);
+        if let Err(remedy) = check_entry(value) {
+            let one = list_entry(reader, path, index, value);
+            reader.report_entry(&one, remedy);
         }
     }
 }
 
-/// Whether Go knows a suite of this name.
+/// Whether Go knows a cipher suite of this name.
 pub(crate) fn is_suite(name: &str) -> bool {
     CIPHER_SUITES.contains(&name)
 }
@@ -74,10 +74,8 @@ pub(crate) fn is_suite(name: &str) -> bool {
 fn cipher_suites(reader: &mut Reader<'_>) {
     each(reader, "tlsCipherSuites", |suite| match suite.as_str() {
         Some(name) if is_suite(name) => Ok(()),
-        _ => {
-            Err("there is no such cipher suite; names are those of Go, such as TLS_AES_128_GCM_SHA256"
-                .to_owned())
-        }
+        _ => Err("there is no such cipher suite; the names are those of Go, such as TLS_AES_128_GCM_SHA256"
+            .to_owned()),
     });
 }
 
@@ -85,19 +83,19 @@ fn curves(reader: &mut Reader<'_>) {
     const FIELD: &str = "tlsCurvePreferences";
     each(reader, FIELD, |curve| match curve.as_i64() {
         Some(id) if CURVES.contains(&id) => Ok(()),
-        _ => Err(format!("this must be the number of a curve that is known: {CURVES:?}")),
+        _ => Err(format!("this must be the number of a known curve: {CURVES:?}")),
     });
     let all: Vec<i64> = reader
-        .look(FIELD)
+        .peek(FIELD)
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
         .filter_map(Value::as_i64)
         .collect();
     if all.iter().collect::<BTreeSet<_>>().len() < all.len()
-        && let Some(value) = reader.look(FIELD)
+        && let Some(value) = reader.peek(FIELD)
     {
-        reader.wrong(FIELD, value, "each curve may stand here once".to_owned());
+        reader.report(FIELD, value, "each curve may be listed only once".to_owned());
     }
 }
 
@@ -106,7 +104,7 @@ fn reserved_memory(reader: &mut Reader<'_>) {
     each(reader, FIELD, |node| {
         let limits = node.get("limits").and_then(Value::as_object).filter(|limits| !limits.is_empty());
         if node.get("numaNode").and_then(Value::as_i64).is_none_or(|node| node < 0) {
-            return Err("numaNode must be the number of a node of memory, from 0".to_owned());
+            return Err("numaNode must be the number of a NUMA node, from 0".to_owned());
         }
         let Some(limits) = limits else {
             return Err("limits must name memory or hugepages-<size>".to_owned());
@@ -115,7 +113,9 @@ fn reserved_memory(reader: &mut Reader<'_>) {
             let is_kind =
                 kind == "memory" || kind.strip_prefix("hugepages-").is_some_and(|size| !size.is_empty());
             if !is_kind {
-                return Err(format!("{kind} cannot be reserved; limits name memory or hugepages-<size>"));
+                return Err(format!(
+                    "{kind} cannot be reserved; limits must name memory or hugepages-<size>"
+                ));
             }
             let amount = amount.as_str().and_then(|text| Quantity::parse(text).ok());
             if amount.is_none_or(|amount| amount.is_zero() || amount.is_negative()) {
@@ -125,28 +125,28 @@ fn reserved_memory(reader: &mut Reader<'_>) {
         Ok(())
     });
     let mut seen = BTreeSet::new();
-    let nodes = reader.look(FIELD).and_then(Value::as_array).cloned().unwrap_or_default();
+    let nodes = reader.peek(FIELD).and_then(Value::as_array).cloned().unwrap_or_default();
     for (index, node) in nodes.iter().enumerate() {
         let number = node.get("numaNode").and_then(Value::as_i64);
         let kinds =
             node.get("limits").and_then(Value::as_object).into_iter().flat_map(|limits| limits.keys());
         for kind in kinds {
             if !seen.insert((number, kind.clone())) {
-                let one = one(reader, FIELD, index, node);
-                reader.wrong_at(&one, format!("{kind} of this node stands here twice"));
+                let one = list_entry(reader, FIELD, index, node);
+                reader.report_entry(&one, format!("{kind} of this node is listed twice"));
             }
         }
     }
 }
 
-/// `qosReserved`: how much of what is requested in a class is kept from the classes below it.
+/// `qosReserved`: the percentage of a QoS class's requests that lower classes cannot use.
 fn qos_reserved(reader: &mut Reader<'_>) {
     let Some(map) = reader.map("qosReserved") else { return };
     for (key, text) in &map.value {
         let one = crate::reserved::entry(&map, key, text);
         let percent = text.strip_suffix('%').and_then(|text| text.parse::<u8>().ok());
         if key != "memory" {
-            reader.refuse(&one, "only memory can be reserved by class");
+            reader.refuse(&one, "only memory can be reserved by QoS class");
         } else if percent.is_none_or(|percent| percent > 100) {
             reader.refuse(&one, "this must be from 0% to 100%");
         }
@@ -158,10 +158,8 @@ fn by_priority(reader: &mut Reader<'_>) {
         let number = |field: &str| entry.get(field).map_or(Some(0), Value::as_i64);
         match (number("priority"), number("shutdownGracePeriodSeconds")) {
             (Some(_), Some(seconds)) if seconds >= 0 => Ok(()),
-            _ => {
-                Err("priority and shutdownGracePeriodSeconds, which is at least 0, are whole numbers"
-                    .to_owned())
-            }
+            _ => Err("priority and shutdownGracePeriodSeconds must be whole numbers, the latter at least 0"
+                .to_owned()),
         }
     });
 }
@@ -179,22 +177,22 @@ fn vmodule(reader: &mut Reader<'_>) {
             _ => Err(format!("verbosity must be a whole number from 0 to {}", super::I32_MAX)),
         }
     });
-    let is_json = reader.look("logging.format").is_some_and(|format| format == "json");
-    let entries = reader.look(FIELD).filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
+    let is_json = reader.peek("logging.format").is_some_and(|format| format == "json");
+    let entries = reader.peek(FIELD).filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
     if let Some(value) = entries.filter(|_| is_json) {
-        reader.wrong(
+        reader.report(
             FIELD,
             value,
-            "this is for text only; leave it out with logging.format: json".to_owned(),
+            "this applies to text only; remove it if logging.format is json".to_owned(),
         );
     }
 }
 
-/// `preloadedImagesVerificationAllowlist`: names of images without tag and digest, and `*` only as the last part.
+/// `preloadedImagesVerificationAllowlist`: image names without tag and digest; `*` only as the last part.
 fn allowlist(reader: &mut Reader<'_>) {
     let path = "preloadedImagesVerificationAllowlist";
-    if reader.look(path).is_some_and(|list| !list.is_array()) {
-        // That it is none is told where it is read.
+    if reader.peek(path).is_some_and(|list| !list.is_array()) {
+        // The reader of the field reports this.
         return;
     }
     each(reader, path, |pattern| {
@@ -204,7 +202,7 @@ fn allowlist(reader: &mut Reader<'_>) {
         let is_tagged = name.contains('@') || (last.contains(':') && (name != last || text == name));
         if name.is_empty() || text.trim() != text || name.contains('*') || is_tagged {
             return Err(
-                "this must be the name of an image without tag and digest, or one that ends in /*".to_owned()
+                "this must be an image name without tag and digest, or one that ends in /*".to_owned()
             );
         }
         Ok(())

@@ -1,29 +1,33 @@
-//! A row per rule of the table of fields: the value, and what is said of it.
+//! A row per rule of the table of fields: the value, and its error message.
 
 use serde_json::{Value, json};
 
 use crate::resolve::Flags;
-use crate::resolve::tests::{host, kubelet, problems_of, run};
+use crate::resolve::tests::{errors_of, host, kubelet, run};
 
-/// What is refused, and what of the problem names the field with its value, and the way out.
+/// The refused fields, and the parts of the message with the field and value, and with the remedy.
 fn refused() -> Vec<(Value, &'static str, &'static str)> {
     vec![
         (json!({"authentication": []}), "authentication = []", "a map"),
         (json!({"authentication": {"anonymous": {"enabled": "no"}}}), "enabled = \"no\"", "true or false"),
-        (json!({"authentication": {"webhook": {"cacheTTL": "2"}}}), "cacheTTL = \"2\"", "no duration"),
+        (json!({"authentication": {"webhook": {"cacheTTL": "2"}}}), "cacheTTL = \"2\"", "not a duration"),
         (json!({"authorization": {"mode": "RBAC"}}), "authorization.mode = \"RBAC\"", "AlwaysAllow, Webhook"),
-        (json!({"authorization": {"webhook": {"cacheAuthorizedTTL": 5}}}), "cacheAuthorizedTTL = 5", "text"),
-        (json!({"authorization": {"webhook": {"cacheUnauthorizedTTL": "x"}}}), "\"x\"", "no duration"),
+        (
+            json!({"authorization": {"webhook": {"cacheAuthorizedTTL": 5}}}),
+            "cacheAuthorizedTTL = 5",
+            "a string",
+        ),
+        (json!({"authorization": {"webhook": {"cacheUnauthorizedTTL": "x"}}}), "\"x\"", "not a duration"),
         (json!({"cgroupsPerQOS": false}), "cgroupsPerQOS = false", "enforceNodeAllocatable"),
         (
             json!({"configMapAndSecretChangeDetectionStrategy": "watch"}),
             "configMapAndSecretChangeDetectionStrategy = \"watch\"",
             "one of: Get, Cache, Watch",
         ),
-        (json!({"contentType": 5}), "contentType = 5", "text"),
+        (json!({"contentType": 5}), "contentType = 5", "a string"),
         (json!({"cpuManagerPolicy": "Static"}), "cpuManagerPolicy = \"Static\"", "one of: none, static"),
         (json!({"cpuManagerPolicyOptions": {"full-pcpus-only": true}}), "full-pcpus-only = true", "quotes"),
-        (json!({"cpuManagerReconcilePeriod": "10"}), "cpuManagerReconcilePeriod = \"10\"", "no duration"),
+        (json!({"cpuManagerReconcilePeriod": "10"}), "cpuManagerReconcilePeriod = \"10\"", "not a duration"),
         (json!({"enableDebuggingHandlers": "on"}), "enableDebuggingHandlers = \"on\"", "true or false"),
         (
             json!({"enableSystemLogQuery": true, "enableSystemLogHandler": false}),
@@ -37,7 +41,7 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
             "hairpinMode = \"veth\"",
             "one of: promiscuous-bridge, hairpin-veth, none",
         ),
-        (json!({"httpCheckFrequency": "often"}), "httpCheckFrequency = \"often\"", "no duration"),
+        (json!({"httpCheckFrequency": "often"}), "httpCheckFrequency = \"often\"", "not a duration"),
         (json!({"iptablesDropBit": 32}), "iptablesDropBit = 32", "from 0 to 31"),
         (json!({"iptablesMasqueradeBit": -1}), "iptablesMasqueradeBit = -1", "from 0 to 31"),
         (json!({"kubeAPIBurst": -1}), "kubeAPIBurst = -1", "from 0"),
@@ -70,7 +74,7 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
         (json!({"memoryReservationPolicy": "All"}), "\"All\"", "one of: None, TieredReservation"),
         (json!({"memoryThrottlingFactor": 0}), "memoryThrottlingFactor = 0", "above 0 and at most 1"),
         (json!({"memoryThrottlingFactor": 1.01}), "memoryThrottlingFactor = 1.01", "above 0 and at most 1"),
-        (json!({"nodeStatusUpdateFrequency": 10}), "nodeStatusUpdateFrequency = 10", "no duration"),
+        (json!({"nodeStatusUpdateFrequency": 10}), "nodeStatusUpdateFrequency = 10", "not a duration"),
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj = -1001", "from -1000 to 1000"),
         (json!({"oomScoreAdj": 1001}), "oomScoreAdj = 1001", "from -1000 to 1000"),
         (
@@ -110,7 +114,7 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
                 {"numaNode": 0, "limits": {"hugepages-2Mi": "2Mi", "memory": "1Gi"}},
             ]}),
             "reservedMemory[2]",
-            "memory of this node stands here twice",
+            "memory of this node is listed twice",
         ),
         (
             json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": "/kube"}),
@@ -124,7 +128,7 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
             "Runonce mode has been deprecated and should not be set",
         ),
         (json!({"showHiddenMetricsForVersion": "1.34"}), "\"1.34\"", "1.35"),
-        (json!({"shutdownGracePeriod": "1"}), "shutdownGracePeriod = \"1\"", "no duration"),
+        (json!({"shutdownGracePeriod": "1"}), "shutdownGracePeriod = \"1\"", "not a duration"),
         (json!({"shutdownGracePeriod": "999ms"}), "shutdownGracePeriod = \"999ms\"", "0, or at least 1s"),
         (json!({"shutdownGracePeriod": "-1s"}), "shutdownGracePeriod = \"-1s\"", "0, or at least 1s"),
         (
@@ -170,19 +174,19 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
 }
 
 #[test]
-fn each_rule_names_the_field_its_value_and_the_way_out() {
-    for (fields, what, way_out) in refused() {
-        let problems = problems_of(fields.clone());
-        assert_eq!(problems.len(), 1, "{fields}: {problems:#?}");
-        let problem = &problems[0];
-        assert!(problem.starts_with("invalid configuration: "), "{problem}");
-        assert!(problem.contains(what), "{problem} lacks {what}");
-        assert!(problem.contains(way_out), "{problem} lacks {way_out}");
+fn each_field_rule_names_field_value_and_remedy() {
+    for (fields, what, remedy) in refused() {
+        let errors = errors_of(fields.clone());
+        assert_eq!(errors.len(), 1, "{fields}: {errors:#?}");
+        let error = &errors[0];
+        assert!(error.starts_with("invalid configuration: "), "{error}");
+        assert!(error.contains(what), "{error} lacks {what}");
+        assert!(error.contains(remedy), "{error} lacks {remedy}");
     }
 }
 
 #[test]
-fn what_needs_a_feature_gate_is_refused_without_it_and_with_it_not() {
+fn gated_fields_are_refused_without_their_feature_gate() {
     let by_priority = json!([{"priority": 0, "shutdownGracePeriodSeconds": 5}]);
     let never = "NeverVerifyAllowlistedImages";
     for (gate, fields, field) in [
@@ -229,13 +233,13 @@ fn what_needs_a_feature_gate_is_refused_without_it_and_with_it_not() {
             let result = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
             match result {
                 Ok(_) => assert!(on, "{fields}"),
-                Err(problems) => {
-                    assert!(!on && problems.len() == 1, "{fields}: {problems:?}");
+                Err(errors) => {
+                    assert!(!on && errors.len() == 1, "{fields}: {errors:?}");
                     assert!(
-                        problems[0].starts_with(&format!("invalid configuration: {field} = ")),
-                        "{problems:?}"
+                        errors[0].starts_with(&format!("invalid configuration: {field} = ")),
+                        "{errors:?}"
                     );
-                    assert!(problems[0].contains(&format!("the feature gate {gate}; ")), "{problems:?}");
+                    assert!(errors[0].contains(&format!("the feature gate {gate}; ")), "{errors:?}");
                 }
             }
         }
@@ -244,13 +248,13 @@ fn what_needs_a_feature_gate_is_refused_without_it_and_with_it_not() {
         "shutdownGracePeriod": "5s", "shutdownGracePeriodCriticalPods": "1s",
         "featureGates": {"GracefulNodeShutdown": false, "GracefulNodeShutdownBasedOnPodPriority": false},
     });
-    let problems = problems_of(fields);
-    assert_eq!(problems.len(), 2, "{problems:?}");
-    assert!(problems.iter().all(|problem| problem.contains("the feature gate GracefulNodeShutdown; ")));
+    let errors = errors_of(fields);
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert!(errors.iter().all(|error| error.contains("the feature gate GracefulNodeShutdown; ")));
 }
 
 #[test]
-fn what_a_kubelet_takes_is_taken() {
+fn valid_kubelet_configurations_are_accepted() {
     for fields in [
         json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": ["none"]}),
         json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": []}),
@@ -278,11 +282,11 @@ fn what_a_kubelet_takes_is_taken() {
 }
 
 #[test]
-fn every_rule_that_is_broken_is_told_at_once() {
+fn all_violated_field_rules_are_reported_at_once() {
     let fields = json!({
         "eventBurst": -1, "hairpinMode": "x", "runOnce": true, "oomScoreAdj": 5000, "maxPods": -1,
         "featureGates": {"NoSuch": true, "NodeSwap": false}, "tlsCipherSuites": ["X", "Y"],
     });
-    let problems = problems_of(fields);
-    assert_eq!(problems.len(), 9, "{problems:#?}");
+    let errors = errors_of(fields);
+    assert_eq!(errors.len(), 9, "{errors:#?}");
 }

@@ -1,4 +1,4 @@
-//! Tests of the thresholds and of what is enforced.
+//! Tests of eviction thresholds and enforcement.
 
 use serde_json::{Value, json};
 
@@ -14,11 +14,11 @@ fn resolved(fields: Value) -> Result<Resolved, Vec<String>> {
         Host { hostname: "edge".into(), memory_bytes: 8 << 30, nodefs_bytes: 1 << 40, ..Host::default() };
     let flags = Flags::default();
     resolve_all(Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host })
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
 #[test]
-fn every_field_is_taken() {
+fn eviction_and_allocatable_fields_are_applied() {
     let config = resolved(json!({
         "evictionHard": {"pid.available": "10%"},
         "evictionSoft": {"memory.available": "1Gi"},
@@ -50,7 +50,7 @@ fn every_field_is_taken() {
 }
 
 #[test]
-fn the_defaults_are_the_kubelets() {
+fn eviction_defaults_are_those_of_a_kubelet() {
     let resolved = resolved(json!({})).unwrap();
     let eviction = &resolved.config.resources.eviction;
     let hard: Vec<String> = eviction.hard.iter().map(|(signal, text)| format!("{signal}<{text}")).collect();
@@ -69,7 +69,7 @@ fn the_defaults_are_the_kubelets() {
 }
 
 #[test]
-fn a_partial_list_of_thresholds_is_warned_about_by_the_names_of_those_it_drops() {
+fn dropped_default_eviction_thresholds_are_listed_in_a_warning() {
     let resolved = resolved(json!({"evictionHard": {"memory.available": "1Gi"}})).unwrap();
     let warned = resolved.notes.iter().filter(|note| note.level == Level::Warn);
     assert!(warned.clone().any(|note| note.text.contains("nodefs.available")), "{:?}", resolved.notes);
@@ -79,7 +79,7 @@ fn a_partial_list_of_thresholds_is_warned_about_by_the_names_of_those_it_drops()
 }
 
 #[test]
-fn what_cannot_be_used_is_named_with_the_way_out() {
+fn invalid_values_are_refused_with_a_remedy() {
     for (fields, part) in [
         (json!({"evictionSoft": {"memory.available": "1Gi"}}), "evictionSoftGracePeriod.memory.available"),
         (
@@ -91,20 +91,20 @@ fn what_cannot_be_used_is_named_with_the_way_out() {
         (json!({"evictionMaxPodGracePeriod": -1}), "evictionMaxPodGracePeriod"),
         (json!({"enforceNodeAllocatable": ["pod"]}), "kube-reserved-compressible"),
         (json!({"enforceNodeAllocatable": ["pods", "pods"]}), "once"),
-        (json!({"enforceNodeAllocatable": ["pods", "none"]}), "alone"),
+        (json!({"enforceNodeAllocatable": ["pods", "none"]}), "only value"),
         (json!({"enforceNodeAllocatable": ["kube-reserved"]}), "kubeReservedCgroup"),
         (
             json!({"enforceNodeAllocatable": ["system-reserved", "system-reserved-compressible"], "systemReservedCgroup": "/s"}),
             "exclude each other",
         ),
     ] {
-        let problems = resolved(fields.clone()).unwrap_err();
-        assert!(problems.iter().any(|problem| problem.contains(part)), "{fields}: {problems:?}");
+        let errors = resolved(fields.clone()).unwrap_err();
+        assert!(errors.iter().any(|error| error.contains(part)), "{fields}: {errors:?}");
     }
 }
 
 #[test]
-fn notifications_of_memory_are_said_to_do_nothing_with_cgroup_v2() {
+fn kernel_memcg_notification_is_reported_as_without_effect_on_cgroup_v2() {
     let says = |asked: bool| {
         let resolved = resolved(json!({"kernelMemcgNotification": asked})).unwrap();
         resolved

@@ -7,11 +7,11 @@ use crate::flags;
 use crate::resolve::tests::{host, kubelet};
 use crate::resolve::{Flags, Resolved, resolve};
 
-/// A drop-in whose thresholds have lines of their own, as they have in a file.
+/// A drop-in with a line number for each threshold, as a document read from a file has.
 fn drop_in(name: &str, fields: Value) -> Document {
     let mut document = Document { file: name.to_owned(), ..kubelet(fields) };
-    let set = document.root.get(HARD).and_then(Value::as_object).cloned().unwrap_or_default();
-    document.lines.extend(set.keys().map(|signal| (format!("{HARD}.{signal}"), 9)));
+    let set = document.root.get(EVICTION_HARD).and_then(Value::as_object).cloned().unwrap_or_default();
+    document.lines.extend(set.keys().map(|signal| (format!("{EVICTION_HARD}.{signal}"), 9)));
     document
 }
 
@@ -33,7 +33,7 @@ fn hard(resolved: &Resolved) -> Vec<String> {
     hard.iter().map(|(signal, amount)| format!("{signal}<{amount}")).collect()
 }
 
-/// Each threshold that is no default, with where it is from.
+/// Each threshold that is not a default, with its origin.
 fn set(resolved: &Resolved) -> BTreeMap<&str, &str> {
     let prefix = "kubeletConfiguration.evictionHard.";
     let provenance = resolved.config.provenance.iter();
@@ -41,10 +41,10 @@ fn set(resolved: &Resolved) -> BTreeMap<&str, &str> {
 }
 
 #[test]
-fn a_default_that_stands_beside_a_threshold_of_a_drop_in_is_from_nowhere() {
+fn default_eviction_thresholds_next_to_a_drop_ins_have_no_origin() {
     let drop_ins = [
-        json!({HARD: {"memory.available": "200Mi"}}),
-        json!({HARD: {"nodefs.available": "20%", "imagefs.inodesFree": null}}),
+        json!({EVICTION_HARD: {"memory.available": "200Mi"}}),
+        json!({EVICTION_HARD: {"nodefs.available": "20%", "imagefs.inodesFree": null}}),
     ];
     let resolved = resolved(Some(json!({})), &drop_ins, &[]);
     assert_eq!(
@@ -57,14 +57,19 @@ fn a_default_that_stands_beside_a_threshold_of_a_drop_in_is_from_nowhere() {
         "{:?}",
         resolved.config.provenance
     );
-    assert_eq!(resolved.kubelet_configuration[HARD].as_object().unwrap().len(), 4, "and it is shown");
+    assert_eq!(
+        resolved.kubelet_configuration[EVICTION_HARD].as_object().unwrap().len(),
+        4,
+        "/configz shows the default too"
+    );
 }
 
 #[test]
-fn defaults_are_merged_with_the_thresholds_of_the_file_that_asks_for_it_before_anything_is_laid_over() {
-    let one = || json!({HARD: {"memory.available": "1Gi"}});
-    let merging = || json!({HARD: {"memory.available": "1Gi"}, "mergeDefaultEvictionSettings": true});
-    let without = json!({HARD: {"nodefs.available": null}});
+fn merge_default_eviction_settings_applies_to_its_file_before_merging() {
+    let one = || json!({EVICTION_HARD: {"memory.available": "1Gi"}});
+    let merging =
+        || json!({EVICTION_HARD: {"memory.available": "1Gi"}, "mergeDefaultEvictionSettings": true});
+    let without = json!({EVICTION_HARD: {"nodefs.available": null}});
     let flag = "--eviction-hard=pid.available<5%";
     for (main, drop_ins, arguments, count, memory) in [
         (Some(one()), vec![], vec![], 1, Some("kubelet.yaml")),
@@ -73,14 +78,14 @@ fn defaults_are_merged_with_the_thresholds_of_the_file_that_asks_for_it_before_a
         (Some(merging()), vec![], vec![flag], 1, None),
         (Some(one()), vec![json!({"mergeDefaultEvictionSettings": true})], vec![], 5, Some("kubelet.yaml")),
         (Some(json!({})), vec![merging()], vec![], 5, Some("10.conf:9")),
-        (Some(json!({})), vec![json!({HARD: null})], vec![], 5, None),
+        (Some(json!({})), vec![json!({EVICTION_HARD: null})], vec![], 5, None),
         (None, vec![one()], vec![], 1, Some("10.conf:9")),
         (None, vec![merging()], vec![], 5, Some("10.conf:9")),
     ] {
         let what = format!("{main:?} {drop_ins:?} {arguments:?}");
         let resolved = resolved(main, &drop_ins, &arguments);
         assert_eq!(hard(&resolved).len(), count, "{what}: {:?}", hard(&resolved));
-        assert_eq!(resolved.kubelet_configuration[HARD].as_object().unwrap().len(), count, "{what}");
+        assert_eq!(resolved.kubelet_configuration[EVICTION_HARD].as_object().unwrap().len(), count, "{what}");
         if let Some(memory) = memory {
             let set = set(&resolved);
             assert_eq!(set.len(), 1, "{what}: {set:?}");

@@ -1,5 +1,5 @@
-//! The flags that no field of the KubeletConfiguration has: what is only checked, and what the node is called
-//! (node-and-api.md §1.4, §1.5).
+//! The flags without a field in the KubeletConfiguration: checks, the node name and the node labels (node-and-api.md §1.4,
+//! §1.5).
 
 use crate::document::Sourced;
 use crate::labels::{is_subdomain, parse_node_labels};
@@ -7,9 +7,9 @@ use crate::own_processes::{BOOT_ID, MACHINE_ID, VERSION};
 use crate::resolve::{Level, Resolver, flag};
 
 impl Resolver<'_> {
-    /// The flags that no field has and that nothing else looks at.
-    pub(crate) fn own_flags(&mut self) {
-        let mut idle = Vec::new();
+    /// Checks the flags without a field, and reports those that are not supported.
+    pub(crate) fn check_other_flags(&mut self) {
+        let mut unsupported_fields = Vec::new();
         for (name, text) in self.flags.others.iter().filter(|(_, text)| !text.is_empty()) {
             let given = Sourced {
                 value: text.clone(),
@@ -17,19 +17,22 @@ impl Resolver<'_> {
                 field: format!("--{name}"),
             };
             match (*name, text.as_str()) {
-                // The control plane is told of with the rest of it.
+                // These are handled elsewhere.
                 ("kubeconfig" | "bootstrap-kubeconfig" | "cert-dir" | crate::node_ip::FLAG, _) => {}
                 (VERSION | MACHINE_ID | BOOT_ID | "experimental-allocatable-ignore-eviction", _) => {}
                 ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
-                ("cloud-provider", name) => self.problems.push(given.problem(format!(
+                ("cloud-provider", name) => self.errors.push(given.error(format!(
                     "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
                      --cloud-provider=external and migrate to an external cloud provider"
                 ))),
-                _ => idle.push(format!("--{name}")),
+                _ => unsupported_fields.push(format!("--{name}")),
             }
         }
-        if !idle.is_empty() {
-            self.note(Level::Info, format!("these flags are not acted on yet: {}", idle.join(", ")));
+        if !unsupported_fields.is_empty() {
+            self.note(
+                Level::Info,
+                format!("these flags have no effect yet: {}", unsupported_fields.join(", ")),
+            );
         }
         if self.flags.is_on("exit-on-lock-contention")
             && self.flags.others.get("lock-file").is_none_or(String::is_empty)
@@ -39,14 +42,14 @@ impl Resolver<'_> {
                 origin: "command line".to_owned(),
                 field: "--exit-on-lock-contention".to_owned(),
             };
-            self.problems.push(given.problem(
-                "cannot exit on lock file contention: no lock file specified; name one with --lock-file",
+            self.errors.push(given.error(
+                "cannot exit on lock file contention: no lock file specified; set one with --lock-file",
             ));
         }
     }
 
-    /// What the node is called, and the labels that it gives itself.
-    pub(crate) fn node(&mut self) {
+    /// Applies the name and the labels of the node.
+    pub(crate) fn node_name_and_labels(&mut self) {
         let from_host = || Sourced {
             value: self.host.hostname.clone(),
             origin: String::new(),
@@ -59,7 +62,7 @@ impl Resolver<'_> {
         if !is_subdomain(&name.value) {
             self.refuse(
                 &name,
-                "the name of a node is made of lower-case letters, digits, '-' and '.'; set one with --hostname-override",
+                "a node name has only lower-case letters, digits, '-' and '.'; set one with --hostname-override",
             );
         }
         self.set("nodeName", Some(name), |c, v| c.node_name = v);
@@ -75,7 +78,7 @@ impl Resolver<'_> {
                     origin: "command line".into(),
                     field: "--node-labels".into(),
                 };
-                self.problems.extend(errors.into_iter().map(|error| given.problem(error)));
+                self.errors.extend(errors.into_iter().map(|error| given.error(error)));
             }
         }
     }
@@ -87,7 +90,7 @@ mod tests {
     use crate::resolve::tests::{host, run};
 
     #[test]
-    fn flags_that_nothing_acts_on_are_told_and_those_that_cannot_be_are_refused() {
+    fn unsupported_flags_are_reported_and_invalid_ones_refused() {
         let with = |others: &[(&'static str, &str)]| {
             let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
             run(&Flags { others, ..Flags::default() }, None, None, &host())
@@ -97,11 +100,11 @@ mod tests {
             with(&[("cert-dir", "/pki"), (unheard, "5s"), ("cloud-provider", "external")]).unwrap().notes;
         assert!(with(&[("cloud-provider", "")]).is_ok());
         let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
-        assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");
+        assert!(locked.iter().all(|note| !note.text.contains("no effect yet")), "{locked:?}");
         assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
         assert!(with(&[("exit-on-lock-contention", "0,1")]).is_err());
         assert!(
-            notes.iter().any(|note| note.text == format!("these flags are not acted on yet: --{unheard}")),
+            notes.iter().any(|note| note.text == format!("these flags have no effect yet: --{unheard}")),
             "{notes:?}"
         );
         for (others, expected) in [
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_the_node_is_trimmed_and_lowered_and_an_empty_one_is_the_machines() {
+    fn node_name_is_trimmed_and_lowercased_and_defaults_to_the_host_name() {
         for (given, name) in [(None, "edge-1"), (Some(""), "edge-1"), (Some(" Node-A\n"), "node-a")] {
             let flags = Flags { hostname_override: given.map(ToOwned::to_owned), ..Flags::default() };
             let config = run(&flags, None, None, &host()).unwrap().config;

@@ -1,9 +1,9 @@
-//! A kubelet that is not ours on the same root folder or the same runtime.
+//! Detects a foreign kubelet on the same root folder or container runtime.
 //!
-//! Two node agents on one runtime take each other's pods for orphans and end them, and a kubelet takes no lock
-//! that could tell us. So its process is looked for: by its name, its command line and its configuration file.
-//! Files are compared by what they are and not by their names, so that a kubelet in a container counts when it
-//! shares a folder or socket with us, and does not when it only uses the same names.
+//! Two node agents on one runtime treat each other's pods as orphans and kill them, and a kubelet takes no lock that init
+//! could check. So init looks for its process: by name, command line and configuration file. Files are compared by inode and
+//! not by name, so that a kubelet in a container counts if it shares a folder or socket with this agent, and does not if it
+//! only uses the same names.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,34 +13,38 @@ use keelson_config::Config;
 
 use crate::{host, yaml};
 
-/// A kubelet that would fight with us.
+/// A kubelet that conflicts with this agent.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a kubelet (pid {pid}) uses {what}; two agents would end each other's pods: stop it, or {way_out}")]
-pub struct Kubelet {
+#[error("a kubelet (pid {pid}) uses {what}; two agents would kill each other's pods: stop it, or {remedy}")]
+pub struct ForeignKubeletError {
     pid: u32,
     what: String,
-    way_out: &'static str,
+    remedy: &'static str,
 }
 
-/// Where a kubelet finds these when nothing says so (KubeletConfiguration v1beta1 and `--root-dir`).
+/// The kubelet's defaults (KubeletConfiguration v1beta1 and `--root-dir`).
 const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 
-/// Refuses when a kubelet uses the root folder or the runtime of `config`.
-pub fn refuse(config: &Config) -> Result<(), Kubelet> {
+/// Fails if a kubelet uses the root folder or the runtime of `config`.
+pub fn ensure_none(config: &Config) -> Result<(), ForeignKubeletError> {
     let ours = host::exe(std::process::id());
     for pid in kubelets().filter(|pid| host::exe(*pid) != ours) {
-        let Some(used) = Used::by(pid) else { continue };
+        let Some(used) = KubeletUsage::of_process(pid) else { continue };
         let root = &config.paths.root_dir;
-        if same(root, &seen_by(pid, &used.root)) {
+        if is_same_file(root, &path_of_process(pid, &used.root)) {
             let what = format!("the root folder {}", root.display());
-            return Err(Kubelet { pid, what, way_out: "give this one another folder with --root-dir" });
+            return Err(ForeignKubeletError {
+                pid,
+                what,
+                remedy: "give this one another folder with --root-dir",
+            });
         }
         let endpoint = &config.runtime.endpoint;
-        if same(socket_of(endpoint), &seen_by(pid, socket_of(&used.endpoint))) {
+        if is_same_file(socket_of(endpoint), &path_of_process(pid, socket_of(&used.endpoint))) {
             let what = format!("the container runtime at {endpoint}");
-            let way_out = "give this one another runtime with --container-runtime-endpoint";
-            return Err(Kubelet { pid, what, way_out });
+            let remedy = "give this one another runtime with --container-runtime-endpoint";
+            return Err(ForeignKubeletError { pid, what, remedy });
         }
     }
     Ok(())
@@ -54,28 +58,28 @@ fn kubelets() -> impl Iterator<Item = u32> {
     })
 }
 
-/// What a kubelet uses, by the names that it uses.
+/// The root folder and runtime of a kubelet, as named in its mount namespace.
 #[derive(Debug, PartialEq, Eq)]
-struct Used {
+struct KubeletUsage {
     root: PathBuf,
     endpoint: String,
 }
 
-impl Used {
-    /// None when the process is gone.
-    fn by(pid: u32) -> Option<Self> {
+impl KubeletUsage {
+    /// `None` if the process is gone.
+    fn of_process(pid: u32) -> Option<Self> {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let args: Vec<String> =
             line.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect();
-        Some(Self::told(&args, |path| {
-            let path = seen_by(pid, Path::new(path));
+        Some(Self::from_args(&args, |path| {
+            let path = path_of_process(pid, Path::new(path));
             let document = yaml::read("--config", &path).ok()?;
             Some(document.root.get("containerRuntimeEndpoint")?.as_str()?.to_owned())
         }))
     }
 
-    /// What these arguments say; `from_file` reads the endpoint of a configuration file.
-    fn told(args: &[String], from_file: impl Fn(&str) -> Option<String>) -> Self {
+    /// Reads the command line; `from_file` returns the endpoint of a configuration file.
+    fn from_args(args: &[String], from_file: impl Fn(&str) -> Option<String>) -> Self {
         let endpoint = flag(args, "--container-runtime-endpoint")
             .map(ToOwned::to_owned)
             .or_else(|| from_file(flag(args, "--config")?))
@@ -97,19 +101,19 @@ fn flag<'a>(args: &'a [String], name: &str) -> Option<&'a str> {
     })
 }
 
-/// The socket that an endpoint names.
+/// The socket path of an endpoint.
 fn socket_of(endpoint: &str) -> &Path {
     Path::new(endpoint.strip_prefix("unix://").unwrap_or(endpoint))
 }
 
-/// A path of a process as we reach it, whatever its mount namespace.
-fn seen_by(pid: u32, path: &Path) -> PathBuf {
+/// A path of a process as this process reaches it, independent of the mount namespace.
+fn path_of_process(pid: u32, path: &Path) -> PathBuf {
     let below = path.strip_prefix("/").unwrap_or(path);
     Path::new("/proc").join(pid.to_string()).join("root").join(below)
 }
 
-/// Whether both are there and the same file.
-fn same(one: &Path, other: &Path) -> bool {
+/// Whether both exist and are the same file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     id(one).is_some_and(|found| id(other) == Some(found))
 }
@@ -118,9 +122,9 @@ fn same(one: &Path, other: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn told(args: &[&str], file: Option<&str>) -> (String, String) {
+    fn from_args(args: &[&str], file: Option<&str>) -> (String, String) {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let used = Used::told(&args, |path| {
+        let used = KubeletUsage::from_args(&args, |path| {
             assert_eq!(path, "/c.yaml");
             file.map(ToOwned::to_owned)
         });
@@ -128,16 +132,19 @@ mod tests {
     }
 
     #[test]
-    fn flags_go_before_the_file_and_the_file_before_the_defaults() {
+    fn a_foreign_kubelets_flags_override_its_file_and_the_defaults() {
         let text = |root: &str, endpoint: &str| (root.to_owned(), endpoint.to_owned());
-        assert_eq!(told(&["kubelet"], None), text(DEFAULT_ROOT, DEFAULT_ENDPOINT));
-        assert_eq!(told(&["kubelet", "--config", "/c.yaml"], Some("")), text(DEFAULT_ROOT, DEFAULT_ENDPOINT));
+        assert_eq!(from_args(&["kubelet"], None), text(DEFAULT_ROOT, DEFAULT_ENDPOINT));
         assert_eq!(
-            told(&["kubelet", "--root-dir=/r", "--config=/c.yaml"], Some("unix:///x.sock")),
+            from_args(&["kubelet", "--config", "/c.yaml"], Some("")),
+            text(DEFAULT_ROOT, DEFAULT_ENDPOINT)
+        );
+        assert_eq!(
+            from_args(&["kubelet", "--root-dir=/r", "--config=/c.yaml"], Some("unix:///x.sock")),
             text("/r", "unix:///x.sock")
         );
         assert_eq!(
-            told(
+            from_args(
                 &[
                     "kubelet",
                     "--config=/c.yaml",
@@ -153,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_same_under_another_name_and_absent_files_are_not() {
+    fn files_are_compared_by_inode_and_absent_files_differ() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         fs::write(&file, "").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(same(&file, &link));
-        assert!(same(&file, &seen_by(std::process::id(), &file)));
-        assert!(!same(&dir.path().join("none"), &dir.path().join("none")));
+        assert!(is_same_file(&file, &link));
+        assert!(is_same_file(&file, &path_of_process(std::process::id(), &file)));
+        assert!(!is_same_file(&dir.path().join("none"), &dir.path().join("none")));
     }
 }

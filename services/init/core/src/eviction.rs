@@ -1,5 +1,4 @@
-//! What of the machine is enforced and when pods are ended for its sake, as the KubeletConfiguration says it
-//! (node-and-api.md §2.5).
+//! Enforcement of node allocatable and the eviction settings, from the KubeletConfiguration (node-and-api.md §2.5).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use crate::kubelet_file::KubeletFile;
 use crate::reserved::{SIGNALS, check_online, entry, threshold};
 use crate::resolve::{Level, Resolver, millis};
 
-/// The words of `enforceNodeAllocatable`.
+/// The values of `enforceNodeAllocatable`.
 const ENFORCED: &[&str] = &[
     "pods",
     "kube-reserved",
@@ -21,9 +20,9 @@ const ENFORCED: &[&str] = &[
     "none",
 ];
 
-/// The fields.
+/// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
-pub(crate) struct PressureFile {
+pub(crate) struct EvictionFile {
     soft: Option<Sourced<BTreeMap<String, String>>>,
     soft_grace: Option<Sourced<BTreeMap<String, u64>>>,
     minimum_reclaim: Option<Sourced<BTreeMap<String, String>>>,
@@ -38,24 +37,26 @@ pub(crate) struct PressureFile {
     pods_per_core: Option<Sourced<u32>>,
 }
 
-impl PressureFile {
+impl EvictionFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
-        let soft_grace = graces(reader);
-        let soft = amounts(reader, "evictionSoft");
+        let soft_grace = grace_periods(reader);
+        let soft = thresholds_by_signal(reader, "evictionSoft");
         if let Some(soft) = &soft {
             for (signal, text) in &soft.value {
-                if soft_grace.as_ref().is_none_or(|graces| !graces.value.contains_key(signal)) {
+                if soft_grace.as_ref().is_none_or(|grace_periods| !grace_periods.value.contains_key(signal)) {
                     let one = entry(soft, signal, text);
-                    reader
-                        .refuse(&one, format!("this needs evictionSoftGracePeriod.{signal}, such as 1m30s"));
+                    reader.refuse(
+                        &one,
+                        format!("this requires evictionSoftGracePeriod.{signal}, such as 1m30s"),
+                    );
                 }
             }
         }
         Self {
             soft,
             soft_grace,
-            minimum_reclaim: amounts(reader, "evictionMinimumReclaim"),
-            // Zero is the default, as for every duration of a KubeletConfiguration.
+            minimum_reclaim: thresholds_by_signal(reader, "evictionMinimumReclaim"),
+            // Zero means the default, as for every duration of a KubeletConfiguration.
             transition: reader
                 .duration("evictionPressureTransitionPeriod", Duration::ZERO..=YEAR)
                 .filter(|period| !period.value.is_zero()),
@@ -71,15 +72,15 @@ impl PressureFile {
     }
 }
 
-impl PressureFile {
-    /// `kubeReservedCgroup`, when the file names one.
+impl EvictionFile {
+    /// `kubeReservedCgroup`, if the file sets it.
     pub(crate) fn kube_reserved_cgroup(&self) -> Option<&str> {
         self.kube_cgroup.as_ref().map(|cgroup| cgroup.value.as_str()).filter(|cgroup| !cgroup.is_empty())
     }
 }
 
-/// Amounts by signal.
-fn amounts(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<BTreeMap<String, String>>> {
+/// Quantities or percentages by signal.
+fn thresholds_by_signal(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<BTreeMap<String, String>>> {
     let mut map = reader.map(field)?;
     let given = map.clone();
     map.value.retain(|signal, text| {
@@ -97,13 +98,13 @@ fn amounts(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<BTreeMap<Stri
     Some(map)
 }
 
-fn graces(reader: &mut Reader<'_>) -> Option<Sourced<BTreeMap<String, u64>>> {
+fn grace_periods(reader: &mut Reader<'_>) -> Option<Sourced<BTreeMap<String, u64>>> {
     let given = reader.map("evictionSoftGracePeriod")?;
-    let mut graces = BTreeMap::new();
+    let mut grace_periods = BTreeMap::new();
     for (signal, text) in &given.value {
         match parse_go_duration(text) {
             Some(grace) => {
-                graces.insert(signal.clone(), millis(grace));
+                grace_periods.insert(signal.clone(), millis(grace));
             }
             None => {
                 let one = entry(&given, signal, text);
@@ -111,18 +112,18 @@ fn graces(reader: &mut Reader<'_>) -> Option<Sourced<BTreeMap<String, u64>>> {
             }
         }
     }
-    Some(given.map(|_| graces))
+    Some(given.map(|_| grace_periods))
 }
 
-/// Takes the fields into the configuration, and checks those that depend on each other.
+/// Applies the fields to the configuration, and checks those that depend on each other.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
-    let file = std::mem::take(&mut kubelet.pressure);
+    let file = std::mem::take(&mut kubelet.eviction);
     if let Some(reserved) = kubelet.reserved.take() {
         if resolver.with_file && !reserved.dropped.is_empty() {
             resolver.note(
                 Level::Warn,
                 format!(
-                    "evictionHard ({}) names some thresholds and so drops the defaults of {}; name them too, or set \
+                    "evictionHard ({}) sets some thresholds and so drops the defaults of {}; set them too, or set \
                      mergeDefaultEvictionSettings",
                     reserved.hard.origin,
                     reserved.dropped.join(", ")
@@ -162,7 +163,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     {
         let origin = &asked.origin;
         let text = format!(
-            "kernelMemcgNotification ({origin}) does nothing with cgroup v2, as in a kubelet: memory is looked at every 10 s"
+            "kernelMemcgNotification ({origin}) has no effect with cgroup v2, as in a kubelet: memory is checked every 10 s"
         );
         resolver.note(Level::Info, text);
     }
@@ -190,11 +191,11 @@ fn enforcement(
         sorted.sort();
         sorted.dedup();
         if words.iter().any(|word| !word.is_empty() && !ENFORCED.contains(&word.as_str())) {
-            resolver.refuse(enforce, format!("the words are {}", ENFORCED.join(", ")));
+            resolver.refuse(enforce, format!("the allowed values are {}", ENFORCED.join(", ")));
         } else if sorted.len() != words.len() {
-            resolver.refuse(enforce, "each word may stand here once");
+            resolver.refuse(enforce, "each value may be listed only once");
         } else if has("none") && words.len() > 1 {
-            resolver.refuse(enforce, "none stands alone");
+            resolver.refuse(enforce, "none must be the only value");
         }
         for (part, field, cgroup) in [
             ("kube-reserved", "kubeReservedCgroup", &kube),
@@ -205,7 +206,7 @@ fn enforcement(
                 resolver.refuse(enforce, format!("{part} and {compressible} exclude each other"));
             }
             if (has(part) || has(&compressible)) && !named(cgroup) {
-                resolver.refuse(enforce, format!("{part} needs {field}, the cgroup that is bound"));
+                resolver.refuse(enforce, format!("{part} requires {field}, the cgroup to limit"));
             }
         }
     }
@@ -220,5 +221,5 @@ fn enforcement(
 }
 
 #[cfg(test)]
-#[path = "pressure_tests.rs"]
+#[path = "eviction_tests.rs"]
 mod tests;

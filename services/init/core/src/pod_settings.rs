@@ -1,4 +1,4 @@
-//! How pods are kept running, and what they may set, as the KubeletConfiguration says it (node-and-api.md §2.5).
+//! How pods are run and what they may set, from the KubeletConfiguration (node-and-api.md §2.5).
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use keelson_kube_model::sysctl::is_namespaced;
 use crate::document::{Reader, Sourced, YEAR};
 use crate::resolve::{Resolver, millis};
 
-/// The `memorySwap.swapBehavior` that gives pods swap.
+/// The `memorySwap.swapBehavior` that lets pods use swap.
 const LIMITED_SWAP: &str = "LimitedSwap";
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
-pub(crate) struct RunningPodsFile {
+pub(crate) struct PodSettingsFile {
     sync_frequency: Option<Sourced<Duration>>,
     max_restart_period: Option<Sourced<Duration>>,
     unsafe_sysctls: Option<Sourced<Vec<String>>>,
@@ -21,9 +21,9 @@ pub(crate) struct RunningPodsFile {
     swap_behavior: Option<Sourced<String>>,
 }
 
-impl RunningPodsFile {
+impl PodSettingsFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
-        // Zero is the default, as for every duration of a KubeletConfiguration.
+        // Zero means the default, as for every duration of a KubeletConfiguration.
         let sync_frequency =
             reader.duration("syncFrequency", Duration::ZERO..=YEAR).filter(|period| !period.value.is_zero());
         let max_restart_period = reader
@@ -37,9 +37,9 @@ impl RunningPodsFile {
         if let Some(list) = &unsafe_sysctls {
             for pattern in list.value.iter().filter(|pattern| !is_namespaced(pattern)) {
                 let one = Sourced { value: pattern, origin: list.origin.clone(), field: list.field.clone() };
-                let way_out = "this is the machine's own and no pod's; only names below net., fs.mqueue., kernel.shm, \
+                let remedy = "this sysctl is not namespaced; only names below net., fs.mqueue., kernel.shm, \
                                kernel.msg and kernel.sem can be allowed";
-                reader.refuse(&one, way_out);
+                reader.refuse(&one, remedy);
             }
         }
         let swap_behavior = reader
@@ -56,7 +56,7 @@ impl RunningPodsFile {
         }
     }
 
-    /// Takes the fields into the configuration.
+    /// Applies the fields to the configuration.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
         resolver
             .set("pods.syncFrequencyMs", self.sync_frequency, |c, v| c.pods.sync_frequency_ms = millis(v));
@@ -69,8 +69,8 @@ impl RunningPodsFile {
         if let Some(single) = self.single_process_oom_kill.as_ref().filter(|single| !single.value)
             && resolver.host.cgroup_v1
         {
-            let way_out = "cgroup v1 cannot end a container as a whole; leave this out or use cgroup v2";
-            resolver.refuse(single, way_out);
+            let remedy = "cgroup v1 cannot kill a whole container; remove this field or use cgroup v2";
+            resolver.refuse(single, remedy);
         }
         resolver.set("pods.singleProcessOomKill", self.single_process_oom_kill, |c, v| {
             c.pods.single_process_oom_kill = Some(v);
@@ -80,7 +80,8 @@ impl RunningPodsFile {
             && resolver.host.cgroup_v1
         {
             let named = limited.clone().map(|_| LIMITED_SWAP);
-            resolver.refuse(&named, "cgroup v1 cannot bound swap by itself; leave this out or use cgroup v2");
+            resolver
+                .refuse(&named, "cgroup v1 cannot limit swap separately; remove this field or use cgroup v2");
         }
         resolver.set("pods.limitedSwap", limited_swap, |c, v| c.pods.limited_swap = v);
     }

@@ -1,4 +1,4 @@
-//! Fields that only a feature gate allows.
+//! Fields that require a feature gate.
 
 use keelson_kube_model::Quantity;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::signed;
 use crate::document::Reader;
 use crate::gates::FeatureGates;
 
-/// A field, when its value needs the gate, and the gate.
+/// A field, the values that require the gate, and the gate.
 type Need = (&'static str, fn(&Value) -> bool, &'static str);
 
 const NEEDS: &[Need] = &[
@@ -32,10 +32,10 @@ const NEEDS: &[Need] = &[
 ];
 
 pub(super) fn check(reader: &mut Reader<'_>, gates: &FeatureGates) {
-    for (path, needs, gate) in NEEDS {
-        if let Some(value) = reader.look(path).filter(|value| needs(value) && !gates.is_on(gate)) {
-            let way_out = format!("this needs the feature gate {gate}; switch it on, or leave this out");
-            reader.wrong(path, value, way_out);
+    for (path, gated_fields, gate) in NEEDS {
+        if let Some(value) = reader.peek(path).filter(|value| gated_fields(value) && !gates.is_on(gate)) {
+            let remedy = format!("this requires the feature gate {gate}; enable it, or remove this field");
+            reader.report(path, value, remedy);
         }
     }
 }
@@ -48,17 +48,17 @@ fn is_text(value: &Value, good: impl Fn(&str) -> bool) -> bool {
     value.as_str().is_some_and(good)
 }
 
-/// Not zero.
+/// Whether this is a duration other than zero.
 fn is_time(value: &Value) -> bool {
     is_text(value, |text| signed(text).is_some_and(|nanos| nanos != 0))
 }
 
-/// A quantity that is not zero.
+/// Whether this is a quantity other than zero.
 fn is_amount(value: &Value) -> bool {
     is_text(value, |text| Quantity::parse(text).is_ok_and(|amount| !amount.is_zero()))
 }
 
-/// Not empty.
+/// Whether this is not empty.
 fn is_some(value: &Value) -> bool {
     match value {
         Value::String(text) => !text.is_empty(),

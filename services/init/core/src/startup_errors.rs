@@ -1,12 +1,12 @@
-//! How init says that it cannot start: each line begins with the words that a kubelet says it with, which tools look for
-//! (node-and-api.md §1.1).
+//! The error messages of a failed start. Each line begins with the words of a kubelet, which tools look for (node-and-api.md
+//! §1.1).
 
-use crate::document::{ConfigProblem, Document};
+use crate::document::{ConfigError, Document};
 use crate::gates;
 
-/// The files of a configuration.
+/// The configuration files.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Files<'a> {
+pub struct ConfigFiles<'a> {
     /// `--config`.
     pub kubelet: Option<&'a Document>,
     /// `--config-dir`.
@@ -17,49 +17,49 @@ pub struct Files<'a> {
     pub keelson: Option<&'a Document>,
 }
 
-/// What cannot be read of `--config`.
-pub fn not_loaded(path: &str, error: &str) -> String {
+/// The message for a `--config` file that cannot be read.
+pub fn load_error(path: &str, error: &str) -> String {
     format!("failed to load kubelet config file, path: {path}, error: {error}")
 }
 
-/// What cannot be read of `--config-dir`; `error` names the folder.
-pub fn not_merged(error: &str) -> String {
+/// The message for a `--config-dir` that cannot be read; `error` names the folder.
+pub fn merge_error(error: &str) -> String {
     format!("failed to merge kubelet configs: {error}")
 }
 
-/// The line of a problem.
-pub fn told(problem: &ConfigProblem, files: Files<'_>) -> String {
-    let is_of = |file: &&Document| {
-        problem
+/// The line that reports an error of the configuration.
+pub fn startup_error(error: &ConfigError, files: ConfigFiles<'_>) -> String {
+    let names_file = |file: &&Document| {
+        error
             .origin
             .strip_prefix(file.file.as_str())
             .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ';']))
     };
-    if files.keelson.filter(is_of).is_some() {
-        return problem.to_string();
+    if files.keelson.filter(names_file).is_some() {
+        return error.to_string();
     }
-    if problem.field.starts_with("--") {
-        return format!("failed to validate kubelet flags: {problem}");
+    if error.field.starts_with("--") {
+        return format!("failed to validate kubelet flags: {error}");
     }
     let is_gate =
-        problem.field.strip_prefix(gates::FIELD).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    if is_gate && !problem.undecodable {
-        return format!("failed to set feature gates from initial flags-based config: {problem}");
+        error.field.strip_prefix(gates::FIELD).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if is_gate && !error.undecodable {
+        return format!("failed to set feature gates from initial flags-based config: {error}");
     }
-    let (file, drop_in) = (files.kubelet.filter(is_of), files.drop_ins.iter().find(is_of));
+    let (file, drop_in) = (files.kubelet.filter(names_file), files.drop_ins.iter().find(names_file));
     match (file, drop_in) {
-        (_, Some(drop_in)) if problem.undecodable => {
+        (_, Some(drop_in)) if error.undecodable => {
             let folder = files.folder.unwrap_or_default();
-            not_merged(&format!(
-                "failed to walk through kubelet dropin directory {folder:?}: failed to load kubelet dropin file, path: {}, {problem}",
+            merge_error(&format!(
+                "failed to walk through kubelet dropin directory {folder:?}: failed to load kubelet dropin file, path: {}, {error}",
                 drop_in.file
             ))
         }
-        (Some(file), _) if problem.undecodable => not_loaded(&file.file, &problem.to_string()),
+        (Some(file), _) if error.undecodable => load_error(&file.file, &error.to_string()),
         (_, Some(file)) | (Some(file), _) => {
-            format!("failed to validate kubelet configuration, error: {problem}, path: {}", file.file)
+            format!("failed to validate kubelet configuration, error: {error}, path: {}", file.file)
         }
-        (None, None) => format!("failed to validate kubelet configuration, error: {problem}"),
+        (None, None) => format!("failed to validate kubelet configuration, error: {error}"),
     }
 }
 
@@ -72,22 +72,37 @@ mod tests {
     use crate::resolve::tests::{host, keelson, kubelet};
     use crate::resolve::{Flags, Host, Inputs, resolve};
 
-    fn lines(main: Value, drop_in: Value, ours: Value, arguments: &[&str], host: &Host) -> Vec<String> {
+    fn lines(
+        main: Value,
+        drop_in: Value,
+        keelson_fields: Value,
+        arguments: &[&str],
+        host: &Host,
+    ) -> Vec<String> {
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let others = [("cloud-provider", "aws".to_owned())].into();
         let flags =
             Flags { fields: flags::parse(&arguments, "/srv").unwrap().fields, others, ..Flags::default() };
-        let (main, ours) = (kubelet(main), keelson(ours));
+        let (main, keelson_fields) = (kubelet(main), keelson(keelson_fields));
         let drop_ins = [Document { file: "/k.d/10.conf".to_owned(), ..kubelet(drop_in) }];
-        let inputs =
-            Inputs { flags: &flags, kubelet: Some(&main), drop_ins: &drop_ins, keelson: Some(&ours), host };
-        let files =
-            Files { kubelet: Some(&main), folder: Some("/k.d"), drop_ins: &drop_ins, keelson: Some(&ours) };
-        resolve(inputs).unwrap_err().iter().map(|problem| told(problem, files)).collect()
+        let inputs = Inputs {
+            flags: &flags,
+            kubelet: Some(&main),
+            drop_ins: &drop_ins,
+            keelson: Some(&keelson_fields),
+            host,
+        };
+        let files = ConfigFiles {
+            kubelet: Some(&main),
+            folder: Some("/k.d"),
+            drop_ins: &drop_ins,
+            keelson: Some(&keelson_fields),
+        };
+        resolve(inputs).unwrap_err().iter().map(|error| startup_error(error, files)).collect()
     }
 
     #[test]
-    fn each_problem_begins_as_a_kubelets_does() {
+    fn each_startup_error_begins_like_a_kubelets() {
         let found = lines(
             json!({"maxPods": "many", "podsPerCore": -1, "registerWithTaints": [{"key": "a", "value": true}], "featureGates": {"NoSuchGate": true}, "failSwapOn": true}),
             json!({"eventBurst": true, "eventRecordQPS": -1}),

@@ -1,4 +1,4 @@
-//! What containers leave behind, logs and images, as the KubeletConfiguration bounds it (node-and-api.md §2.5).
+//! Container logs and images: the limits, garbage collection and pulls of the KubeletConfiguration (node-and-api.md §2.5).
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use crate::document::{CENTURY, Reader, Sourced};
 use crate::kubelet_file::KubeletFile;
 use crate::resolve::{Resolver, millis};
 
-/// The shortest time between two looks at the sizes of logs.
-const MONITOR_AT_LEAST: Duration = Duration::from_secs(3);
-/// More workers or files than any node has use for.
-const MANY: u32 = 1_000_000;
+/// The shortest interval between two checks of log sizes.
+const MIN_MONITOR_INTERVAL: Duration = Duration::from_secs(3);
+/// An upper bound that no node reaches.
+const MAX_COUNT: u32 = 1_000_000;
 
-/// The fields that bound container logs.
+/// The fields that limit container logs.
 #[derive(Debug, Default)]
 pub(crate) struct ContainerLogsFile {
     /// `None` inside: rotation is off.
@@ -27,14 +27,14 @@ impl ContainerLogsFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
         Self {
             max_size: max_size(reader),
-            max_files: reader.u32("containerLogMaxFiles", 2..=MANY),
-            max_workers: reader.u32("containerLogMaxWorkers", 1..=MANY),
-            monitor_interval: reader.duration("containerLogMonitorInterval", MONITOR_AT_LEAST..=CENTURY),
+            max_files: reader.u32("containerLogMaxFiles", 2..=MAX_COUNT),
+            max_workers: reader.u32("containerLogMaxWorkers", 1..=MAX_COUNT),
+            monitor_interval: reader.duration("containerLogMonitorInterval", MIN_MONITOR_INTERVAL..=CENTURY),
         }
     }
 }
 
-/// A whole number of bytes; one below zero turns rotation off, and an empty text is the default.
+/// A whole number of bytes. A negative one turns rotation off, and an empty string is the default.
 fn max_size(reader: &mut Reader<'_>) -> Option<Sourced<Option<u64>>> {
     let text = reader.string("containerLogMaxSize").filter(|text| !text.value.is_empty())?;
     match Quantity::parse(&text.value) {
@@ -49,16 +49,16 @@ fn max_size(reader: &mut Reader<'_>) -> Option<Sourced<Option<u64>>> {
     }
 }
 
-/// The fields that bound unused images.
+/// The fields for the garbage collection of images.
 #[derive(Debug, Default)]
-pub(crate) struct ImageCollectionFile {
+pub(crate) struct ImageGcFile {
     high: Option<Sourced<u32>>,
     low: Option<Sourced<u32>>,
     minimum_age: Option<Sourced<Duration>>,
     maximum_age: Option<Sourced<Duration>>,
 }
 
-impl ImageCollectionFile {
+impl ImageGcFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
         Self {
             high: reader.u32("imageGCHighThresholdPercent", 0..=100),
@@ -72,11 +72,11 @@ impl ImageCollectionFile {
     }
 }
 
-/// The names of `imagePullCredentialsVerificationPolicy`.
-const VERIFICATION: &[&str] =
+/// The values of `imagePullCredentialsVerificationPolicy`.
+const VERIFICATION_POLICIES: &[&str] =
     &["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"];
 
-/// The fields that say how images are pulled, but for the number of pulls at the same time.
+/// The fields for image pulls, except the number of parallel pulls.
 #[derive(Debug, Default)]
 pub(crate) struct ImagePullsFile {
     qps: Option<Sourced<u32>>,
@@ -87,11 +87,12 @@ pub(crate) struct ImagePullsFile {
 
 impl ImagePullsFile {
     pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
-        const MOST: u32 = i32::MAX.unsigned_abs();
+        const MAX: u32 = i32::MAX.unsigned_abs();
         Self {
-            qps: reader.u32("registryPullQPS", 0..=MOST),
-            burst: reader.u32("registryBurst", 0..=MOST),
-            verification: reader.choice_or_default("imagePullCredentialsVerificationPolicy", VERIFICATION),
+            qps: reader.u32("registryPullQPS", 0..=MAX),
+            burst: reader.u32("registryBurst", 0..=MAX),
+            verification: reader
+                .choice_or_default("imagePullCredentialsVerificationPolicy", VERIFICATION_POLICIES),
             allowlist: reader.strings("preloadedImagesVerificationAllowlist"),
         }
     }
@@ -101,8 +102,8 @@ impl ImagePullsFile {
             && !list.value.is_empty()
             && verification.as_ref().is_none_or(|v| v.value != "NeverVerifyAllowlistedImages")
         {
-            let way_out = "this needs imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages; set it or leave this out";
-            resolver.refuse(list, way_out);
+            let remedy = "this field requires imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages; set that or remove this field";
+            resolver.refuse(list, remedy);
         }
         resolver.set("imagePulls.registryQps", self.qps, |c, v| c.image_pulls.registry_qps = v);
         resolver.set("imagePulls.registryBurst", self.burst, |c, v| c.image_pulls.registry_burst = v);
@@ -115,7 +116,7 @@ impl ImagePullsFile {
     }
 }
 
-/// Takes the fields into the configuration, and checks those that depend on each other.
+/// Applies the fields to the configuration and checks those that depend on each other.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, file: &mut KubeletFile) {
     std::mem::take(&mut file.image_pulls).resolve(resolver);
     let logs = std::mem::take(&mut file.container_logs);
@@ -127,7 +128,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, file: &mut KubeletFile) {
     });
 
     let images = std::mem::take(&mut file.image_collection);
-    // The one of a pair that is set is named; with both it is the first.
+    // The error names the one of the pair that is set, or the low threshold if both are.
     let thresholds = images.low.clone().or_else(|| images.high.clone());
     let ages = images.maximum_age.clone();
     resolver.set("imageCollection.highThresholdPercent", images.high, |c, v| {
@@ -147,20 +148,20 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, file: &mut KubeletFile) {
     if let Some(thresholds) = thresholds
         && now.low_threshold_percent >= now.high_threshold_percent
     {
-        let way_out = format!(
+        let remedy = format!(
             "imageGCLowThresholdPercent, which is {}, must be below imageGCHighThresholdPercent, which is {}",
             now.low_threshold_percent, now.high_threshold_percent
         );
-        resolver.refuse(&thresholds, way_out);
+        resolver.refuse(&thresholds, remedy);
     }
     if let Some(maximum) = ages
         && now.maximum_age_ms > 0
         && now.maximum_age_ms <= now.minimum_age_ms
     {
-        let way_out = format!(
+        let remedy = format!(
             "this must be longer than imageMinimumGCAge, which is {:?}, or 0 for no limit",
             Duration::from_millis(now.minimum_age_ms)
         );
-        resolver.refuse(&maximum, way_out);
+        resolver.refuse(&maximum, remedy);
     }
 }

@@ -1,8 +1,7 @@
-//! What an init that was killed left behind.
+//! Kills processes that a killed init left behind.
 //!
-//! Its services end with it through the lifeline, but a stopped one does not, and one that hangs may not.
-//! So init writes down which processes it has started, and the next one ends those that are still there
-//! before it starts its own.
+//! Services end with init through the lifeline, but a stopped one does not, and a hanging one may not. So init records the
+//! processes that it has started, and the next init kills those that still run before it starts its own.
 
 use std::fs;
 use std::io;
@@ -16,64 +15,64 @@ use serde::{Deserialize, Serialize};
 use crate::host;
 
 /// How long the kernel may take to end a killed process.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A process that init has started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Started {
-    /// Name of the service.
+pub struct StartedProcess {
+    /// The name of the service.
     pub name: String,
-    /// Its process.
+    /// The process ID.
     pub pid: u32,
-    /// Its start in clock ticks since boot: tells it from a later process with the same pid.
+    /// The start time in clock ticks since boot, which tells it from a later process with the same pid.
     pub start_ticks: u64,
-    /// Its program.
+    /// The program.
     pub exe: PathBuf,
 }
 
-impl Started {
-    /// The process with `pid` as it is now; `None` when it has ended.
+impl StartedProcess {
+    /// The current process with `pid`; `None` if it has ended.
     pub fn of(name: &str, pid: u32) -> Option<Self> {
         Some(Self { name: name.to_owned(), pid, start_ticks: host::start_ticks(pid)?, exe: host::exe(pid)? })
     }
 
-    /// Whether exactly this process still exists.
-    fn is_there(&self) -> bool {
+    /// Whether exactly this process still runs.
+    fn is_running(&self) -> bool {
         host::start_ticks(self.pid) == Some(self.start_ticks)
             && host::exe(self.pid).as_ref() == Some(&self.exe)
     }
 }
 
-/// The file that names the started processes.
+/// The file with the started processes.
 pub fn file(run_dir: &Path) -> PathBuf {
     run_dir.join("services.json")
 }
 
 /// Replaces the file.
-pub fn store(path: &Path, list: &[Started]) -> io::Result<()> {
+pub fn store(path: &Path, list: &[StartedProcess]) -> io::Result<()> {
     let temporary = path.with_extension("json.new");
     fs::write(&temporary, serde_json::to_vec(list)?)?;
     fs::rename(&temporary, path)
 }
 
-/// Ends the processes that the file names and that are still there. Their names.
-pub fn end_all(path: &Path) -> Vec<String> {
-    let list: Vec<Started> =
+/// Kills the processes in the file that still run; returns their names.
+pub fn kill_all(path: &Path) -> Vec<String> {
+    let list: Vec<StartedProcess> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let mut ended = Vec::new();
     let mut waiting = Vec::new();
     for process in list {
         let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { continue };
-        // The descriptor pins the process: what is checked after it holds for the signal too.
+        // The descriptor pins the process, so the signal goes to the process that was checked.
         let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        if process.is_there() && pidfd_send_signal(&pinned, Signal::KILL).is_ok() {
+        if process.is_running() && pidfd_send_signal(&pinned, Signal::KILL).is_ok() {
             ended.push(format!("{} (pid {})", process.name, process.pid));
             waiting.push(pinned);
         }
     }
     for pinned in &waiting {
-        let limit = Timespec::try_from(GONE_WITHIN).ok();
+        let limit = Timespec::try_from(KILL_TIMEOUT).ok();
         let _ = poll(&mut [PollFd::new(pinned, PollFlags::IN)], limit.as_ref());
     }
     ended
@@ -98,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_still_there_is_ended_even_when_it_is_stopped() {
+    fn a_leftover_process_is_killed_even_if_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let path = file(dir.path());
         let mut child = sleeper();
         let pid = Pid::from_child(&child.0);
         rustix::process::kill_process(pid, Signal::STOP).unwrap();
-        store(&path, &[Started::of("pod-sync", child.0.id()).unwrap()]).unwrap();
-        assert_eq!(end_all(&path), [format!("pod-sync (pid {})", child.0.id())]);
+        store(&path, &[StartedProcess::of("pod-sync", child.0.id()).unwrap()]).unwrap();
+        assert_eq!(kill_all(&path), [format!("pod-sync (pid {})", child.0.id())]);
         assert!(!child.0.wait().unwrap().success());
     }
 
@@ -114,19 +113,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = file(dir.path());
         let mut child = sleeper();
-        let real = Started::of("pod-sync", child.0.id()).unwrap();
-        let later = Started { start_ticks: real.start_ticks + 1, ..real.clone() };
-        let other = Started { exe: "/usr/bin/other".into(), ..real };
+        let real = StartedProcess::of("pod-sync", child.0.id()).unwrap();
+        let later = StartedProcess { start_ticks: real.start_ticks + 1, ..real.clone() };
+        let other = StartedProcess { exe: "/usr/bin/other".into(), ..real };
         store(&path, &[later, other]).unwrap();
-        assert!(end_all(&path).is_empty());
+        assert!(kill_all(&path).is_empty());
         assert!(child.0.try_wait().unwrap().is_none());
     }
 
     #[test]
-    fn a_missing_or_broken_file_names_nothing() {
+    fn a_missing_or_broken_process_list_is_empty() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(end_all(&file(dir.path())).is_empty());
+        assert!(kill_all(&file(dir.path())).is_empty());
         fs::write(file(dir.path()), "[{").unwrap();
-        assert!(end_all(&file(dir.path())).is_empty());
+        assert!(kill_all(&file(dir.path())).is_empty());
     }
 }

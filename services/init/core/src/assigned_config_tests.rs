@@ -10,13 +10,13 @@ fn document(file: &str, fields: Value) -> Document {
     root.insert("apiVersion".into(), KUBELET_API_VERSION.into());
     root.insert("kind".into(), KUBELET_KIND.into());
     let mut leaves = BTreeMap::new();
-    flatten(String::new(), &root.clone().into(), &mut leaves);
+    leaf_values(String::new(), &root.clone().into(), &mut leaves);
     let fields = root.keys().chain(leaves.keys()).map(Clone::clone);
     let lines = fields.zip(3..).collect();
     Document { file: file.into(), folder: "/etc/k".into(), root, lines, ..Document::default() }
 }
 
-/// The configuration with `over` above `base`, or what is wrong with it.
+/// The configuration with `over` merged over `base`, or its errors.
 fn over(flags: &Flags, base: Option<Value>, over: Value) -> Result<Resolved, Vec<String>> {
     let host = Host {
         hostname: "edge-1".into(),
@@ -29,8 +29,8 @@ fn over(flags: &Flags, base: Option<Value>, over: Value) -> Result<Resolved, Vec
     let base = base.map(|fields| document("kubelet.yaml", fields));
     let inputs = Inputs { flags, kubelet: base.as_ref(), drop_ins: &[], keelson: None, host: &host };
     let files = resolve(inputs).unwrap();
-    resolve_over(inputs, &files.config, &document("etcd config@7", over))
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    resolve_assigned(inputs, &files.config, &document("etcd config@7", over))
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
 fn good(base: Value, above: Value) -> Config {
@@ -38,7 +38,7 @@ fn good(base: Value, above: Value) -> Config {
 }
 
 #[test]
-fn maps_are_merged_lists_and_values_replaced_and_null_removes() {
+fn assigned_config_merges_maps_replaces_values_and_null_removes() {
     let base = json!({
         "maxPods": 50,
         "clusterDNS": ["10.0.0.10", "10.0.0.11"],
@@ -63,8 +63,8 @@ fn maps_are_merged_lists_and_values_replaced_and_null_removes() {
         }),
         json!({}),
     );
-    assert!(means_the_same(&config, &same), "{config:#?}\n{same:#?}");
-    assert!(!means_the_same(&config, &good(base, json!({}))));
+    assert!(is_equivalent(&config, &same), "{config:#?}\n{same:#?}");
+    assert!(!is_equivalent(&config, &good(base, json!({}))));
     assert_eq!((config.resources.max_pods, config.resources.pod_pids_limit), (50, 99));
     assert!(config.provenance["resources.podPidsLimit"].starts_with("etcd config@7:"));
     assert!(config.provenance["resources.maxPods"].starts_with("kubelet.yaml:"));
@@ -72,7 +72,7 @@ fn maps_are_merged_lists_and_values_replaced_and_null_removes() {
 }
 
 #[test]
-fn a_map_takes_the_place_of_what_is_none_and_what_is_none_that_of_a_map() {
+fn merge_replaces_other_values_with_maps_and_vice_versa() {
     let mut whole = json!({"a": 1, "b": {"c": 2}, "d": {"e": {"f": 3, "g": 4}}});
     let over = json!({"a": {"x": 1, "y": null}, "b": [1], "d": {"e": {"f": null}}});
     merge(whole.as_object_mut().unwrap(), over.as_object().unwrap());
@@ -80,7 +80,7 @@ fn a_map_takes_the_place_of_what_is_none_and_what_is_none_that_of_a_map() {
 }
 
 #[test]
-fn flags_win_and_a_node_without_a_file_takes_it_too() {
+fn flags_override_an_assigned_config_and_it_needs_no_file() {
     let flags = Flags { log_format: Some("json".into()), ..Flags::default() };
     let config = over(&flags, None, json!({"maxPods": 9, "logging": {"format": "text"}})).unwrap().config;
     assert_eq!((config.resources.max_pods, config.logging.format.as_str()), (9, "json"));
@@ -90,15 +90,15 @@ fn flags_win_and_a_node_without_a_file_takes_it_too() {
     assert_eq!(good(json!({}), relative).runtime.resolv_conf, "/etc/k/resolv.conf");
 }
 
-/// As a drop-in does (node-and-api.md §2.2, §2.3).
+/// The rules of drop-ins apply (node-and-api.md §2.2, §2.3).
 #[test]
-fn one_threshold_or_the_update_leaves_the_others_and_the_report_as_the_file_has_them() {
+fn assigned_config_keeps_unset_thresholds_and_report_frequency() {
     let above = json!({"evictionHard": {"memory.available": "200Mi"}, "nodeStatusUpdateFrequency": "4s"});
     for (base, thresholds, report) in [
         (Some(json!({})), 5, 300_000),
         (Some(json!({"nodeStatusUpdateFrequency": "7s"})), 5, 7_000),
         (Some(json!({"evictionHard": {"pid.available": "5%"}})), 2, 300_000),
-        // It is the file of a node that has none.
+        // On a node without a file, the assigned configuration is the file.
         (None, 1, 4_000),
     ] {
         let config = over(&Flags::default(), base.clone(), above.clone()).unwrap().config;
@@ -109,8 +109,8 @@ fn one_threshold_or_the_update_leaves_the_others_and_the_report_as_the_file_has_
 }
 
 #[test]
-fn what_is_wrong_with_it_is_told_with_its_field_and_line() {
-    let problems = over(
+fn errors_of_an_assigned_config_have_field_and_line() {
+    let errors = over(
         &Flags::default(),
         Some(json!({"maxPods": 50})),
         json!({"maxPods": -1, "maxPod": 7, "podPidsLimit": "many"}),
@@ -118,22 +118,22 @@ fn what_is_wrong_with_it_is_told_with_its_field_and_line() {
     .unwrap_err();
     for (field, line) in [("maxPod = 7", 6), ("maxPods = -1", 7), ("podPidsLimit = \"many\"", 8)] {
         let expected = format!("invalid configuration: {field} (etcd config@7:");
-        let found = problems.iter().find(|problem| problem.starts_with(&expected));
-        assert!(found.is_some(), "{expected} at some line such as {line}: {problems:#?}");
+        let found = errors.iter().find(|error| error.starts_with(&expected));
+        assert!(found.is_some(), "{expected} at some line such as {line}: {errors:#?}");
     }
     let host = Host { hostname: "n".into(), ..Host::default() };
     let flags = Flags::default();
     let inputs = Inputs { flags: &flags, kubelet: None, drop_ins: &[], keelson: None, host: &host };
     let none = Document { file: "etcd config@8".into(), ..Document::default() };
-    let problems = resolve_over(inputs, &Config::default(), &none).unwrap_err();
-    let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let errors = resolve_assigned(inputs, &Config::default(), &none).unwrap_err();
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert!(texts[0].contains("apiVersion = nothing (etcd config@8)"), "{texts:#?}");
     assert!(texts[1].contains("kind = nothing"), "{texts:#?}");
 }
 
 #[test]
-fn each_change_of_what_cannot_change_is_named_with_the_value_of_the_files() {
-    let problems = over(
+fn immutable_changes_are_reported_with_the_value_of_the_files() {
+    let errors = over(
         &Flags::default(),
         Some(json!({"cgroupRoot": "/pods"})),
         json!({
@@ -153,16 +153,16 @@ fn each_change_of_what_cannot_change_is_named_with_the_value_of_the_files() {
         "invalid configuration: containerRuntimeEndpoint = \"unix:///run/other.sock\" (etcd config@7:",
         "invalid configuration: imageServiceEndpoint = \"unix:///run/images.sock\" (etcd config@7:",
     ];
-    assert_eq!(problems.len(), starts.len(), "{problems:#?}");
-    for (problem, start) in problems.iter().zip(starts) {
-        assert!(problem.starts_with(start), "{problem}");
+    assert_eq!(errors.len(), starts.len(), "{errors:#?}");
+    for (error, start) in errors.iter().zip(starts) {
+        assert!(error.starts_with(start), "{error}");
     }
-    assert!(problems[2].contains("by the files of the node it is \"/pods\""), "{}", problems[2]);
-    assert!(problems[4].contains("by the files of the node it is nothing"), "{}", problems[4]);
+    assert!(errors[2].contains("by the files of the node it is \"/pods\""), "{}", errors[2]);
+    assert!(errors[4].contains("by the files of the node it is nothing"), "{}", errors[4]);
 }
 
 #[test]
-fn what_no_field_sets_is_named_by_its_place_and_what_may_change_is_not_named() {
+fn immutable_values_without_a_field_are_named_by_their_path() {
     let files = Config { node_name: "edge".into(), ..Config::default() };
     let mut other = files.clone();
     other.node_name = "other".into();
@@ -173,28 +173,28 @@ fn what_no_field_sets_is_named_by_its_place_and_what_may_change_is_not_named() {
     other.runtime.request_timeout_ms = 1;
     other.api.port = 1;
     other.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
-    let problems = changes_of_the_fixed(&files, &other, "etcd config@7");
-    let fields: Vec<&str> = problems.iter().map(|problem| problem.field.as_str()).collect();
+    let errors = immutable_changes(&files, &other, "etcd config@7");
+    let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
     assert!(fields.iter().all(|field| {
         let places = ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"];
-        // That part of `controlPlane` has a field.
+        // `controlPlane.etcd.leaseSeconds` has a field.
         places.iter().any(|f| field.starts_with(f)) || *field == "nodeLeaseDurationSeconds"
     }));
     for field in ["api.tls.clientCaFile", "manageHost", "nodeName", "users.uids.pod-sync"] {
         assert!(fields.contains(&field), "{fields:?}");
     }
     assert!(fields.iter().any(|field| field.starts_with("controlPlane")), "{fields:?}");
-    assert!(problems.iter().all(|problem| problem.origin == "etcd config@7"));
+    assert!(errors.iter().all(|error| error.origin == "etcd config@7"));
 }
 
 #[test]
-fn the_length_of_the_lease_is_named_as_its_author_wrote_it() {
+fn an_immutable_lease_duration_is_named_by_its_field() {
     let etcd = keelson_config::Etcd::plain(vec!["http://h:1".into()]);
     let of = |lease_seconds| Config {
         control_plane: ControlPlane::Etcd(keelson_config::Etcd { lease_seconds, ..etcd.clone() }),
         ..Config::default()
     };
-    let problems = changes_of_the_fixed(&of(40), &of(10), "etcd config@7");
-    let told: Vec<_> = problems.iter().map(|problem| (&*problem.field, &*problem.value)).collect();
-    assert_eq!(told, [("nodeLeaseDurationSeconds", "10")]);
+    let errors = immutable_changes(&of(40), &of(10), "etcd config@7");
+    let found: Vec<_> = errors.iter().map(|error| (&*error.field, &*error.value)).collect();
+    assert_eq!(found, [("nodeLeaseDurationSeconds", "10")]);
 }

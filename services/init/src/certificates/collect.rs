@@ -1,8 +1,7 @@
-//! New pairs, from where node-status leaves them.
+//! Collects the pairs that node-status left in its state folder.
 //!
-//! The folder is that of a service without root, which may have been taken over. What lies there is taken only as a regular
-//! file of that user's own, behind no link and under no second name: else init would read, for whoever made it, what only
-//! root may read.
+//! The folder belongs to a service without root, which may be compromised. A pair is only read from a regular file of that
+//! service's user, without a link or a second hard link: otherwise init could be made to read files that only root may read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,38 +9,38 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use keelson_config::{CertificateKind, Certificates, Config, ServiceName};
-use keelson_init_core::goes_before;
+use keelson_init_core::replaces;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2, statat, unlinkat};
 
-use super::pair::{Pair, PairProblem};
+use super::pair::{Pair, PairError};
 use super::store::{Store, StoreError};
 
-/// A longer file is no pair.
-const LONGEST: u64 = 256 << 10;
+/// A longer file cannot be a pair, in bytes.
+const MAX_BYTES: u64 = 256 << 10;
 
-/// Why a pair is not taken.
+/// Why a pair is not collected.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TakeError {
+pub(crate) enum CollectError {
     #[error("cannot read the new certificate in {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("the new certificate in {} is not taken: {message}; remove it", path.display())]
+    #[error("the new certificate in {} is not accepted: {message}; remove it", path.display())]
     Refused { path: PathBuf, message: &'static str },
-    #[error("the new certificate in {} is not taken; remove it", path.display())]
-    Unusable { path: PathBuf, source: PairProblem },
+    #[error("the new certificate in {} is not accepted; remove it", path.display())]
+    Unusable { path: PathBuf, source: PairError },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// A pair that was found and is kept now: its file may go once whoever needs it has it.
+/// A pair that init has stored. Its file can be removed once all services have their copies.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct CollectedPair {
     folder: OwnedFd,
     name: &'static str,
     inode: u64,
 }
 
-impl Taken {
-    /// Removes the file, unless it is another one by now.
+impl CollectedPair {
+    /// Removes the file, unless it has been replaced.
     pub(crate) fn remove(self) -> io::Result<()> {
         let now = match statat(&self.folder, self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(now) => now,
@@ -56,54 +55,55 @@ impl Taken {
     }
 }
 
-/// Keeps the pair that node-status has left, where there is one that goes before the one in force.
-pub(crate) fn take(
+/// Stores the pair that node-status left if it replaces the current one.
+pub(crate) fn collect(
     config: &Config,
     settings: &Certificates,
     kind: CertificateKind,
     now: i64,
-) -> Result<Option<Taken>, TakeError> {
+) -> Result<Option<CollectedPair>, CollectError> {
     let path = config.paths.issued_certificates().join(kind.issued());
-    let read = |source: io::Error| TakeError::Read { path: path.clone(), source };
-    let refused = |message| TakeError::Refused { path: path.clone(), message };
-    let Some((folder, file)) = opened(&config.paths.state(ServiceName::NodeStatus), kind).map_err(read)?
+    let read = |source: io::Error| CollectError::Read { path: path.clone(), source };
+    let refused = |message| CollectError::Refused { path: path.clone(), message };
+    let Some((folder, file)) =
+        open_issued(&config.paths.state(ServiceName::NodeStatus), kind).map_err(read)?
     else {
         return Ok(None);
     };
     let meta = fstat(&file).map_err(|error| read(error.into()))?;
     let owner = config.uid_of(ServiceName::NodeStatus).unwrap_or_else(|| rustix::process::geteuid().as_raw());
     if FileType::from_raw_mode(meta.st_mode) != FileType::RegularFile {
-        return Err(refused("it is no regular file"));
+        return Err(refused("it is not a regular file"));
     }
     if meta.st_uid != owner {
-        return Err(refused("it is not node-status's own"));
+        return Err(refused("it does not belong to node-status"));
     }
     if meta.st_nlink != 1 {
-        return Err(refused("it has a second name"));
+        return Err(refused("it has a second hard link"));
     }
     let mut pem = Vec::new();
-    File::from(file).take(LONGEST + 1).read_to_end(&mut pem).map_err(read)?;
-    if pem.len() as u64 > LONGEST {
+    File::from(file).take(MAX_BYTES + 1).read_to_end(&mut pem).map_err(read)?;
+    if pem.len() as u64 > MAX_BYTES {
         return Err(refused("it is too long"));
     }
-    let pair = Pair::read(&pem).map_err(|source| TakeError::Unusable { path: path.clone(), source })?;
-    if !pair.validity.holds(now) {
-        return Err(refused("it has ended"));
+    let pair = Pair::read(&pem).map_err(|source| CollectError::Unusable { path: path.clone(), source })?;
+    if !pair.validity.is_valid_at(now) {
+        return Err(refused("it has expired"));
     }
-    let store = Store::of(settings, kind);
-    // One in force that cannot be read is nobody's certificate any more; what is no link stays an error.
+    let store = Store::new(settings, kind);
+    // A current pair that cannot be read is replaced; a file in the place of the link is still an error.
     let in_force = match store.current() {
         Err(StoreError::Read { .. } | StoreError::Unusable { .. }) => None,
         current => current?,
     };
-    if goes_before(pair.validity, in_force.map(|pair| pair.validity), now) {
+    if replaces(pair.validity, in_force.map(|pair| pair.validity), now) {
         store.put(&pair, now)?;
     }
-    Ok(Some(Taken { folder, name: kind.issued(), inode: meta.st_ino }))
+    Ok(Some(CollectedPair { folder, name: kind.issued(), inode: meta.st_ino }))
 }
 
-/// The folder and the file; `None` where there is none.
-fn opened(state: &Path, kind: CertificateKind) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+/// The folder and the file; `None` if there is none.
+fn open_issued(state: &Path, kind: CertificateKind) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
     let folder = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -125,7 +125,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{chown, symlink};
 
-    use super::super::pair::tests::made;
+    use super::super::pair::tests::make_pair;
     use super::*;
 
     const NOW: i64 = 1_800_000_000;
@@ -150,58 +150,58 @@ mod tests {
             self.config.paths.issued_certificates().join("client.pem")
         }
 
-        /// Leaves a pair that began so many seconds ago; its certificates.
-        fn leave(&self, age: i64, length: i64) -> String {
-            let (own, key) = made("n", NOW - age, NOW - age + length);
-            fs::write(self.path(), format!("{own}{key}")).unwrap();
-            Pair::read(format!("{own}{key}").as_bytes()).unwrap().certificates
+        /// Leaves a pair that is `age` seconds old; returns its certificates.
+        fn leave_pair(&self, age: i64, length: i64) -> String {
+            let (own_pair, key) = make_pair("n", NOW - age, NOW - age + length);
+            fs::write(self.path(), format!("{own_pair}{key}")).unwrap();
+            Pair::read(format!("{own_pair}{key}").as_bytes()).unwrap().certificates
         }
 
-        fn take(&self) -> Result<Option<Taken>, TakeError> {
-            take(&self.config, &self.settings, CertificateKind::Client, NOW)
+        fn collect(&self) -> Result<Option<CollectedPair>, CollectError> {
+            collect(&self.config, &self.settings, CertificateKind::Client, NOW)
         }
 
         fn in_force(&self) -> Option<String> {
-            let store = Store::of(&self.settings, CertificateKind::Client);
+            let store = Store::new(&self.settings, CertificateKind::Client);
             store.current().unwrap().map(|pair| pair.certificates)
         }
     }
 
     #[test]
-    fn a_newer_pair_is_kept_and_its_file_goes_when_it_is_told_to() {
+    fn a_newer_issued_pair_is_stored_and_its_file_removed_on_request() {
         let scene = Scene::new();
-        assert!(scene.take().unwrap().is_none());
-        let first = scene.leave(10, 1000);
-        let taken = scene.take().unwrap().unwrap();
+        assert!(scene.collect().unwrap().is_none());
+        let first = scene.leave_pair(10, 1000);
+        let collected = scene.collect().unwrap().unwrap();
         assert_eq!(scene.in_force(), Some(first.clone()));
-        assert!(scene.path().exists(), "nobody else has it yet");
-        taken.remove().unwrap();
+        assert!(scene.path().exists(), "it is not copied yet");
+        collected.remove().unwrap();
         assert!(!scene.path().exists());
-        // One that somebody has put there meanwhile stays.
-        scene.leave(5, 1000);
-        let taken = scene.take().unwrap().unwrap();
-        let third = scene.leave(1, 1000);
+        // A file that replaced it meanwhile stays.
+        scene.leave_pair(5, 1000);
+        let collected = scene.collect().unwrap().unwrap();
+        let third = scene.leave_pair(1, 1000);
         let replaced = scene.path().with_extension("new");
         fs::copy(scene.path(), &replaced).unwrap();
         fs::rename(replaced, scene.path()).unwrap();
-        taken.remove().unwrap();
+        collected.remove().unwrap();
         assert!(scene.path().exists());
-        scene.take().unwrap();
+        scene.collect().unwrap();
         assert_eq!(scene.in_force(), Some(third.clone()));
-        scene.leave(500, 1000);
-        scene.take().unwrap().unwrap().remove().unwrap();
-        assert_eq!(scene.in_force(), Some(third), "an older one is not wanted");
+        scene.leave_pair(500, 1000);
+        scene.collect().unwrap().unwrap().remove().unwrap();
+        assert_eq!(scene.in_force(), Some(third), "an older pair is not stored");
     }
 
     #[test]
-    fn what_is_no_plain_file_of_node_status_is_not_read() {
+    fn links_and_special_files_from_node_status_are_not_read() {
         let scene = Scene::new();
-        let (own, key) = made("secret of root", NOW - 1, NOW + 1000);
+        let (own_pair, key) = make_pair("secret of root", NOW - 1, NOW + 1000);
         let secret = scene.dir.path().join("secret.pem");
-        fs::write(&secret, format!("{own}{key}")).unwrap();
+        fs::write(&secret, format!("{own_pair}{key}")).unwrap();
         let path = scene.path();
         let refused = |text: &str| {
-            let error = keelson_service_kit::status::chain(&scene.take().unwrap_err());
+            let error = keelson_service_kit::status::chain(&scene.collect().unwrap_err());
             assert!(error.contains("certificates/client.pem") && error.contains(text), "{error}");
             assert_eq!(scene.in_force(), None);
         };
@@ -209,13 +209,13 @@ mod tests {
         refused("symbolic link");
         fs::remove_file(&path).unwrap();
         fs::hard_link(&secret, &path).unwrap();
-        refused("second name");
+        refused("second hard link");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        refused("no regular file");
+        refused("not a regular file");
         fs::remove_dir(&path).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        refused("no regular file");
+        refused("not a regular file");
         fs::remove_file(&path).unwrap();
         // The folder itself is a link.
         let folder = path.parent().unwrap();
@@ -228,38 +228,38 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_user_is_not_read() {
+    fn an_issued_pair_of_another_user_is_not_read() {
         assert!(rustix::process::geteuid().is_root(), "this test changes owners; run it as root");
         let mut scene = Scene::new();
         scene.config.users.uids.insert("node-status".into(), 64_206);
-        let certificates = scene.leave(1, 1000);
-        let error = scene.take().unwrap_err().to_string();
-        assert!(error.contains("not node-status's own"), "{error}");
+        let certificates = scene.leave_pair(1, 1000);
+        let error = scene.collect().unwrap_err().to_string();
+        assert!(error.contains("does not belong to node-status"), "{error}");
         chown(scene.path(), Some(64_206), None).unwrap();
-        scene.take().unwrap().unwrap();
+        scene.collect().unwrap().unwrap();
         assert_eq!(scene.in_force(), Some(certificates));
     }
 
     #[test]
-    fn a_bad_pair_is_told_and_left_where_it_is() {
+    fn an_invalid_issued_pair_is_reported_and_kept() {
         let scene = Scene::new();
         for (content, text) in [
             ("no pair".to_owned(), "it has no certificate"),
             (
-                format!("{}{}", made("a", 0, NOW + 9).0, made("b", 0, NOW + 9).1),
-                "its key is not that of its certificate",
+                format!("{}{}", make_pair("a", 0, NOW + 9).0, make_pair("b", 0, NOW + 9).1),
+                "its key does not match its certificate",
             ),
             (
                 {
-                    let (own, key) = made("a", 0, NOW - 1);
-                    format!("{own}{key}")
+                    let (own_pair, key) = make_pair("a", 0, NOW - 1);
+                    format!("{own_pair}{key}")
                 },
-                "it has ended",
+                "it has expired",
             ),
             ("x".repeat(300 << 10), "it is too long"),
         ] {
             fs::write(scene.path(), content).unwrap();
-            let error = keelson_service_kit::status::chain(&scene.take().unwrap_err());
+            let error = keelson_service_kit::status::chain(&scene.collect().unwrap_err());
             assert!(error.contains(text), "{error}");
             assert!(scene.in_force().is_none() && scene.path().exists());
         }

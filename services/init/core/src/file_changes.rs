@@ -1,6 +1,7 @@
-//! What becomes of changed files while the agent runs: which values are taken at once, and which wait for a start of whom.
+//! How changed files are handled while the agent runs: which values are applied at once, and which wait for a restart, and of
+//! what.
 //!
-//! [`keelson_config::PARTS`] is the table; here it is applied to two configurations.
+//! [`keelson_config::PARTS`] is the table; this module applies it to two configurations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +10,13 @@ use keelson_config::{
 };
 use serde_json::{Map, Value};
 
+use crate::assigned_config::leaf_values;
 use crate::resolve::Resolved;
-use crate::under_key::flatten;
 
-/// What services are started with.
+/// The configuration that services are started with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct InForce {
-    /// What they read.
+pub struct ActiveConfig {
+    /// The part that services read.
     pub config: Config,
     /// The whole KubeletConfiguration.
     pub kubelet_configuration: Map<String, Value>,
@@ -23,33 +24,33 @@ pub struct InForce {
     pub feature_gates: Vec<FeatureGate>,
 }
 
-/// What files say and is not in force.
+/// The values of the files that are not in force.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Waiting {
-    /// Each value by its dotted path, as the provenance has it: below `kubeletConfiguration`, or of what services read. `null`:
-    /// the value goes.
+pub struct PendingChanges {
+    /// Each value by its dotted path, as in the provenance: below `kubeletConfiguration`, or of the resolved configuration.
+    /// `null` means that the value is removed.
     pub values: Map<String, Value>,
-    /// What people call them that a start of services takes.
+    /// The names, as operators write them, of the fields that a restart of services applies.
     pub fields: Vec<String>,
-    /// Who has to be started again for these, all of them together.
+    /// The services that have to be restarted together to apply `fields`.
     pub services: BTreeSet<ServiceName>,
-    /// What people call them that a start of the agent takes. While there are any, all the others wait for that too: they may
-    /// be meant to go together.
-    pub of_agent: Vec<String>,
+    /// The names, as operators write them, of the fields that only a restart of the agent applies. While there are any,
+    /// `fields` wait for that restart too, since they may be meant to change together.
+    pub agent_fields: Vec<String>,
 }
 
-/// What is in force once services have taken what they take while they run. All else stays: who is started again for another
-/// reason meanwhile has of every other value the one that its neighbours have, and never half of a changed file.
-pub fn with_live(in_force: &InForce, new: &Resolved) -> InForce {
+/// The configuration in force once running services have applied the live values. All other values stay as they are, so that
+/// a service restarted for another reason agrees with the others and never applies half of a changed file.
+pub fn apply_live(in_force: &ActiveConfig, new: &Resolved) -> ActiveConfig {
     let mut config = in_force.config.clone();
     config.take_live(&new.config);
     config.provenance = provenance(&in_force.config, &new.config);
     let (before, after) = (&in_force.kubelet_configuration, &new.kubelet_configuration);
     let kubelet_configuration = merged_document("", Some(before), Some(after));
-    InForce { config, kubelet_configuration, feature_gates: in_force.feature_gates.clone() }
+    ActiveConfig { config, kubelet_configuration, feature_gates: in_force.feature_gates.clone() }
 }
 
-/// Where values are from of which some are from another file than the others.
+/// The provenance of the values in force: live ones from `after`, the others from `before`.
 fn provenance(before: &Config, after: &Config) -> BTreeMap<String, String> {
     let kept = before.provenance.iter().filter(|(path, _)| takes_of_origin(path) != Takes::Live);
     let taken = after.provenance.iter().filter(|(path, _)| takes_of_origin(path) == Takes::Live);
@@ -63,7 +64,7 @@ fn takes_of_origin(path: &str) -> Takes {
     }
 }
 
-/// The part that a value is in.
+/// The part that contains a path.
 fn part_of(path: &str) -> Option<&'static Part> {
     let holds = |part: &&Part| {
         path.strip_prefix(part.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -71,7 +72,7 @@ fn part_of(path: &str) -> Option<&'static Part> {
     PARTS.iter().find(holds)
 }
 
-/// The fields below `at` of two KubeletConfigurations: those that services take while they run from the second.
+/// The fields below `at` of two KubeletConfigurations: live ones from `after`, the others from `before`.
 fn merged_document(
     at: &str,
     before: Option<&Map<String, Value>>,
@@ -106,44 +107,44 @@ fn merged_document(
     merged
 }
 
-/// What `new` has that is not in force. Origins that begin with `ours` are those of the KeelsonConfiguration, whose values people
-/// know by what services read.
-pub fn waiting(in_force: &InForce, new: &Resolved, ours: Option<&str>) -> Waiting {
-    let mut waiting = Waiting::default();
-    for (field, value) in differing(&in_force.kubelet_configuration, &new.kubelet_configuration) {
-        waiting.note(&field, takes_of_field(&field));
-        waiting.values.insert(format!("{KUBELET_CONFIGURATION}.{field}"), value);
+/// The values of `new` that are not in force. Origins that begin with `ours` are in the KeelsonConfiguration, whose values
+/// operators know by the path in the resolved configuration.
+pub fn pending_changes(in_force: &ActiveConfig, new: &Resolved, ours: Option<&str>) -> PendingChanges {
+    let mut pending = PendingChanges::default();
+    for (field, value) in changed_fields(&in_force.kubelet_configuration, &new.kubelet_configuration) {
+        pending.add_field(&field, takes_of_field(&field));
+        pending.values.insert(format!("{KUBELET_CONFIGURATION}.{field}"), value);
     }
-    let by_kubelet = waiting.names_any();
-    if !waiting.fields.is_empty() || in_force.feature_gates != new.feature_gates {
-        // It shows the document, and tells the gates.
-        waiting.services.insert(ServiceName::NodeApi);
+    let by_kubelet = pending.has_fields();
+    if !pending.fields.is_empty() || in_force.feature_gates != new.feature_gates {
+        // node-api shows the document, and exports the gates as a metric.
+        pending.services.insert(ServiceName::NodeApi);
     }
-    for (path, value) in differing_leaves(&in_force.config, &new.config) {
+    for (path, value) in changed_values(&in_force.config, &new.config) {
         let Some(part) = part_of(&path).filter(|part| part.takes > Takes::Live) else { continue };
         if part.takes == Takes::Services {
-            waiting.services.extend(part.readers);
+            pending.services.extend(part.readers);
         }
         let is_ours = |config: &Config| {
             let origin = origin(config, &path);
             ours.zip(origin).is_some_and(|(ours, origin)| origin.starts_with(ours))
         };
         if is_ours(&in_force.config) || is_ours(&new.config) || !by_kubelet {
-            waiting.note(&path, part.takes);
+            pending.add_field(&path, part.takes);
         }
-        waiting.values.insert(path, value);
+        pending.values.insert(path, value);
     }
-    waiting
+    pending
 }
 
-/// Where the value at a path is from, or else what it lies in.
+/// The origin of the value at a path, or else of the nearest value that contains it.
 fn origin<'a>(config: &'a Config, path: &str) -> Option<&'a String> {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
     ends.rev().find_map(|end| config.provenance.get(&path[..end]))
 }
 
-/// Each field of a KubeletConfiguration that is not taken live and differs, with its new value.
-fn differing(before: &Map<String, Value>, after: &Map<String, Value>) -> BTreeMap<String, Value> {
+/// Each field of a KubeletConfiguration that differs and is not applied live, with its new value.
+fn changed_fields(before: &Map<String, Value>, after: &Map<String, Value>) -> BTreeMap<String, Value> {
     let of = |map: &Map<String, Value>| -> BTreeMap<String, Value> {
         leaves(map).into_iter().map(|(names, value)| (names.join("."), value.clone())).collect()
     };
@@ -152,17 +153,17 @@ fn differing(before: &Map<String, Value>, after: &Map<String, Value>) -> BTreeMa
     all
 }
 
-fn differing_leaves(before: &Config, after: &Config) -> BTreeMap<String, Value> {
+fn changed_values(before: &Config, after: &Config) -> BTreeMap<String, Value> {
     let of = |config: &Config| {
         let bare = Config { provenance: BTreeMap::new(), resolved_unix_nanos: 0, ..config.clone() };
         let mut leaves = BTreeMap::new();
-        flatten(String::new(), &serde_json::to_value(bare).unwrap_or_default(), &mut leaves);
+        leaf_values(String::new(), &serde_json::to_value(bare).unwrap_or_default(), &mut leaves);
         leaves
     };
     changed(&of(before), of(after))
 }
 
-/// What differs in `after`, and as `null` what is missing in it.
+/// The values of `after` that differ, and `null` for those that it does not have.
 fn changed(before: &BTreeMap<String, Value>, mut after: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let gone: Vec<String> = before.keys().filter(|path| !after.contains_key(*path)).cloned().collect();
     after.retain(|path, value| before.get(path) != Some(value));
@@ -170,28 +171,28 @@ fn changed(before: &BTreeMap<String, Value>, mut after: BTreeMap<String, Value>)
     after
 }
 
-impl Waiting {
-    fn note(&mut self, field: &str, takes: Takes) {
-        let fields = if takes == Takes::Agent { &mut self.of_agent } else { &mut self.fields };
+impl PendingChanges {
+    fn add_field(&mut self, field: &str, takes: Takes) {
+        let fields = if takes == Takes::Agent { &mut self.agent_fields } else { &mut self.fields };
         fields.push(field.to_owned());
     }
 
-    fn names_any(&self) -> bool {
-        !(self.fields.is_empty() && self.of_agent.is_empty())
+    fn has_fields(&self) -> bool {
+        !(self.fields.is_empty() && self.agent_fields.is_empty())
     }
 
-    /// Whether nothing waits.
+    /// Whether there is no pending change.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty() && self.services.is_empty()
     }
 
-    /// What people are told; none when nothing waits.
+    /// The message for operators; `None` without a pending change.
     pub fn text(&self) -> Option<String> {
         if self.is_empty() {
             return None;
         }
-        let fields = [&self.of_agent[..], &self.fields[..]].concat().join(", ");
-        let what = if self.of_agent.is_empty() {
+        let fields = [&self.agent_fields[..], &self.fields[..]].concat().join(", ");
+        let what = if self.agent_fields.is_empty() {
             let names: Vec<&str> = self.services.iter().map(|service| service.as_str()).collect();
             let first = names.first().copied().unwrap_or_default();
             format!("of {}, which `keelson services restart {first}` does", names.join(", "))
@@ -201,12 +202,12 @@ impl Waiting {
         Some(format!("changed files wait for a restart {what}: {fields}"))
     }
 
-    /// Whether a restart of this service puts the files in force, with a restart of the others.
-    pub fn goes_with(&self, service: ServiceName) -> bool {
-        self.of_agent.is_empty() && self.services.contains(&service)
+    /// Whether a restart of this service, with that of the others, puts the files in force.
+    pub fn applies_on_restart_of(&self, service: ServiceName) -> bool {
+        self.agent_fields.is_empty() && self.services.contains(&service)
     }
 }
 
 #[cfg(test)]
-#[path = "change_tests.rs"]
+#[path = "file_changes_tests.rs"]
 mod tests;

@@ -1,28 +1,28 @@
-//! Fields that nothing acts on yet: which of them are worth a word.
+//! Fields without effect: which of them deserve a warning.
 
 use serde_json::Value;
 
 use crate::effective::{ZERO_IS_DEFAULT, default_at, is_zero};
 
-/// Whether a field asks for nothing: it is as by default, or what a program writes where nothing is set.
-pub(crate) fn says_nothing(path: &str, value: &Value) -> bool {
+/// Whether a field requests nothing: it has its default, or the empty value that a program writes for an unset field.
+pub(crate) fn requests_nothing(path: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) if text.is_empty() => true,
         Value::Array(list) if list.is_empty() => true,
         Value::Object(fields) => {
-            fields.iter().all(|(name, value)| says_nothing(&format!("{path}.{name}"), value))
+            fields.iter().all(|(name, value)| requests_nothing(&format!("{path}.{name}"), value))
         }
         _ if is_zero(value) && ZERO_IS_DEFAULT.contains(&path) => true,
         _ => match default_at(path) {
-            Some(default) => same(value, &default),
+            Some(default) => is_equal(value, &default),
             None => is_zero(value) || *value == Value::Bool(false),
         },
     }
 }
 
-/// Whether both are the same, or durations of the same length.
-fn same(one: &Value, other: &Value) -> bool {
+/// Whether both are equal, or are durations of the same length.
+fn is_equal(one: &Value, other: &Value) -> bool {
     let nanos = |value: &Value| value.as_str().and_then(crate::rules::signed);
     one == other || nanos(one).is_some_and(|length| nanos(other) == Some(length))
 }
@@ -34,8 +34,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_and_what_a_program_writes_for_nothing_say_nothing() {
-        for (path, value, silent) in [
+    fn default_and_empty_values_request_nothing() {
+        for (path, value, expected) in [
             ("cpuManagerPolicy", json!("none"), true),
             ("cpuManagerPolicy", json!(""), true),
             ("cpuManagerPolicy", json!("static"), false),
@@ -63,7 +63,7 @@ mod tests {
             ("userNamespaces", json!({"idsPerPod": 65_536}), true),
             ("authentication.webhook", json!({"cacheTTL": "0s"}), true),
         ] {
-            assert_eq!(says_nothing(path, &value), silent, "{path}: {value}");
+            assert_eq!(requests_nothing(path, &value), expected, "{path}: {value}");
         }
     }
 }

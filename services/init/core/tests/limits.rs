@@ -1,4 +1,4 @@
-//! Limits at their exact value.
+//! Limits at their exact values.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,7 +10,7 @@ use keelson_init_core::{
 };
 use serde_json::{Value, json};
 
-/// The highest id that setuid(2) takes.
+/// The highest ID that setuid(2) accepts.
 const MAX_ID: u32 = u32::MAX - 1;
 
 fn host() -> Host {
@@ -36,7 +36,7 @@ fn resolved(flags: &Flags, kubelet: &Value, keelson: &Value) -> Result<Resolved,
     let keelson = document(KEELSON_API_VERSION, KEELSON_KIND, keelson);
     let host = host();
     resolve(Inputs { flags, kubelet: Some(&kubelet), drop_ins: &[], keelson: Some(&keelson), host: &host })
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
 fn with_kubelet(fields: &Value) -> Result<Resolved, String> {
@@ -48,7 +48,7 @@ fn with_keelson(fields: &Value) -> Result<Resolved, String> {
 }
 
 #[test]
-fn a_state_is_shown_by_its_word() {
+fn service_states_are_displayed_by_name() {
     for (state, word) in [
         (ServiceState::Starting, "starting"),
         (ServiceState::Running, "running"),
@@ -67,9 +67,9 @@ fn seconds(n: u64) -> Duration {
 }
 
 #[test]
-fn a_loop_is_stuck_once_it_is_silent_for_longer_than_it_may_be() {
-    let state = |silent: Duration| {
-        let one = LoopReport { name: "relist".into(), silent, stuck_after: seconds(30) };
+fn a_loop_is_stuck_once_stalled_longer_than_its_limit() {
+    let state = |stalled: Duration| {
+        let one = LoopReport { name: "relist".into(), stalled, stuck_after: seconds(30) };
         let mut health = Health::new(seconds(0));
         health.observe(seconds(100), Poll::Answer(Report { loops: vec![one], conditions: Vec::new() }));
         health.state()
@@ -79,35 +79,35 @@ fn a_loop_is_stuck_once_it_is_silent_for_longer_than_it_may_be() {
 }
 
 #[test]
-fn a_service_that_was_well_in_between_is_asked_as_often_as_one_that_never_was_unwell() {
-    let refused = || Poll::Refused("not now".into());
+fn a_good_poll_resets_the_poll_backoff() {
+    let error_answer = || Poll::Error("not now".into());
     let mut health = Health::new(seconds(0));
-    health.observe(seconds(1), refused());
+    health.observe(seconds(1), error_answer());
     let first = health.next_poll(seconds(1));
-    health.observe(seconds(2), refused());
-    health.observe(seconds(3), refused());
+    health.observe(seconds(2), error_answer());
+    health.observe(seconds(3), error_answer());
     assert!(health.next_poll(seconds(3)) > first);
     health.observe(seconds(4), Poll::Answer(Report::default()));
-    health.observe(seconds(5), refused());
+    health.observe(seconds(5), error_answer());
     assert_eq!(health.next_poll(seconds(5)), first);
 }
 
 #[test]
-fn a_starting_service_is_asked_eagerly_for_five_seconds() {
+fn a_starting_service_is_polled_frequently_for_five_seconds() {
     let health = Health::new(seconds(10));
     assert_eq!(health.next_poll(seconds(15) - Duration::from_nanos(1)), Duration::from_millis(50));
     assert_eq!(health.next_poll(seconds(15)), seconds(1));
 }
 
 #[test]
-fn the_base_of_uids_leaves_room_for_every_service_below_the_highest_id() {
+fn uid_base_leaves_room_for_every_service() {
     assert!(with_keelson(&json!({"uidBase": MAX_ID - 16})).is_ok());
     assert!(with_keelson(&json!({"uidBase": MAX_ID - 15})).unwrap_err().contains("uidBase"));
     assert!(with_keelson(&json!({"uidBase": 0})).unwrap_err().contains("uidBase"));
 }
 
 #[test]
-fn a_run_dir_may_be_as_long_as_its_sockets_allow() {
+fn run_dir_length_is_limited_by_socket_paths() {
     let run = |length: usize| {
         let dir = format!("/r/{}", "x".repeat(length - 3));
         resolved(&Flags { run_dir: Some(dir), ..Flags::default() }, &json!({}), &json!({}))
@@ -117,14 +117,14 @@ fn a_run_dir_may_be_as_long_as_its_sockets_allow() {
 }
 
 #[test]
-fn one_pull_at_a_time_agrees_with_serialized_pulls() {
+fn max_parallel_image_pulls_1_agrees_with_serialized_pulls() {
     let pulls = |max: u32| with_kubelet(&json!({"maxParallelImagePulls": max, "serializeImagePulls": true}));
     assert_eq!(pulls(1).unwrap().config.runtime.max_parallel_pulls, 1);
     assert!(pulls(2).unwrap_err().contains("serializeImagePulls"));
 }
 
 #[test]
-fn no_limit_of_processes_is_minus_one_however_it_is_written() {
+fn pod_pids_limit_zero_or_negative_means_no_limit() {
     for (written, limit) in [(-1, -1), (0, -1), (1, 1), (4096, 4096)] {
         let config = with_kubelet(&json!({"podPidsLimit": written})).unwrap().config;
         assert_eq!(config.resources.pod_pids_limit, limit, "{written}");
@@ -132,7 +132,7 @@ fn no_limit_of_processes_is_minus_one_however_it_is_written() {
 }
 
 #[test]
-fn a_pull_may_stand_still_for_a_second_to_a_day() {
+fn image_pull_progress_timeout_is_one_second_to_one_day() {
     for (written, good) in [("999ms", false), ("1s", true), ("24h", true), ("24h0m1s", false)] {
         let result = with_keelson(&json!({"imagePullProgressTimeout": written}));
         assert_eq!(result.is_ok(), good, "{written}: {:?}", result.err());
@@ -140,16 +140,16 @@ fn a_pull_may_stand_still_for_a_second_to_a_day() {
 }
 
 #[test]
-fn to_enforce_nothing_is_said_by_none_alone() {
+fn enforce_node_allocatable_none_must_be_the_only_value() {
     let enforce = |words: &[&str]| with_kubelet(&json!({"enforceNodeAllocatable": words}));
     let config = enforce(&["none"]).unwrap().config;
     assert_eq!(config.resources.node_allocatable.enforce, ["none"]);
-    assert!(enforce(&["none", "pods"]).unwrap_err().contains("none stands alone"));
+    assert!(enforce(&["none", "pods"]).unwrap_err().contains("none must be the only value"));
 }
 
 #[test]
-fn all_of_the_memory_may_be_reserved_and_not_a_byte_more() {
-    // What eviction keeps free counts as well.
+fn reservations_may_equal_the_memory_capacity() {
+    // The eviction threshold counts too.
     let reserved = |bytes: u64| {
         with_kubelet(&json!({
             "systemReserved": {"memory": bytes.to_string()},
@@ -162,7 +162,7 @@ fn all_of_the_memory_may_be_reserved_and_not_a_byte_more() {
 }
 
 #[test]
-fn a_duration_may_be_a_year_and_an_age_a_century() {
+fn durations_are_at_most_a_year_and_ages_a_century() {
     for (field, most, more) in [
         ("fileCheckFrequency", "8760h", "8760h0m1s"),
         ("volumeStatsAggPeriod", "8760h", "8760h0m1s"),
@@ -171,7 +171,7 @@ fn a_duration_may_be_a_year_and_an_age_a_century() {
     ] {
         let set = |value: &str| with_kubelet(&json!({field: value}));
         assert!(set(most).is_ok(), "{field}: {:?}", set(most).err());
-        let refused = set(more).err().unwrap_or_default();
-        assert!(refused.contains(field), "{field}: {refused:?}");
+        let error_answer = set(more).err().unwrap_or_default();
+        assert!(error_answer.contains(field), "{field}: {error_answer:?}");
     }
 }
