@@ -17,6 +17,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing::Span;
+use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::filter::{FilterExt as _, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -39,7 +40,8 @@ pub struct Options<'a> {
     pub node: &'a str,
     /// `text` or `json`.
     pub format: &'a str,
-    /// A level or a filter such as `info,keelson_pod_sync=debug`.
+    /// A level or a filter such as `info,keelson_pod_sync=debug`. A level without a target applies to the crates of Keelson; dependencies
+    /// such as `h2` and `hyper` log warnings and errors unless the filter names them.
     pub level: &'a str,
     /// The collector's endpoint and samples per million; absent: no traces.
     pub otlp: Option<(&'a str, u32)>,
@@ -115,13 +117,22 @@ fn only_traces() -> Targets {
 }
 
 fn not_traces() -> Targets {
-    Targets::new()
-        .with_default(tracing::Level::TRACE)
-        .with_target(TRACE_TARGET, tracing::level_filters::LevelFilter::OFF)
+    Targets::new().with_default(tracing::Level::TRACE).with_target(TRACE_TARGET, LevelFilter::OFF)
 }
 
+/// The prefix of the targets of all Keelson crates.
+const OWN_TARGETS: &str = "keelson";
+/// What dependencies log unless the filter names them: at debug, HTTP/2 alone writes several lines for each request.
+const DEPENDENCY_LEVEL: LevelFilter = LevelFilter::WARN;
+
 fn parse_filter(text: &str) -> Result<Targets, TelemetryError> {
-    Targets::from_str(text).map_err(|_| TelemetryError::Filter { text: text.to_owned() })
+    let targets = Targets::from_str(text).map_err(|_| TelemetryError::Filter { text: text.to_owned() })?;
+    let Some(level) = targets.default_level().filter(|level| *level > DEPENDENCY_LEVEL) else {
+        return Ok(targets);
+    };
+    let names_all_own = targets.iter().any(|(target, _)| target == OWN_TARGETS);
+    let targets = targets.with_default(DEPENDENCY_LEVEL);
+    Ok(if names_all_own { targets } else { targets.with_target(OWN_TARGETS, level) })
 }
 
 fn provider(options: &Options<'_>, endpoint: &str, rate: u32) -> Result<SdkTracerProvider, TelemetryError> {
@@ -223,8 +234,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_of_levels_and_targets_is_taken() {
-        assert!(parse_filter("info,keelson_pod_sync=debug").is_ok());
+    fn a_log_level_applies_to_own_targets_and_dependencies_stay_at_warn() {
+        use tracing::Level;
+        for (text, target, level, enabled) in [
+            ("debug", "keelson_pod_sync::turn::worker", Level::DEBUG, true),
+            ("debug", "keelson_pod_sync", Level::TRACE, false),
+            ("trace", "h2::codec::framed_write", Level::INFO, false),
+            ("trace", "h2::codec::framed_write", Level::WARN, true),
+            ("error", "h2", Level::WARN, false),
+            ("error", "keelson_cli", Level::WARN, false),
+            ("debug,h2=trace", "h2::codec", Level::TRACE, true),
+            ("debug,h2=trace", "hyper", Level::DEBUG, false),
+            ("info,keelson_pod_sync=debug", "keelson_pod_sync", Level::DEBUG, true),
+            ("info,keelson_pod_sync=debug", "keelson_init", Level::DEBUG, false),
+            ("info,keelson_pod_sync=debug", "keelson_init", Level::INFO, true),
+            ("trace,keelson=info", "keelson_init", Level::DEBUG, false),
+            ("h2=debug", "keelson_init", Level::ERROR, false),
+        ] {
+            let filter = parse_filter(text).unwrap();
+            assert_eq!(filter.would_enable(target, &level), enabled, "{text}: {target} at {level}");
+        }
     }
 
     #[test]
