@@ -1,4 +1,4 @@
-//! The agent behind its sockets: the only module that calls a service.
+//! Clients for the services of one agent. No other module calls a service.
 
 use std::fs;
 use std::future::Future;
@@ -41,12 +41,12 @@ use keelson_service_kit::{Peer, PeerChannel};
 use serde_json::{Map, Value};
 use tonic::{Code, Request, Status};
 
-use crate::error::Failure;
-use crate::machine::{self, Group};
+use crate::error::CliError;
+use crate::host::{self, Group};
 
-/// An event and the service that told it.
+/// An event and the service that reported it.
 #[derive(Debug, Clone)]
-pub(crate) struct ToldEvent {
+pub(crate) struct ServiceEvent {
     pub(crate) service: ServiceName,
     pub(crate) event: Event,
 }
@@ -59,14 +59,14 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// The agent whose sockets lie below `run_dir`; a service may take `timeout` to answer.
+    /// The agent with its sockets below `run_dir`; `timeout` is the deadline of each call.
     pub(crate) fn new(run_dir: PathBuf, timeout: Duration) -> Self {
         Self { run_dir, timeout }
     }
 
-    /// The same agent, where no service may take longer than `most`.
-    pub(crate) fn within(&self, most: Duration) -> Self {
-        Self { run_dir: self.run_dir.clone(), timeout: self.timeout.min(most) }
+    /// The same agent with a call deadline of at most `limit`.
+    pub(crate) fn with_deadline(&self, limit: Duration) -> Self {
+        Self { run_dir: self.run_dir.clone(), timeout: self.timeout.min(limit) }
     }
 
     /// The socket of a service.
@@ -74,31 +74,32 @@ impl Agent {
         Paths::socket_below(&self.run_dir, service)
     }
 
-    /// The file that whoever resolved the configuration has left for the services.
+    /// The resolved configuration, from the file that the services read.
     ///
     /// # Errors
-    /// There is none, it is closed to this user, or it is no configuration.
-    pub(crate) fn resolved_configuration(&self) -> Result<Map<String, Value>, Failure> {
+    /// The file does not exist, this user may not read it, or it is not a configuration.
+    pub(crate) fn resolved_configuration(&self) -> Result<Map<String, Value>, CliError> {
         let path = Paths { run_dir: self.run_dir.clone(), ..Config::default().paths }.config_file();
         let bytes = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Failure::NotFound {
-                    what: format!("no agent has left its configuration at {}", path.display()),
-                    hint: "`keelson up` starts one; --run-dir names the folder of another".into(),
+                return Err(CliError::NotFound {
+                    what: format!("no agent has written its configuration to {}", path.display()),
+                    hint: "start an agent with `keelson up`, or name the folder of another with --run-dir"
+                        .into(),
                 });
             }
-            read => read.map_err(|source| Failure::Read { path: path.clone(), source })?,
+            read => read.map_err(|source| CliError::Read { path: path.clone(), source })?,
         };
         serde_json::from_slice(&bytes)
-            .map_err(|error| Failure::Manifest { path, reason: format!("this is no configuration: {error}") })
+            .map_err(|error| CliError::Manifest { path, reason: format!("not a configuration: {error}") })
     }
 
-    /// The way to a service.
+    /// The gRPC channel to a service.
     pub(crate) fn channel(&self, service: ServiceName) -> PeerChannel {
         Peer::service(&self.run_dir, service).channel()
     }
 
-    /// A request with the deadline that the person chose.
+    /// A request with the deadline of `--request-timeout`.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.timeout);
@@ -130,7 +131,7 @@ impl Agent {
         VolumeManagerClient::new(self.channel(ServiceName::VolumeManager))
     }
 
-    /// A client of the events of a service.
+    /// A client of the Events API of a service.
     pub(crate) fn events_of(&self, service: ServiceName) -> EventsClient<PeerChannel> {
         EventsClient::new(self.channel(service))
     }
@@ -140,46 +141,46 @@ impl Agent {
         NodeStatusClient::new(self.channel(ServiceName::NodeStatus))
     }
 
-    /// What init says about every service.
-    pub(crate) async fn services(&self) -> Result<Vec<Service>, Failure> {
+    /// The state of every service, from init.
+    pub(crate) async fn services(&self) -> Result<Vec<Service>, CliError> {
         let request = self.request(ListServicesRequest {});
         let answer = self.supervisor().list_services(request).await;
-        Ok(answer.map_err(|s| self.failure(ServiceName::Init, s))?.into_inner().services)
+        Ok(answer.map_err(|s| self.call_error(ServiceName::Init, s))?.into_inner().services)
     }
 
-    /// What each service says about itself, asked side by side.
-    pub(crate) async fn progress(&self) -> Vec<(ServiceName, Result<GetProgressResponse, Failure>)> {
+    /// The progress of each service, requested concurrently.
+    pub(crate) async fn progress(&self) -> Vec<(ServiceName, Result<GetProgressResponse, CliError>)> {
         join_all(ServiceName::ALL.map(|service| async move { (service, self.progress_of(service).await) }))
             .await
     }
 
-    /// What one service says about itself.
-    pub(crate) async fn progress_of(&self, service: ServiceName) -> Result<GetProgressResponse, Failure> {
+    /// The progress of one service.
+    pub(crate) async fn progress_of(&self, service: ServiceName) -> Result<GetProgressResponse, CliError> {
         let mut client = AdminClient::new(self.channel(service));
         let answer = client.get_progress(self.request(GetProgressRequest {})).await;
-        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+        answer.map(tonic::Response::into_inner).map_err(|s| self.call_error(service, s))
     }
 
-    /// What the process of a service uses.
+    /// CPU and memory that the process of a service uses.
     pub(crate) async fn usage(
         &self,
         service: ServiceName,
         with_pss: bool,
-    ) -> Result<GetUsageResponse, Failure> {
+    ) -> Result<GetUsageResponse, CliError> {
         let mut client = AdminClient::new(self.channel(service));
         let answer = client.get_usage(self.request(GetUsageRequest { with_pss })).await;
-        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+        answer.map(tonic::Response::into_inner).map_err(|s| self.call_error(service, s))
     }
 
-    /// The spans that a service still has.
+    /// The spans that a service still keeps.
     pub(crate) async fn spans(
         &self,
         service: ServiceName,
         request: ListSpansRequest,
-    ) -> Result<ListSpansResponse, Failure> {
+    ) -> Result<ListSpansResponse, CliError> {
         let mut client = AdminClient::new(self.channel(service));
         let answer = client.list_spans(self.request(request)).await;
-        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+        answer.map(tonic::Response::into_inner).map_err(|s| self.call_error(service, s))
     }
 
     fn resource_manager(&self) -> ResourceManagerClient<PeerChannel> {
@@ -187,177 +188,182 @@ impl Agent {
     }
 
     /// CPU and memory of each pod that runs.
-    pub(crate) async fn pod_stats(&self) -> Result<Vec<PodStatsResponse>, Failure> {
-        let fail = |s| self.failure(ServiceName::ResourceManager, s);
+    pub(crate) async fn pod_stats(&self) -> Result<Vec<PodStatsResponse>, CliError> {
+        let to_error = |s| self.call_error(ServiceName::ResourceManager, s);
         let read = async {
             let request = self.request(PodStatsRequest { cpu_and_memory_only: true });
-            let mut stream = self.resource_manager().pod_stats(request).await.map_err(fail)?.into_inner();
+            let mut stream = self.resource_manager().pod_stats(request).await.map_err(to_error)?.into_inner();
             let mut pods = Vec::new();
-            while let Some(pod) = stream.message().await.map_err(fail)? {
+            while let Some(pod) = stream.message().await.map_err(to_error)? {
                 pods.push(pod);
             }
             Ok(pods)
         };
-        self.in_time(ServiceName::ResourceManager, read).await
+        self.with_timeout(ServiceName::ResourceManager, read).await
     }
 
     /// CPU and memory of the node.
-    pub(crate) async fn node_stats(&self) -> Result<NodeStatsResponse, Failure> {
+    pub(crate) async fn node_stats(&self) -> Result<NodeStatsResponse, CliError> {
         let request = self.request(NodeStatsRequest { cpu_and_memory_only: true });
         let answer = self.resource_manager().node_stats(request).await;
-        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(ServiceName::ResourceManager, s))
+        answer.map(tonic::Response::into_inner).map_err(|s| self.call_error(ServiceName::ResourceManager, s))
     }
 
     /// Every pod with its status.
-    pub(crate) async fn pods(&self) -> Result<Vec<PodDocument>, Failure> {
-        let fail = |s| self.failure(ServiceName::PodSync, s);
+    pub(crate) async fn pods(&self) -> Result<Vec<PodDocument>, CliError> {
+        let to_error = |s| self.call_error(ServiceName::PodSync, s);
         let read = async {
-            let mut stream =
-                self.pod_sync().list_pods(self.request(ListPodsRequest {})).await.map_err(fail)?.into_inner();
+            let mut stream = self
+                .pod_sync()
+                .list_pods(self.request(ListPodsRequest {}))
+                .await
+                .map_err(to_error)?
+                .into_inner();
             let mut pods = Vec::new();
-            while let Some(pod) = stream.message().await.map_err(fail)? {
+            while let Some(pod) = stream.message().await.map_err(to_error)? {
                 pods.push(pod);
             }
             Ok(pods)
         };
-        self.in_time(ServiceName::PodSync, read).await
+        self.with_timeout(ServiceName::PodSync, read).await
     }
 
-    /// A whole stream within the time that the person gives.
-    async fn in_time<T>(
+    /// Reads a whole stream, at most one second longer than the deadline of a call.
+    async fn with_timeout<T>(
         &self,
         service: ServiceName,
-        read: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
+        read: impl Future<Output = Result<T, CliError>>,
+    ) -> Result<T, CliError> {
         let limit = self.timeout + Duration::from_secs(1);
-        tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(self.too_slow(service)))
+        tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(self.timeout_error(service)))
     }
 
-    /// The steps of a pod's life.
-    pub(crate) async fn explain(&self, uid: &str) -> Result<ExplainPodResponse, Failure> {
+    /// The steps of a pod's start or end.
+    pub(crate) async fn explain(&self, uid: &str) -> Result<ExplainPodResponse, CliError> {
         let request = ExplainPodRequest { uid: uid.to_owned(), ..ExplainPodRequest::default() };
         let answer = self.pod_sync().explain_pod(self.request(request)).await;
-        Ok(answer.map_err(|s| self.failure(ServiceName::PodSync, s))?.into_inner())
+        Ok(answer.map_err(|s| self.call_error(ServiceName::PodSync, s))?.into_inner())
     }
 
     /// The images that the container runtime has.
-    pub(crate) async fn images(&self) -> Result<Vec<RuntimeImage>, Failure> {
+    pub(crate) async fn images(&self) -> Result<Vec<RuntimeImage>, CliError> {
         let answer = self.runtime().list_images(self.request(ListImagesRequest {})).await;
-        Ok(answer.map_err(|s| self.failure(ServiceName::RuntimeShim, s))?.into_inner().images)
+        Ok(answer.map_err(|s| self.call_error(ServiceName::RuntimeShim, s))?.into_inner().images)
     }
 
-    /// The volumes of every pod that has some.
-    pub(crate) async fn volumes(&self) -> Result<Vec<PodVolumes>, Failure> {
-        let fail = |s| self.failure(ServiceName::VolumeManager, s);
+    /// The volumes of every pod that has any.
+    pub(crate) async fn volumes(&self) -> Result<Vec<PodVolumes>, CliError> {
+        let to_error = |s| self.call_error(ServiceName::VolumeManager, s);
         let read = async {
             let request = self.request(WatchPodVolumesRequest {});
             let mut stream =
-                self.volume_manager().watch_pod_volumes(request).await.map_err(fail)?.into_inner();
+                self.volume_manager().watch_pod_volumes(request).await.map_err(to_error)?.into_inner();
             let mut pods = Vec::new();
-            while let Some(message) = stream.message().await.map_err(fail)? {
+            while let Some(message) = stream.message().await.map_err(to_error)? {
                 match message.item {
                     Some(VolumesItem::Pod(pod)) => pods.push(pod),
                     Some(VolumesItem::Synced(_)) => return Ok(pods),
                     Some(VolumesItem::GoneUid(_)) | None => {}
                 }
             }
-            Err(fail(Status::unavailable("volume-manager has ended its answer")))
+            Err(to_error(Status::unavailable("volume-manager ended the stream early")))
         };
-        self.in_time(ServiceName::VolumeManager, read).await
+        self.with_timeout(ServiceName::VolumeManager, read).await
     }
 
-    /// The sources of pods with what they refuse.
-    pub(crate) async fn sources(&self) -> Result<Vec<Source>, Failure> {
+    /// The pod sources, with the manifests that they refuse.
+    pub(crate) async fn sources(&self) -> Result<Vec<Source>, CliError> {
         let answer = self.pod_config().list_sources(self.request(ListSourcesRequest {})).await;
-        Ok(answer.map_err(|s| self.failure(ServiceName::PodConfig, s))?.into_inner().sources)
+        Ok(answer.map_err(|s| self.call_error(ServiceName::PodConfig, s))?.into_inner().sources)
     }
 
     /// The Node object as JSON.
-    pub(crate) async fn node(&self) -> Result<serde_json::Value, Failure> {
+    pub(crate) async fn node(&self) -> Result<serde_json::Value, CliError> {
         let answer = self.node_status().get_node(self.request(GetNodeRequest {})).await;
-        let bytes = answer.map_err(|s| self.failure(ServiceName::NodeStatus, s))?.into_inner().node_json;
-        serde_json::from_slice(&bytes).map_err(|e| Failure::Answer {
-            message: format!("node-status sent a Node that is no JSON: {e}"),
+        let bytes = answer.map_err(|s| self.call_error(ServiceName::NodeStatus, s))?.into_inner().node_json;
+        serde_json::from_slice(&bytes).map_err(|e| CliError::Failed {
+            message: format!("node-status sent a Node that is not JSON: {e}"),
             hint: None,
         })
     }
 
-    /// The events of every service, oldest first, and the services that did not tell theirs.
+    /// The events of all services, oldest first, and an error for each service that did not answer.
     ///
     /// # Errors
     /// No service answers.
-    pub(crate) async fn events(&self) -> Result<(Vec<ToldEvent>, Vec<Failure>), Failure> {
+    pub(crate) async fn events(&self) -> Result<(Vec<ServiceEvent>, Vec<CliError>), CliError> {
         let answers = join_all(ServiceName::ALL.map(|service| async move {
             let mut client = self.events_of(service);
             let answer = client.list_events(self.request(ListEventsRequest::default())).await;
-            (service, answer.map_err(|s| self.failure(service, s)))
+            (service, answer.map_err(|s| self.call_error(service, s)))
         }))
         .await;
-        let (mut events, mut failures, mut answered) = (Vec::new(), Vec::new(), false);
+        let (mut events, mut errors, mut answered) = (Vec::new(), Vec::new(), false);
         for (service, answer) in answers {
             match answer {
                 Ok(list) => {
                     answered = true;
                     events.extend(
-                        list.into_inner().events.into_iter().map(|event| ToldEvent { service, event }),
+                        list.into_inner().events.into_iter().map(|event| ServiceEvent { service, event }),
                     );
                 }
-                Err(failure) => failures.push((service, failure)),
+                Err(error) => errors.push((service, error)),
             }
         }
-        if !answered && !failures.is_empty() {
-            return Err(failures.swap_remove(0).1);
+        if !answered && !errors.is_empty() {
+            return Err(errors.swap_remove(0).1);
         }
-        // Under systemd and compose there is no init, and nobody misses its events.
-        let failures =
-            failures.into_iter().filter(|(service, _)| *service != ServiceName::Init).map(|(_, f)| f);
-        let failures = failures.collect();
-        events.sort_by_key(|told| (told.event.last_unix_nanos, told.event.sequence));
-        Ok((events, failures))
+        // Under systemd and Docker Compose there is no init, so its events are not missing.
+        let errors = errors.into_iter().filter(|(service, _)| *service != ServiceName::Init).map(|(_, f)| f);
+        let errors = errors.collect();
+        events.sort_by_key(|entry| (entry.event.last_unix_nanos, entry.event.sequence));
+        Ok((events, errors))
     }
 
-    /// What a failed call means for the person: looks at the socket to tell why nothing answered.
-    pub(crate) fn failure(&self, service: ServiceName, status: Status) -> Failure {
+    /// The error for a failed call; probes the socket to find out why nothing answered.
+    pub(crate) fn call_error(&self, service: ServiceName, status: Status) -> CliError {
         let message = status.message().to_owned();
         match status.code() {
-            Code::Unavailable => self.away(service, message),
-            Code::DeadlineExceeded => Failure::Silent { service, message },
-            // Its user or its group changes nothing.
-            Code::PermissionDenied if reason(&status).as_deref() == Some(OUTSIDE_REASON) => Failure::Answer {
-                message: format!("{service} refuses: {message}"),
-                hint: Some(
-                    "run it in a shell of the node itself, not in a container (docs/security.md)".into(),
-                ),
-            },
+            Code::Unavailable => self.unavailable_error(service, message),
+            Code::DeadlineExceeded => CliError::ServiceTimeout { service, message },
+            // Another user or group would not help.
+            Code::PermissionDenied if reason(&status).as_deref() == Some(OUTSIDE_REASON) => {
+                CliError::Failed {
+                    message: format!("{service} refuses: {message}"),
+                    hint: Some(
+                        "run it in a shell of the node itself, not in a container (docs/security.md)".into(),
+                    ),
+                }
+            }
             Code::PermissionDenied => {
                 let group = Group::of_socket(&self.socket(service));
-                Failure::Refused { service, message, group }
+                CliError::CallRefused { service, message, group }
             }
-            Code::Unimplemented => Failure::Answer {
-                message: format!("{service} does not know this call; it is older than this command"),
+            Code::Unimplemented => CliError::Failed {
+                message: format!("{service} does not know this call: it is older than this command"),
                 hint: Some("`keelson version` shows both".into()),
             },
-            _ => Failure::Answer { message, hint: None },
+            _ => CliError::Failed { message, hint: None },
         }
     }
 
-    fn away(&self, service: ServiceName, message: String) -> Failure {
+    fn unavailable_error(&self, service: ServiceName, message: String) -> CliError {
         let socket = self.socket(service);
         match UnixStream::connect(&socket) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 let group = Group::of_socket(&socket);
-                Failure::Forbidden { socket, group }
+                CliError::SocketForbidden { socket, group }
             }
             Err(_) if ServiceName::ALL.into_iter().any(|s| UnixStream::connect(self.socket(s)).is_ok()) => {
-                Failure::ServiceAway { service, socket }
+                CliError::ServiceNotRunning { service, socket }
             }
-            Err(_) => Failure::NotRunning { socket, others: machine::run_dirs() },
-            Ok(_) => Failure::Silent { service, message },
+            Err(_) => CliError::NotRunning { socket, others: host::run_dirs() },
+            Ok(_) => CliError::ServiceTimeout { service, message },
         }
     }
 
-    fn too_slow(&self, service: ServiceName) -> Failure {
+    fn timeout_error(&self, service: ServiceName) -> CliError {
         let message = format!("{service} did not finish its answer within {} s", self.timeout.as_secs_f32());
-        Failure::Silent { service, message }
+        CliError::ServiceTimeout { service, message }
     }
 }

@@ -1,3 +1,5 @@
+//! The command line.
+
 mod etcd;
 
 use std::ffi::OsString;
@@ -11,10 +13,10 @@ use keelson_config::ServiceName;
 pub(crate) use self::etcd::EtcdArgs;
 use crate::cmd::completion;
 use crate::cmd::config::ConfigArgs;
-use crate::figures::Sort;
 use crate::human::{parse_duration, parse_interval};
+use crate::metrics::Sort;
 
-/// Where an agent keeps its sockets when nothing else is said.
+/// The default run folder of an agent.
 pub(crate) const DEFAULT_RUN_DIR: &str = "/run/keelson";
 
 const EXIT_CODES: &str = "\
@@ -23,9 +25,9 @@ Exit codes:
   1   what was asked for failed or does not exist
   64  the command line is wrong
   69  the agent, one of its services, the container runtime or etcd is not running or does not answer
-  70  a fault of this command or of an answer
+  70  an internal error of this command, or an invalid answer
   74  the output cannot be written
-  75  not done in time; it goes on
+  75  not done in time; the operation continues
   77  not permitted: the socket is closed to this user, or the service refuses the call
   `keelson exec` ends with the exit code of the command that it runs; a failure of its own has an error: line.
 
@@ -48,7 +50,7 @@ pub(crate) struct Global {
     /// Folder with the sockets of the agent
     #[arg(long, global = true, value_name = "DIR", env = "KEELSON_RUN_DIR", default_value = DEFAULT_RUN_DIR)]
     pub(crate) run_dir: PathBuf,
-    /// Form of the answer
+    /// Output format
     #[arg(short, long, global = true, value_name = "FORMAT")]
     pub(crate) output: Option<Format>,
     /// Namespace of pods and events
@@ -67,7 +69,7 @@ pub(crate) struct Global {
     pub(crate) etcd: EtcdArgs,
 }
 
-/// Form of an answer.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Aligned columns
@@ -92,45 +94,45 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     /// Show everything about a pod or the node
     Describe(DescribeArgs),
-    /// Say what a pod waits for, step by step
+    /// Show what a pod waits for, step by step
     Explain(ExplainArgs),
-    /// Show what services, pods and the node use, again and again until q or Ctrl-C
+    /// Show the CPU and memory of services, pods and the node, refreshed until q or Ctrl-C
     ///
-    /// CPU is that of the time since the last look. Where standard output is no terminal, and with --once or -o json,
-    /// it is shown once, of one second.
+    /// CPU is averaged since the previous refresh. Where standard output is not a terminal, and with --once or -o json,
+    /// one measurement over one second is shown.
     Top(TopArgs),
     /// Show the spans of a pod's last start as a waterfall, across all services
     Trace(TraceArgs),
     /// Store manifests, so that their pods run here
     ///
-    /// With --etcd they run on a node of the fleet. What `keelson get … -o yaml --etcd …` has shown may be changed and
-    /// applied: it names the revision that was read as metadata.resourceVersion, and is refused when somebody has
-    /// changed the object since. So does the text of `keelson get config --etcd …`, in the comment
-    /// `# resourceVersion: N` before it. Without a revision the object is replaced.
+    /// With --etcd they run on a node of the fleet. The output of `keelson get … -o yaml --etcd …` can be edited and
+    /// applied: it names the revision that was read as metadata.resourceVersion, and is refused if someone has
+    /// changed the object since. The output of `keelson get config --etcd …` names it in the comment
+    /// `# resourceVersion: N` at its top. Without a revision the object is replaced.
     Apply(ApplyArgs),
     /// Remove pods that were applied, and wait until they are gone
     Delete(DeleteArgs),
     /// End every back-off of a pod now
     Retry(RetryArgs),
-    /// Run pods once with an agent of its own, and say how each of them ended
+    /// Run pods once with an agent of their own, and report how each of them ended
     ///
-    /// Pods that end by themselves run to their end. One with a container that is always restarted has no end: it
-    /// counts as Running as soon as each of its containers is ready or has ended well, and as Failed when one of them
-    /// fails; it goes on until the other pods are done. Then everything is ended and removed, the agent included.
+    /// Pods that end by themselves run to their end. A pod with a container that is always restarted never ends: it
+    /// counts as Running as soon as each of its containers is ready or has succeeded, and as Failed when one of them
+    /// fails; it runs until the other pods are done. Then all pods and the agent are stopped and removed.
     ///
-    /// The agent has no manifests but those of -f: nothing that `keelson apply` stored runs. It is refused where the
-    /// container runtime runs pods already.
+    /// The agent runs only the manifests of -f, none that `keelson apply` stored. The command is refused where the
+    /// container runtime already runs pods.
     Run(RunArgs),
     /// Operate the services of the agent
     #[command(visible_alias = "service")]
     Services(ServicesArgs),
-    /// Call the methods of the services' own APIs
+    /// Call the gRPC methods of the services
     Grpc(GrpcArgs),
     /// Show the configuration in force and where each value is from
     Config(ConfigArgs),
     /// Show the version of this command and of each service
     Version(VersionArgs),
-    /// Print what a shell needs to complete command lines, with the names of pods and services
+    /// Print a shell's completion script, which also completes the names of pods and services
     #[command(visible_alias = "completions")]
     Completion(CompletionArgs),
     /// Write the manual pages
@@ -142,25 +144,25 @@ pub(crate) struct UpArgs {
     /// Folder or file with pod manifests that the agent watches [default: /etc/keelson/manifests where it exists]
     #[arg(long, value_name = "DIR")]
     pub(crate) manifests: Option<PathBuf>,
-    /// Name of the node [default: the machine's]
+    /// Name of the node [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
     /// Socket of the container runtime
     #[arg(long, value_name = "ENDPOINT", default_value = "unix:///run/containerd/containerd.sock")]
     pub(crate) runtime_endpoint: String,
-    /// Folder for pods and volumes [default: the agent's, /var/lib/kubelet]
+    /// Folder for pods and volumes [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
     pub(crate) root_dir: Option<PathBuf>,
-    /// Folder for the agent's own state [default: the agent's, /var/lib/keelson]
+    /// Folder for the agent's own state [default: /var/lib/keelson]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Run in the background and return when all services run
+    /// Run in the background, and return when all services are running
     #[arg(long)]
     pub(crate) detach: bool,
     /// With --detach: where the agent's output goes [default: RUN_DIR/keelson.log]
     #[arg(long, value_name = "FILE", requires = "detach")]
     pub(crate) log_file: Option<PathBuf>,
-    /// With --detach: how long the services may take to come up
+    /// With --detach: how long to wait until all services are running
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
     /// Further arguments for keelson-init, as the kubelet takes them
@@ -176,16 +178,16 @@ pub(crate) struct RunArgs {
     /// Manifests: a file, a folder, or - for standard input
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-    /// Name of the node [default: the machine's]
+    /// Name of the node [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
     /// Socket of the container runtime
     #[arg(long, value_name = "ENDPOINT", default_value = "unix:///run/containerd/containerd.sock")]
     pub(crate) runtime_endpoint: String,
-    /// Folder for pods and volumes [default: the agent's, /var/lib/kubelet]
+    /// Folder for pods and volumes [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
     pub(crate) root_dir: Option<PathBuf>,
-    /// How long a pod may take until it runs; one that runs has as long as it needs
+    /// How long a pod may take to start; a running pod has no limit
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
     /// Further arguments for keelson-init, as the kubelet takes them
@@ -204,7 +206,7 @@ pub(crate) enum GetWhat {
     /// Pods with their state
     #[command(visible_aliases = ["pod", "po"])]
     Pods {
-        /// Names of pods; all of the namespace without any
+        /// Names of pods [default: all of the namespace]
         #[arg(add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
         #[command(flatten)]
@@ -213,7 +215,7 @@ pub(crate) enum GetWhat {
     /// The agent's own services
     #[command(visible_aliases = ["service", "svc"])]
     Services {
-        /// Names of services; all without any
+        /// Names of services [default: all]
         #[arg(add = ArgValueCandidates::new(completion::services))]
         names: Vec<String>,
         #[command(flatten)]
@@ -227,7 +229,7 @@ pub(crate) enum GetWhat {
         #[command(flatten)]
         watch: WatchArgs,
     },
-    /// What has happened lately
+    /// Recent events
     #[command(visible_aliases = ["event", "ev"])]
     Events {
         /// Only events about this object, for example pod/web
@@ -236,19 +238,19 @@ pub(crate) enum GetWhat {
         #[command(flatten)]
         watch: WatchArgs,
     },
-    /// The volumes of pods: of what kind, how they are, what they wait for, and where they lie on this machine
+    /// The volumes of pods: their kind, state, what they wait for, and their path on this machine
     #[command(visible_aliases = ["volume", "vol"])]
     Volumes {
-        /// Names of pods; all of the namespace without any
+        /// Names of pods [default: all of the namespace]
         #[arg(add = ArgValueCandidates::new(completion::pods))]
         pods: Vec<String>,
         #[command(flatten)]
         watch: WatchArgs,
     },
-    /// The images that the container runtime has, and the pods that use them
+    /// The images in the container runtime, and the pods that use them
     #[command(visible_aliases = ["image", "img"])]
     Images {
-        /// Names or beginnings of ids; all without any
+        /// Names, or beginnings of ids [default: all]
         names: Vec<String>,
     },
     /// Where pods come from, and the manifests that are refused
@@ -257,29 +259,29 @@ pub(crate) enum GetWhat {
     /// With --etcd: the Secrets under the keys of the nodes; their values only with -o yaml or -o json
     #[command(visible_aliases = ["secret"])]
     Secrets {
-        /// Names of Secrets; all of the namespace without any
+        /// Names of Secrets [default: all of the namespace]
         names: Vec<String>,
     },
     /// With --etcd: the ConfigMaps under the keys of the nodes; their values only with -o yaml or -o json
     #[command(name = "configmaps", visible_aliases = ["configmap", "cm"])]
     ConfigMaps {
-        /// Names of ConfigMaps; all of the namespace without any
+        /// Names of ConfigMaps [default: all of the namespace]
         names: Vec<String>,
     },
-    /// With --etcd: the configuration under the key of each node, and what became of it
+    /// With --etcd: the configuration under the key of each node, and whether the node uses it
     ///
-    /// The comments before the text say what became of it, and which revision it is: changed and applied, it is
-    /// refused when somebody has changed it since.
+    /// The comments before the text show whether the node uses it, and its revision: edited and applied, it is
+    /// refused if someone has changed it since.
     Config,
 }
 
-/// Whether to go on showing changes.
+/// Whether to keep showing changes.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct WatchArgs {
-    /// Go on and show each change as it comes, through restarts of the service that tells it
+    /// Keep running and show each change, also across restarts of the service that reports it
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// With --watch: say of each change whether something was ADDED, MODIFIED or DELETED
+    /// With --watch: show of each change whether the object was ADDED, MODIFIED or DELETED
     #[arg(long, requires = "watch")]
     pub(crate) output_watch_events: bool,
 }
@@ -289,16 +291,16 @@ pub(crate) struct ExecArgs {
     /// Name of the pod
     #[arg(add = ArgValueCandidates::new(completion::pods))]
     pub(crate) pod: String,
-    /// Container; the first one without it
+    /// Container [default: the annotated one, else the first]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) container: Option<String>,
-    /// Hand standard input to the command
+    /// Pass standard input to the command
     #[arg(short = 'i', long)]
     pub(crate) stdin: bool,
     /// Give the command a terminal; needs --stdin and a terminal here
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// The command and its arguments, behind --; no shell reads them unless it is named
+    /// The command and its arguments, after --; no shell interprets them unless the command is one
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
@@ -308,19 +310,19 @@ pub(crate) struct LogsArgs {
     /// Name of the pod
     #[arg(add = ArgValueCandidates::new(completion::pods))]
     pub(crate) pod: String,
-    /// Container; the first one without it
+    /// Container [default: the annotated one, else the first]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) container: Option<String>,
-    /// Go on as lines are written
+    /// Keep printing lines as they are written
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// The log of the instance before the present one
+    /// The log of the previous instance of the container
     #[arg(short, long)]
     pub(crate) previous: bool,
     /// Only the last lines
     #[arg(long, value_name = "LINES")]
     pub(crate) tail: Option<u32>,
-    /// Only lines younger than this, for example 5m
+    /// Only lines newer than this, for example 5m
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) since: Option<Duration>,
     /// Begin each line with its time
@@ -329,7 +331,7 @@ pub(crate) struct LogsArgs {
     /// At most this many bytes
     #[arg(long, value_name = "BYTES")]
     pub(crate) limit_bytes: Option<u32>,
-    /// Spell out what would move the cursor or colour the screen; without it the bytes come as the container has written them
+    /// Escape what would move the cursor or colour the screen; by default the bytes are printed as the container wrote them
     #[arg(long)]
     pub(crate) safe: bool,
 }
@@ -345,7 +347,7 @@ pub(crate) enum DescribeWhat {
     /// A pod: containers, conditions, volumes, events, and what it waits for
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
-        /// Names of pods; all of the namespace without any
+        /// Names of pods [default: all of the namespace]
         #[arg(add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
     },
@@ -373,21 +375,21 @@ pub(crate) struct TraceArgs {
 pub(crate) struct TopArgs {
     #[command(subcommand)]
     pub(crate) what: Option<TopWhat>,
-    /// Time between two looks
+    /// Time between two refreshes
     #[arg(long, global = true, value_name = "DURATION", default_value = "2s", value_parser = parse_interval)]
     pub(crate) interval: Duration,
-    /// Show it once and end
+    /// Show one measurement and exit
     #[arg(long, global = true)]
     pub(crate) once: bool,
-    /// What comes first
+    /// The column to sort by
     #[arg(long, global = true, value_enum, value_name = "COLUMN", default_value = "cpu")]
     pub(crate) sort: Sort,
-    /// No line with the names of the columns
+    /// Leave out the header line
     #[arg(long, global = true)]
     pub(crate) no_headers: bool,
 }
 
-/// What `keelson top` is about; all three without any.
+/// What `keelson top` shows; without it, all three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 pub(crate) enum TopWhat {
     /// Pods: CPU, working set, restarts
@@ -396,12 +398,12 @@ pub(crate) enum TopWhat {
     /// The agent's own services: health, CPU, memory, restarts
     #[command(visible_aliases = ["service", "svc"])]
     Services,
-    /// The node, of what it has for pods
+    /// The node: CPU and memory, also in percent of what pods may use
     #[command(visible_aliases = ["nodes", "no"])]
     Node,
 }
 
-/// What a command takes that is only about pods.
+/// The argument of commands that take only pods.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PodNames {
     /// Pods by name
@@ -430,7 +432,7 @@ pub(crate) enum DeleteWhat {
         #[arg(required = true, add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
     },
-    /// With --etcd: the configuration under the node's key, so that its files alone hold
+    /// With --etcd: the configuration under the node's key, so that only its files are in effect
     Config,
 }
 
@@ -445,7 +447,7 @@ pub(crate) struct DeleteArgs {
     #[arg(long, global = true, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) wait: bool,
-    /// How long to wait at most; without it, for as long as it takes
+    /// How long to wait at most [default: no limit]
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
 }
@@ -464,7 +466,7 @@ pub(crate) struct ServicesArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServicesWhat {
-    /// End the processes of services, start them again and wait until they serve; containers run on
+    /// Restart services and wait until they serve again; containers keep running
     Restart {
         /// Names of services
         #[arg(required_unless_present = "all", add = ArgValueCandidates::new(completion::supervised))]
@@ -472,7 +474,7 @@ pub(crate) enum ServicesWhat {
         /// All services but init, one after the other
         #[arg(long, conflicts_with = "names")]
         all: bool,
-        /// How long each of them may take to serve again
+        /// How long to wait for each of them
         #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
         timeout: Duration,
     },
@@ -486,7 +488,7 @@ pub(crate) struct GrpcArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GrpcWhat {
-    /// Show the methods of all services or of one, and who may call them
+    /// Show the methods of all services or of one, and their permitted callers
     List(GrpcListArgs),
     /// Call a method; each answer is a line of JSON
     Call(GrpcCallArgs),
@@ -504,16 +506,16 @@ pub(crate) struct GrpcCallArgs {
     /// Name of the service
     #[arg(add = ArgValueCandidates::new(completion::services))]
     pub(crate) service: ServiceName,
-    /// Name of the method, with its API before it where two have one
+    /// Name of the method, prefixed with its API where two APIs have one of that name
     pub(crate) method: String,
-    /// The request as JSON, or - for standard input; several after one another for a stream
+    /// The request as JSON, or - for standard input; for a stream, several one after another
     #[arg(default_value = "{}", value_name = "JSON")]
     pub(crate) message: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct VersionArgs {
-    /// Only the version of this command; asks no service
+    /// Only the version of this command; calls no service
     #[arg(long)]
     pub(crate) client: bool,
 }
@@ -526,7 +528,7 @@ pub(crate) struct CompletionArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Folder to write into; it is made where it is missing
+    /// Folder to write into; created if missing
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) dir: PathBuf,
 }
@@ -573,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_and_a_name_may_be_joined_by_a_slash() {
+    fn type_slash_name_is_split_after_a_verb() {
         assert_eq!(
             split(&["keelson", "get", "pod/web", "-o", "json"]),
             ["keelson", "get", "pod", "web", "-o", "json"]
@@ -585,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn global_flags_are_taken_on_either_side_of_the_command() {
+    fn global_flags_are_accepted_before_and_after_the_command() {
         let before = Cli::try_parse_from(["keelson", "-n", "web", "-o", "json", "get", "po"]).unwrap();
         let after = Cli::try_parse_from(["keelson", "get", "po", "-n", "web", "-o", "json"]).unwrap();
         for cli in [before, after] {
@@ -594,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_two_dashes_belongs_to_the_command_that_is_run() {
+    fn arguments_after_two_dashes_belong_to_the_executed_command() {
         let line = ["keelson", "exec", "-it", "web", "-c", "app", "-n", "web", "--", "ls", "-n", "--", "a/b"];
         let line = split(&line);
         let cli = Cli::try_parse_from(line).unwrap();

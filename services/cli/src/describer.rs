@@ -9,18 +9,18 @@ pub(crate) struct Describer {
 }
 
 impl Describer {
-    /// A line of its own.
+    /// Adds a line.
     pub(crate) fn line(&mut self, indent: usize, text: &str) {
         self.text.push_str(format!("{}{}", " ".repeat(indent), printable(text)).trim_end());
         self.text.push('\n');
     }
 
-    /// Text that is laid out already.
+    /// Adds text that is already laid out.
     pub(crate) fn raw(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
-    /// Keys and values, the values below each other; a value of several lines stays in its column.
+    /// Adds keys and values with the values aligned; further lines of a value stay in its column.
     pub(crate) fn pairs(&mut self, indent: usize, pairs: &[(&str, String)]) {
         let width = pairs.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0) + 1;
         for (key, value) in pairs {
@@ -32,7 +32,7 @@ impl Describer {
         }
     }
 
-    /// A heading with a list below it, or `<none>` beside it.
+    /// Adds a heading with a list below it, or with `<none>` for an empty list.
     pub(crate) fn list(&mut self, indent: usize, heading: &str, lines: &[String]) {
         if lines.is_empty() {
             self.line(indent, &format!("{heading}:  <none>"));
@@ -44,7 +44,7 @@ impl Describer {
         }
     }
 
-    /// A heading with a table or other laid out text below it, or `<none>` beside it.
+    /// Adds a heading with laid out text below it, or with `<none>`.
     pub(crate) fn block(&mut self, heading: &str, text: Option<&str>) {
         match text {
             Some(text) => {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stand_in_one_column() {
+    fn values_are_aligned_in_one_column() {
         let mut describer = Describer::default();
         describer.pairs(2, &[("Name", "web".into()), ("Start Time", "a\nb".into()), ("IP", String::new())]);
         describer.list(0, "Command", &["sh".into(), "-c".into()]);

@@ -1,4 +1,4 @@
-//! What the documentation tells people to type is a command line that there is.
+//! Checks that the command lines in the documentation are valid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use clap::Parser as _;
 
 use crate::args::{self, Cli};
 
-/// What stands for the command in a line of a shell.
+/// How the documentation writes the command.
 const NAMES: [&str; 2] = ["keelson", "$K"];
 
-/// The README of the project, the pages beside it, and those of services and of what is deployed.
+/// The project's README, the pages in docs, and the READMEs of services and deployments.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let below = |folder: &str| -> Vec<PathBuf> {
@@ -24,7 +24,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The words of the first command of a line; what a shell would put in place of a variable is `http://h:1`.
+/// The words of the first command of a line; variables are replaced by `http://h:1`.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {
@@ -46,14 +46,14 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_command_of_the_documentation_is_understood() {
+fn every_command_line_in_the_documentation_parses() {
     let mut found = 0;
     for page in pages() {
         let text = fs::read_to_string(&page).unwrap();
         for line in text.lines() {
             let line = line.trim_start().trim_start_matches("$ ");
             let Some((name, rest)) = line.split_once(' ') else { continue };
-            // A sentence that begins with the name goes on without a command of ours.
+            // Skip a sentence that begins with the name.
             if !NAMES.contains(&name) || !rest.starts_with(|c: char| c.is_ascii_lowercase()) {
                 continue;
             }
@@ -62,7 +62,7 @@ fn every_command_of_the_documentation_is_understood() {
             let complete = Cli::try_parse_from(line).map(|cli| cli.global.etcd.complete(|_| None));
             match complete {
                 Ok(Ok(_)) => found += 1,
-                Ok(Err(failure)) => panic!("{}: {rest}: {failure}", page.display()),
+                Ok(Err(error)) => panic!("{}: {rest}: {error}", page.display()),
                 Err(error) => panic!("{}: {rest}: {error}", page.display()),
             }
         }
@@ -71,7 +71,7 @@ fn every_command_of_the_documentation_is_understood() {
 }
 
 #[test]
-fn a_line_of_a_shell_is_one_command() {
+fn shell_lines_are_split_into_words_of_the_first_command() {
     for (line, expected) in [
         ("get pods -A   # all of them", vec!["get", "pods", "-A"]),
         ("get secret key --etcd $E > key.yaml", vec!["get", "secret", "key", "--etcd", "http://h:1"]),

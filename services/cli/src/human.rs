@@ -1,11 +1,11 @@
-//! Durations, sizes and times as people read them.
+//! Human-readable durations, sizes and times.
 
 use std::time::Duration;
 
 /// Nanoseconds in a second, for times on the wire.
 pub(crate) const SECOND: i64 = 1_000_000_000;
 
-/// An age in at most two units, the way `kubectl` shows it: `5s`, `3m20s`, `47h`, `5d3h`, `2y40d`.
+/// An age in at most two units, in the format of `kubectl`: `5s`, `3m20s`, `47h`, `5d3h`, `2y40d`.
 pub(crate) fn age(nanos: i64) -> String {
     let seconds = nanos.div_euclid(SECOND);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -35,19 +35,19 @@ pub(crate) fn age(nanos: i64) -> String {
     }
 }
 
-/// How long ago `then` was; `<unknown>` when it is 0.
+/// The age of `then`; `<unknown>` when it is 0.
 pub(crate) fn since(then: i64, now: i64) -> String {
     if then == 0 { "<unknown>".into() } else { age(now - then) }
 }
 
-/// How far off `then` is: `in 12s`, `now`, empty when nothing is scheduled.
+/// The time until `then`: `in 12s`, `now`, or empty for 0.
 pub(crate) fn until(then: i64, now: i64) -> String {
     if then == 0 {
         String::new()
     } else if then <= now {
         "now".into()
     } else {
-        // A wait is rounded up: "in 0s" helps nobody.
+        // Round up, to avoid "in 0s".
         format!("in {}", age((then - now + SECOND - 1) / SECOND * SECOND))
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn rfc3339(nanos: i64) -> Option<String> {
     keelson_kube_model::time::format_seconds(nanos.div_euclid(SECOND)).ok()
 }
 
-/// A time of an object in nanoseconds; 0 when it is absent or unreadable.
+/// An RFC 3339 time as nanoseconds since 1970; 0 when it is absent or invalid.
 pub(crate) fn nanos_of(text: Option<&str>) -> i64 {
     text.and_then(|t| keelson_kube_model::time::parse_nanos(t).ok())
         .and_then(|n| i64::try_from(n).ok())
@@ -72,20 +72,20 @@ pub(crate) fn mebibytes(kib: u64) -> String {
     format!("{}.{}Mi", kib / 1024, kib % 1024 * 10 / 1024)
 }
 
-/// A duration as people type it: `500ms`, `5s`, `1m30s`, `2h`, or plain seconds.
+/// Parses a duration: `500ms`, `5s`, `1m30s`, `2h`, or plain seconds.
 ///
 /// # Errors
-/// A text that names what is understood.
+/// A message that names the accepted formats.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration; write for example 500ms, 5s, 1m30s or 2h");
+    let invalid = || format!("{text:?} is not a duration; write for example 500ms, 5s, 1m30s or 2h");
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
     let mut rest = text;
     let mut total = 0u64;
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let amount: u64 = rest[..digits].parse().map_err(|_| wrong())?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(invalid)?;
+        let amount: u64 = rest[..digits].parse().map_err(|_| invalid())?;
         rest = &rest[digits..];
         let unit_end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
         let unit = match &rest[..unit_end] {
@@ -94,21 +94,25 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
             "m" => 60_000,
             "h" => 3_600_000,
             "d" => 86_400_000,
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         };
-        total = amount.checked_mul(unit).and_then(|ms| total.checked_add(ms)).ok_or_else(wrong)?;
+        total = amount.checked_mul(unit).and_then(|ms| total.checked_add(ms)).ok_or_else(invalid)?;
         rest = &rest[unit_end..];
     }
-    if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_millis(total)) }
+    if text.is_empty() { Err(invalid()) } else { Ok(Duration::from_millis(total)) }
 }
 
-/// A time between two looks: [`parse_duration`], and not less than 100 ms.
+/// Parses a refresh interval like [`parse_duration`], at least 100 ms.
 ///
 /// # Errors
-/// As there; or it is too short.
+/// As [`parse_duration`]; or the interval is too short.
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
-    if interval < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(interval) }
+    if interval < Duration::from_millis(100) {
+        Err("the shortest interval is 100ms".into())
+    } else {
+        Ok(interval)
+    }
 }
 
 #[cfg(test)]
@@ -142,21 +146,21 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_come_is_rounded_up() {
+    fn time_until_a_retry_is_rounded_up() {
         assert_eq!(until(0, 5), "");
         assert_eq!(until(4, 5), "now");
         assert_eq!(until(SECOND + 1, 0), "in 2s");
     }
 
     #[test]
-    fn durations_are_read_as_people_type_them() {
+    fn durations_are_parsed_with_units() {
         let ms = |text| parse_duration(text).map(|d| d.as_millis());
         assert_eq!(ms("5"), Ok(5000));
         assert_eq!(ms("500ms"), Ok(500));
         assert_eq!(ms("1m30s"), Ok(90_000));
         assert_eq!(ms("2h"), Ok(7_200_000));
         for wrong in ["", "s", "5x", "1m30", "-5s", "99999999999999999999s"] {
-            assert!(parse_duration(wrong).unwrap_err().contains("is no duration"), "{wrong}");
+            assert!(parse_duration(wrong).unwrap_err().contains("is not a duration"), "{wrong}");
         }
         assert_eq!(parse_interval("100ms"), Ok(Duration::from_millis(100)));
         assert!(parse_interval("99ms").is_err() && parse_interval("x").is_err());

@@ -1,32 +1,32 @@
-//! The `keelson` command: what the people who operate a node use.
+//! The `keelson` command: the tool of the people who operate a node.
 //!
-//! It owns nothing. Every command is one or a few gRPC calls on the sockets below the run folder, and a table,
-//! JSON or YAML made of the answers. Standard output carries the answer alone; notices and errors go to
-//! standard error, an error as one `error:` line with a `try:` line where there is a way out.
+//! It keeps no state. Every command makes one or a few gRPC calls on the sockets below the run folder and prints the answers as a
+//! table, JSON or YAML. Standard output holds the answer and nothing else; notices and errors go to standard error. An error is
+//! one `error:` line, followed by a `try:` line where the command knows a remedy.
 //!
-//! The exit codes are in the README and in `keelson --help`; [`error`] decides which failure has which.
+//! The README and `keelson --help` list the exit codes; [`error`] maps each error to one.
 //!
-//! [`fleet`] speaks to etcd in place of an agent, for a fleet of nodes. [`status`], [`human`], [`near`], [`seen`], [`figures`] and
-//! [`waterfall`] hold what is decided and are pure; [`agent`] is the only module that
-//! calls a service; [`watch`] follows one through its restarts; [`cmd`] has one module per command.
+//! [`cmd`] has one module per command. [`agent`] is the only module that calls a service, and [`watch`] follows one across its
+//! restarts. [`fleet`] talks to etcd instead of an agent, for a fleet of nodes. [`status`], [`human`], [`suggest`],
+//! [`row_tracker`], [`metrics`] and [`waterfall`] do no I/O.
 
 mod agent;
 mod args;
 mod cmd;
 mod describer;
 mod error;
-mod figures;
 mod fleet;
+mod host;
 mod human;
-mod keeper;
-mod machine;
-mod near;
+mod metrics;
 mod output;
-mod plain;
 mod pods;
+mod row_tracker;
+mod sanitize;
 mod screen;
-mod seen;
+mod service_manager;
 mod status;
+mod suggest;
 mod table;
 mod terminal;
 mod watch;
@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::Cli;
-use crate::error::Failure;
+use crate::error::CliError;
 
 /// Exit code of a wrong command line (`EX_USAGE`).
 const EX_USAGE: u8 = 64;
@@ -53,26 +53,26 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed pipe under `--help` is nobody's problem.
+            // Ignore a closed pipe under `--help`.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
         }
     };
     let colour = output::Colour::for_stderr(cli.global.no_color);
     match run_to_end(cli) {
-        Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
-        Err(failure) => {
-            failure.print(colour);
-            ExitCode::from(failure.exit_code())
+        Ok(()) | Err(CliError::BrokenPipe) => ExitCode::SUCCESS,
+        Err(error) => {
+            error.print(colour);
+            ExitCode::from(error.exit_code())
         }
     }
 }
 
-fn run_to_end(cli: Cli) -> Result<(), Failure> {
+fn run_to_end(cli: Cli) -> Result<(), CliError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|source| Failure::Runtime { source })?
+        .map_err(|source| CliError::AsyncRuntime { source })?
         .block_on(cmd::dispatch(cli))
 }
 

@@ -1,4 +1,4 @@
-//! Pods as the commands see them, and which pod a name means.
+//! The pods of the node, and the resolution of a name to one of them.
 
 use keelson_kube_model::{Pod, pod_ext::annotations};
 use keelson_proto::keelson::pod_config::v1::WaitingPod;
@@ -6,9 +6,9 @@ use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::Value;
 
 use crate::agent::Agent;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
-use crate::near::near;
+use crate::suggest::similar_names;
 
 /// A pod of this node.
 #[derive(Debug)]
@@ -25,29 +25,29 @@ impl PodEntry {
         Self { document, pod }
     }
 
-    /// The Pod as JSON, with everything that pod-sync sent.
-    pub(crate) fn json(&self) -> Result<Value, Failure> {
-        serde_json::from_slice(&self.document.pod_json).map_err(|e| Failure::Answer {
+    /// The Pod as JSON, with all fields that pod-sync sent.
+    pub(crate) fn json(&self) -> Result<Value, CliError> {
+        serde_json::from_slice(&self.document.pod_json).map_err(|e| CliError::Failed {
             message: format!(
-                "pod-sync sent a document for {}/{} that is no JSON: {e}",
+                "pod-sync sent a document for {}/{} that is not JSON: {e}",
                 self.document.namespace, self.document.name
             ),
             hint: None,
         })
     }
 
-    /// The Pod with its fields.
-    pub(crate) fn typed(&self) -> Result<&Pod, Failure> {
-        self.pod.as_ref().ok_or_else(|| Failure::Answer {
+    /// The Pod as a typed object.
+    pub(crate) fn typed(&self) -> Result<&Pod, CliError> {
+        self.pod.as_ref().ok_or_else(|| CliError::Failed {
             message: format!(
-                "pod-sync sent a document for {}/{} that is no Pod",
+                "pod-sync sent a document for {}/{} that is not a Pod",
                 self.document.namespace, self.document.name
             ),
-            hint: Some("-o json shows it as it is".into()),
+            hint: Some("-o json shows the document unchanged".into()),
         })
     }
 
-    /// When the pod came into being, as far as it tells; 0 when it does not.
+    /// The pod's creation time in nanoseconds since 1970; 0 when it is unknown.
     pub(crate) fn created(&self) -> i64 {
         let Some(pod) = &self.pod else { return 0 };
         [
@@ -61,11 +61,11 @@ impl PodEntry {
         .unwrap_or(0)
     }
 
-    fn answers_to(&self, name: &str) -> Option<Fit> {
+    fn matches(&self, name: &str) -> Option<NameMatch> {
         if self.document.name == name || self.document.uid == name {
-            return Some(Fit::Full);
+            return Some(NameMatch::Full);
         }
-        (self.short_name()? == name).then_some(Fit::Short)
+        (self.short_name()? == name).then_some(NameMatch::Short)
     }
 
     /// The name without the suffix of the node, where it has that.
@@ -75,18 +75,18 @@ impl PodEntry {
         (!node.is_empty()).then_some(short)
     }
 
-    fn is_leaving(&self) -> bool {
+    fn is_terminating(&self) -> bool {
         self.document.finished || self.pod.as_ref().is_some_and(Pod::is_deleting)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fit {
+enum NameMatch {
     Full,
     Short,
 }
 
-/// The pods that a command is about.
+/// The namespace that a command is about.
 #[derive(Debug, Clone)]
 pub(crate) struct Scope {
     /// `None`: all namespaces.
@@ -94,23 +94,23 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// Whether something in `namespace` belongs to it.
-    pub(crate) fn holds(&self, namespace: &str) -> bool {
+    /// Whether `namespace` is in the scope.
+    pub(crate) fn contains(&self, namespace: &str) -> bool {
         self.namespace.as_deref().is_none_or(|own| own == namespace)
     }
 
-    fn place(&self) -> String {
+    fn describe(&self) -> String {
         self.namespace.as_ref().map_or_else(|| "any namespace".into(), |n| format!("namespace {n}"))
     }
 }
 
-/// `web` of `pod/web`.
+/// The name without its type: `web` for `pod/web`.
 pub(crate) fn bare_name(name: &str) -> &str {
     ["pod/", "pods/", "po/"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
 
-/// All pods of the node by namespace and name.
-pub(crate) async fn list(agent: &Agent) -> Result<Vec<PodEntry>, Failure> {
+/// All pods of the node, sorted by namespace and name.
+pub(crate) async fn list(agent: &Agent) -> Result<Vec<PodEntry>, CliError> {
     let mut pods: Vec<_> = agent.pods().await?.into_iter().map(PodEntry::new).collect();
     pods.sort_by(|a, b| {
         (&a.document.namespace, &a.document.name).cmp(&(&b.document.namespace, &b.document.name))
@@ -118,35 +118,35 @@ pub(crate) async fn list(agent: &Agent) -> Result<Vec<PodEntry>, Failure> {
     Ok(pods)
 }
 
-/// The pod that a person means by `name`: a full name or UID, else a name without the node's suffix. Of several
-/// with one name the one that is not on its way out.
+/// Finds the pod called `name`: by full name or UID, else by the name without the node's suffix. Of several pods
+/// with one name it is the one that is not terminating.
 ///
 /// # Errors
-/// None fits, or several do.
-pub(crate) fn find<'a>(pods: &'a [PodEntry], scope: &Scope, name: &str) -> Result<&'a PodEntry, Failure> {
+/// No pod matches, or several do.
+pub(crate) fn find<'a>(pods: &'a [PodEntry], scope: &Scope, name: &str) -> Result<&'a PodEntry, CliError> {
     let name = bare_name(name);
-    let fitting = |fit: Fit| -> Vec<&PodEntry> {
+    let matching = |wanted: NameMatch| -> Vec<&PodEntry> {
         pods.iter()
-            .filter(|p| scope.holds(&p.document.namespace) && p.answers_to(name) == Some(fit))
+            .filter(|p| scope.contains(&p.document.namespace) && p.matches(name) == Some(wanted))
             .collect()
     };
-    let mut found = fitting(Fit::Full);
+    let mut found = matching(NameMatch::Full);
     if found.is_empty() {
-        found = fitting(Fit::Short);
+        found = matching(NameMatch::Short);
     }
     if found.len() > 1 {
-        let staying: Vec<_> = found.iter().copied().filter(|p| !p.is_leaving()).collect();
-        if staying.len() == 1 {
-            found = staying;
+        let remaining: Vec<_> = found.iter().copied().filter(|p| !p.is_terminating()).collect();
+        if remaining.len() == 1 {
+            found = remaining;
         }
     }
     match found.as_slice() {
-        [] => Err(Failure::NotFound {
-            what: format!("there is no pod {name:?} in {}", scope.place()),
-            hint: meant(pods, scope, name),
+        [] => Err(CliError::NotFound {
+            what: format!("there is no pod {name:?} in {}", scope.describe()),
+            hint: suggestion(pods, scope, name),
         }),
         [one] => Ok(one),
-        several => Err(Failure::Ambiguous {
+        several => Err(CliError::Ambiguous {
             name: name.to_owned(),
             candidates: several
                 .iter()
@@ -156,45 +156,45 @@ pub(crate) fn find<'a>(pods: &'a [PodEntry], scope: &Scope, name: &str) -> Resul
     }
 }
 
-/// Where a pod of the name is, or which are called nearly so.
-fn meant(pods: &[PodEntry], scope: &Scope, name: &str) -> String {
+/// The hint for an unknown name: another namespace that has such a pod, or similar names.
+fn suggestion(pods: &[PodEntry], scope: &Scope, name: &str) -> String {
     let all = "`keelson get pods -A` lists all pods";
-    if let Some(elsewhere) = pods.iter().find(|p| p.answers_to(name).is_some()) {
+    if let Some(elsewhere) = pods.iter().find(|p| p.matches(name).is_some()) {
         let (namespace, name) = (&elsewhere.document.namespace, &elsewhere.document.name);
         return format!("there is {name} in namespace {namespace}: -n {namespace}; {all}");
     }
-    let here = pods.iter().filter(|p| scope.holds(&p.document.namespace));
+    let here = pods.iter().filter(|p| scope.contains(&p.document.namespace));
     let names = here.flat_map(|p| [Some(p.document.name.as_str()), p.short_name()]).flatten();
-    let near = near(name, names);
-    if near.is_empty() { all.into() } else { format!("did you mean {}? {all}", near.join(" or ")) }
+    let similar = similar_names(name, names);
+    if similar.is_empty() { all.into() } else { format!("did you mean {}? {all}", similar.join(" or ")) }
 }
 
-/// [`find`], and where there is no such pod, whether a refused manifest may be the reason.
+/// Like [`find`], with a hint for a pod that does not exist because it waits or because its manifest may be refused.
 pub(crate) async fn resolve<'a>(
     agent: &Agent,
     pods: &'a [PodEntry],
     scope: &Scope,
     name: &str,
-) -> Result<&'a PodEntry, Failure> {
+) -> Result<&'a PodEntry, CliError> {
     match find(pods, scope, name) {
-        Err(Failure::NotFound { what, hint }) => {
+        Err(CliError::NotFound { what, hint }) => {
             let sources = agent.sources().await.unwrap_or_default();
             let mut waiting = sources.iter().flat_map(|source| &source.waiting);
-            let waits = |pod: &WaitingPod| pod.name == bare_name(name) && scope.holds(&pod.namespace);
+            let waits = |pod: &WaitingPod| pod.name == bare_name(name) && scope.contains(&pod.namespace);
             let problems: Vec<_> = sources.iter().flat_map(|source| &source.problems).collect();
             let hint = match problems.first() {
                 _ if waiting.any(waits) => {
                     format!("it waits for the control plane: `keelson explain pod {}`", bare_name(name))
                 }
                 Some(first) => format!(
-                    "`keelson get sources`: {} of manifests refused, the first at {}: {}",
+                    "`keelson get sources`: {} manifest errors, the first at {}: {}",
                     problems.len(),
-                    crate::cmd::get_sources::place(first),
+                    crate::cmd::get_sources::location(first),
                     crate::table::printable(&first.message)
                 ),
                 None => hint,
             };
-            Err(Failure::NotFound { what, hint })
+            Err(CliError::NotFound { what, hint })
         }
         result => result,
     }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_found_with_and_without_the_suffix_of_the_node() {
+    fn pod_is_found_by_name_with_and_without_the_node_suffix() {
         let pods = [
             entry("default", "web-edge-1", "u1", "edge-1"),
             entry("default", "web-2-edge-1", "u2", "edge-1"),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_not_found_is_looked_for_elsewhere_and_under_names_that_are_near() {
+    fn unknown_pod_name_suggests_other_namespaces_and_similar_names() {
         let pods = [entry("default", "web-edge", "u1", "edge"), entry("system", "dns-edge", "u2", "edge")];
         let hint = |name: &str| find(&pods, &scope("default"), name).unwrap_err().hint().unwrap();
         assert!(
@@ -252,21 +252,21 @@ mod tests {
     }
 
     #[test]
-    fn the_full_name_of_one_pod_wins_over_the_short_name_of_another() {
+    fn full_pod_name_takes_precedence_over_short_name() {
         let pods = [entry("default", "web", "u1", "edge"), entry("default", "web-edge", "u2", "edge")];
         assert_eq!(uid(&pods, &scope("default"), "web").unwrap(), "u1");
         assert_eq!(uid(&pods, &scope("default"), "web-edge").unwrap(), "u2");
     }
 
     #[test]
-    fn a_name_that_fits_several_pods_lists_them() {
+    fn ambiguous_pod_name_lists_all_matches() {
         let pods = [entry("a", "web-edge", "u1", "edge"), entry("b", "web-edge", "u2", "edge")];
         let text = uid(&pods, &Scope { namespace: None }, "web").unwrap_err();
         assert_eq!(text, "the name \"web\" fits several pods: a/web-edge (u1), b/web-edge (u2)");
     }
 
     #[test]
-    fn of_an_old_and_a_new_pod_of_one_name_the_new_one_is_meant() {
+    fn of_two_pods_with_one_name_the_finished_one_is_skipped() {
         let mut old = entry("default", "web-edge", "u1", "edge");
         old.document.finished = true;
         let pods = [old, entry("default", "web-edge", "u2", "edge")];
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_a_pod_from_a_file_is_that_of_its_first_sight() {
+    fn static_pod_age_comes_from_the_config_seen_annotation() {
         let mut pod = entry("default", "web", "u1", "edge");
         pod.document.pod_json =
             json!({"metadata": {"annotations": {"kubernetes.io/config.seen": "1970-01-01T00:00:05Z"}}})

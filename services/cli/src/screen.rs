@@ -1,38 +1,38 @@
-//! A screen that is drawn again and again, and the keys of the person before it.
+//! A full-screen view that is redrawn, and the keys that are pressed.
 
 use std::io::Read as _;
 
 use tokio::sync::mpsc;
 
-use crate::error::Failure;
-use crate::figures::cut;
+use crate::error::CliError;
+use crate::metrics::fit_to_screen;
 use crate::output;
-use crate::plain;
+use crate::sanitize;
 use crate::terminal::{self, RawTerminal};
 
-/// The second screen of the terminal, no cursor.
-const BEGIN: &str = "\u{1b}[?1049h\u{1b}[?25l";
-/// As it was before.
-const END: &str = "\u{1b}[?25h\u{1b}[?1049l";
+/// Switches to the alternate screen and hides the cursor.
+const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l";
+/// Shows the cursor and switches back.
+const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
 
-/// The terminal while a live view has it; it is as it was before when this is dropped.
+/// The terminal during a live view; dropping it restores the terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    /// `None`: standard input is no terminal, so there are no keys.
+    /// `None`: standard input is not a terminal, so there are no keys.
     _raw: Option<RawTerminal>,
     keys: mpsc::Receiver<u8>,
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Enters the alternate screen and puts the terminal into raw mode.
     ///
     /// # Errors
     /// Standard output cannot be written.
-    pub(crate) fn take() -> Result<Self, Failure> {
-        output::print_bytes(BEGIN.as_bytes())?;
-        // From here on the drop undoes what was done.
+    pub(crate) fn enter() -> Result<Self, CliError> {
+        output::print_bytes(ENTER.as_bytes())?;
+        // From here on the drop restores the terminal.
         let (sender, keys) = mpsc::channel(8);
-        let screen = Self { _raw: RawTerminal::take().ok().flatten(), keys };
+        let screen = Self { _raw: RawTerminal::enable().ok().flatten(), keys };
         if screen._raw.is_some() {
             let read = move || {
                 let mut key = [0];
@@ -40,14 +40,14 @@ impl Screen {
                 {
                 }
             };
-            // Without the thread there are no keys, and Ctrl-C is one: better none than an end by force alone.
+            // Without this thread not even Ctrl-C would work, so its absence is an error.
             let thread = std::thread::Builder::new().name("keys".into()).spawn(read);
-            thread.map_err(|source| Failure::Runtime { source })?;
+            thread.map_err(|source| CliError::AsyncRuntime { source })?;
         }
         Ok(screen)
     }
 
-    /// The next key. For ever without any. Cancel-safe.
+    /// The next key; never returns without one. Cancel-safe.
     pub(crate) async fn key(&mut self) -> u8 {
         match self.keys.recv().await {
             Some(key) => key,
@@ -55,16 +55,16 @@ impl Screen {
         }
     }
 
-    /// Draws `text` in place of what was there, as far as it fits.
-    pub(crate) fn draw(&self, text: &str) -> Result<(), Failure> {
+    /// Replaces the content of the screen by `text`, cut to its size.
+    pub(crate) fn draw(&self, text: &str) -> Result<(), CliError> {
         let size = terminal::size();
-        let of = |figure: u32| usize::try_from(figure).unwrap_or(usize::MAX);
-        let (width, height) = size.map_or((80, 24), |size| (of(size.width), of(size.height)));
-        // From the top, each line to its end, then what is below.
+        let to_usize = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+        let (width, height) = size.map_or((80, 24), |size| (to_usize(size.width), to_usize(size.height)));
+        // Overwrite from the top, clear each line to its end, then clear the rest of the screen.
         let mut out = String::from("\u{1b}[H");
-        for (at, line) in cut(text, width, height).into_iter().enumerate() {
+        for (at, line) in fit_to_screen(text, width, height).into_iter().enumerate() {
             out.push_str(if at == 0 { "" } else { "\r\n" });
-            out.push_str(&plain::lines(&line, true));
+            out.push_str(&sanitize::lines(&line, true));
             out.push_str("\u{1b}[K");
         }
         out.push_str("\u{1b}[J");
@@ -74,7 +74,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Whoever has closed the output sees nothing of it anyway.
-        let _ = output::print_bytes(END.as_bytes());
+        // Ignore an error: the output is closed.
+        let _ = output::print_bytes(LEAVE.as_bytes());
     }
 }

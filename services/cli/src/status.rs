@@ -1,28 +1,28 @@
 //! The READY, STATUS and RESTARTS columns of a pod.
 //!
-//! Parity: `kubectl get pods` shows the same words for the same Pod.
+//! Parity: `kubectl get pods` shows the same text for the same Pod.
 
 use keelson_kube_model::{ContainerStateTerminated, ContainerStatus, Pod};
 
 use crate::human;
 
-/// A pod in a row of a table.
+/// The columns of one pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PodSummary {
     /// Containers that are ready.
     pub(crate) ready: usize,
-    /// Containers that are to be ready: regular ones and sidecars.
+    /// Containers that count for readiness: regular ones and sidecars.
     pub(crate) total: usize,
-    /// One word: the phase, or the reason that says more.
+    /// The phase, or a more specific reason.
     pub(crate) status: String,
-    /// Restarts of the containers that count now.
+    /// Restarts of the containers that count at present.
     pub(crate) restarts: i32,
-    /// When the last instance that was restarted ended; 0 when unknown.
+    /// When the previous instance of the last restarted container ended; 0 when unknown.
     pub(crate) last_restart: i64,
 }
 
 impl PodSummary {
-    /// `2`, or `2 (3m ago)` where the moment is known.
+    /// `2`, or `2 (3m ago)` where the time is known.
     pub(crate) fn restarts_text(&self, now: i64) -> String {
         if self.restarts == 0 || self.last_restart == 0 {
             return self.restarts.to_string();
@@ -31,7 +31,7 @@ impl PodSummary {
     }
 }
 
-/// Restarts of some containers and the end of the last instance before the present one.
+/// Restarts of some containers and the latest end of a previous instance.
 #[derive(Default)]
 struct Restarts {
     count: i32,
@@ -47,23 +47,23 @@ impl Restarts {
     }
 }
 
-/// What the init containers say.
+/// The state of the init containers.
 struct Initialisation {
-    /// The word of the first init container that is not through.
+    /// The reason of the first init container that has not completed.
     reason: Option<String>,
     ready_sidecars: usize,
     all: Restarts,
     sidecars: Restarts,
 }
 
-/// Computes the row of `pod`.
+/// Computes the columns of `pod`.
 pub(crate) fn summarise(pod: &Pod) -> PodSummary {
     let sidecars = pod.spec.init_containers.iter().filter(|c| c.is_restartable_init()).count();
     let init = initialisation(pod);
     let mut summary = PodSummary {
         ready: init.ready_sidecars,
         total: pod.spec.containers.len() + sidecars,
-        status: phase_word(pod),
+        status: phase_or_reason(pod),
         restarts: init.all.count,
         last_restart: init.all.last,
     };
@@ -86,7 +86,7 @@ pub(crate) fn summarise(pod: &Pod) -> PodSummary {
     summary
 }
 
-fn phase_word(pod: &Pod) -> String {
+fn phase_or_reason(pod: &Pod) -> String {
     if pod.status.condition("PodScheduled").is_some_and(|c| c.reason == "SchedulingGated") {
         return "SchedulingGated".into();
     }
@@ -113,7 +113,7 @@ fn initialisation(pod: &Pod) -> Initialisation {
                 init.ready_sidecars += usize::from(status.ready);
                 continue;
             }
-            (Some(ended), _) => end_word(ended),
+            (Some(ended), _) => termination_reason(ended),
             (None, Some(waiting)) if !matches!(waiting.reason.as_str(), "" | "PodInitializing") => {
                 waiting.reason.clone()
             }
@@ -128,13 +128,13 @@ fn initialisation(pod: &Pod) -> Initialisation {
 fn regular_containers(pod: &Pod, sidecars: Restarts, summary: &mut PodSummary) {
     let mut restarts = sidecars;
     let mut running = false;
-    // The first container of the spec has the last word.
+    // In reverse order, so that the reason of the first container wins.
     for status in pod.status.container_statuses.iter().rev() {
         restarts.add(status);
         if let Some(waiting) = status.state.waiting.as_ref().filter(|w| !w.reason.is_empty()) {
             summary.status.clone_from(&waiting.reason);
         } else if let Some(ended) = &status.state.terminated {
-            summary.status = end_word(ended);
+            summary.status = termination_reason(ended);
         } else if status.ready && status.state.running.is_some() {
             running = true;
             summary.ready += 1;
@@ -148,7 +148,7 @@ fn regular_containers(pod: &Pod, sidecars: Restarts, summary: &mut PodSummary) {
     }
 }
 
-fn end_word(ended: &ContainerStateTerminated) -> String {
+fn termination_reason(ended: &ContainerStateTerminated) -> String {
     match ended.signal {
         _ if !ended.reason.is_empty() => ended.reason.clone(),
         Some(signal) if signal != 0 => format!("Signal:{signal}"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_to_wait_says_more_than_the_phase() {
+    fn waiting_reason_takes_precedence_over_the_phase() {
         let status = json!({"phase": "Pending", "containerStatuses": [
             {"name": "a", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
             {"name": "b", "state": {"waiting": {"reason": "ContainerCreating"}}},
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_by_reason_or_signal_or_code() {
+    fn terminated_container_shows_reason_signal_or_exit_code() {
         let end = |ended: Value| {
             row(two(), json!({"phase": "Failed", "containerStatuses": [{"name": "a", "state": {"terminated": ended}}]})).1
         };
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_which_a_part_has_completed_still_runs() {
+    fn partly_completed_pod_is_running_or_not_ready() {
         let status = |ready: &str| {
             json!({"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], "containerStatuses": [
                 {"name": "a", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_through_is_completed() {
+    fn succeeded_pod_is_completed() {
         let status = json!({"phase": "Succeeded", "containerStatuses": [
             {"name": "a", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
             {"name": "b", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_are_counted_until_they_are_through() {
+    fn init_containers_are_counted_until_they_complete() {
         let waiting = json!([
             {"name": "a", "state": {"waiting": {"reason": "PodInitializing"}}},
         ]);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gated_pod_says_so() {
+    fn gated_pod_shows_scheduling_gated() {
         let status = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]});
         assert_eq!(row(two(), status), is("0/2", "SchedulingGated", 0));
     }

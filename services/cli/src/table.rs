@@ -1,10 +1,10 @@
-//! Columns, left-aligned, three blanks apart.
+//! Tables with left-aligned columns, three blanks apart.
 
 use std::fmt::Write as _;
 
-use crate::plain::acts;
+use crate::sanitize::is_unsafe;
 
-/// A table that is as wide as what is in it.
+/// A table whose columns are as wide as their widest cell.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -26,12 +26,12 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Whether there is nothing below the header.
+    /// Whether the table has no rows below the header.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.len() < 2
     }
 
-    /// The text, each line after `indent` blanks, none with blanks at its end.
+    /// The table as text, indented by `indent` blanks, without trailing blanks.
     pub(crate) fn render(&self, indent: usize) -> String {
         let mut widths = Vec::new();
         widen(&mut widths, &self.rows);
@@ -39,7 +39,7 @@ impl Table {
     }
 }
 
-/// A table whose rows come little by little: each batch is laid out like those before it, and wider where it must be.
+/// A table that is printed in batches: each batch is aligned with those before it, and wider where needed.
 #[derive(Debug)]
 pub(crate) struct GrowingTable {
     header: Option<Vec<String>>,
@@ -47,13 +47,13 @@ pub(crate) struct GrowingTable {
 }
 
 impl GrowingTable {
-    /// A table without rows; the header comes with the first of them.
+    /// An empty table; the header is printed with the first batch.
     pub(crate) fn new(header: Vec<String>) -> Self {
         Self { header: Some(header), widths: Vec::new() }
     }
 
-    /// The text of further rows.
-    pub(crate) fn more(&mut self, rows: &[Vec<String>]) -> String {
+    /// Renders another batch of rows.
+    pub(crate) fn render_batch(&mut self, rows: &[Vec<String>]) -> String {
         if rows.is_empty() {
             return String::new();
         }
@@ -64,7 +64,7 @@ impl GrowingTable {
     }
 }
 
-/// Makes columns as wide as what is in them.
+/// Widens columns to fit their cells.
 fn widen(widths: &mut Vec<usize>, rows: &[Vec<String>]) {
     for row in rows {
         widths.resize(widths.len().max(row.len()), 0);
@@ -88,17 +88,17 @@ fn lines(rows: &[Vec<String>], widths: &[usize], indent: usize) -> String {
     text
 }
 
-/// Text from a pod or a service made fit for one line of a terminal: line breaks become blanks, other control
-/// characters are spelled out, so that no message can move the cursor or colour the screen.
+/// Text from a pod or a service, made safe for one line of a terminal: line breaks become blanks, other control
+/// characters are escaped, so that no message can move the cursor or colour the screen.
 pub(crate) fn printable(text: &str) -> String {
-    if !text.chars().any(acts) {
+    if !text.chars().any(is_unsafe) {
         return text.to_owned();
     }
     let mut out = String::with_capacity(text.len());
     for c in text.trim_end().chars() {
         match c {
             '\n' | '\r' | '\t' => out.push(' '),
-            c if acts(c) => out.extend(c.escape_unicode()),
+            c if is_unsafe(c) => out.extend(c.escape_unicode()),
             c => out.push(c),
         }
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_lines_end_without_blanks() {
+    fn columns_are_aligned_without_trailing_blanks() {
         let mut table = Table::new(["NAME", "READY", "MESSAGE"]);
         table.row(vec!["web".into(), "1/1".into(), String::new()]);
         table.row(vec!["a-long-name".into(), "0/1".into(), "größer".into()]);
@@ -131,20 +131,20 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_come_later_stand_below_the_first_ones() {
+    fn later_batches_keep_the_column_widths() {
         let mut table = GrowingTable::new(vec!["NAME".into(), "STATUS".into(), "AGE".into()]);
         let row = |name: &str, status: &str| vec![name.into(), status.into(), "1s".into()];
-        assert_eq!(table.more(&[]), "");
+        assert_eq!(table.render_batch(&[]), "");
         assert_eq!(
-            table.more(&[row("web", "Pending"), row("db", "Running")]),
+            table.render_batch(&[row("web", "Pending"), row("db", "Running")]),
             "NAME   STATUS    AGE\nweb    Pending   1s\ndb     Running   1s\n"
         );
-        assert_eq!(table.more(&[row("web", "Running")]), "web    Running   1s\n");
-        assert_eq!(table.more(&[row("web-2", "\u{1b}")]), "web-2   \\u{1b}    1s\n");
+        assert_eq!(table.render_batch(&[row("web", "Running")]), "web    Running   1s\n");
+        assert_eq!(table.render_batch(&[row("web-2", "\u{1b}")]), "web-2   \\u{1b}    1s\n");
     }
 
     #[test]
-    fn a_message_cannot_write_to_the_terminal() {
+    fn printable_text_has_no_control_characters() {
         assert_eq!(printable("two\nlines\n"), "two lines");
         assert_eq!(printable("\u{1b}[31mred"), "\\u{1b}[31mred");
     }

@@ -1,23 +1,23 @@
-//! The terminal of a person whose keys go to a command in a container.
+//! Raw mode and size of the terminal.
 
 use std::io::{self, IsTerminal as _};
 
 use keelson_proto::keelson::runtime::v1::TerminalSize;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// Standard input as a terminal whose keys are handed on as they are, Ctrl-C among them; it is as it was before when
-/// this is dropped.
+/// Standard input as a terminal in raw mode, so that all keys are read, also Ctrl-C; dropping it restores the
+/// previous mode.
 #[derive(Debug)]
 pub(crate) struct RawTerminal {
     before: Termios,
 }
 
 impl RawTerminal {
-    /// Takes the terminal; `None` when standard input is none.
+    /// Puts the terminal into raw mode; `None` when standard input is not a terminal.
     ///
     /// # Errors
-    /// Its settings cannot be changed.
-    pub(crate) fn take() -> io::Result<Option<Self>> {
+    /// The terminal's settings cannot be changed.
+    pub(crate) fn enable() -> io::Result<Option<Self>> {
         let stdin = io::stdin();
         if !stdin.is_terminal() {
             return Ok(None);
@@ -32,15 +32,15 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // A terminal that has gone needs nothing more.
+        // Ignore an error: the terminal is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
 }
 
-/// How large the terminal is: standard output's, else standard input's; `None` where neither is one or it does not
-/// tell.
+/// The size of the terminal on standard output, else on standard input; `None` where neither is a terminal or its
+/// size is unknown.
 pub(crate) fn size() -> Option<TerminalSize> {
-    let told = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
-    let size = TerminalSize { width: told.ws_col.into(), height: told.ws_row.into() };
+    let window = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
+    let size = TerminalSize { width: window.ws_col.into(), height: window.ws_row.into() };
     (size.width > 0 && size.height > 0).then_some(size)
 }

@@ -1,4 +1,4 @@
-//! Following what a service tells, through its restarts, and showing each change once.
+//! Follows the stream of a service across its restarts, and prints each change once.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -12,30 +12,30 @@ use tonic::{Response, Status, Streaming};
 
 use crate::agent::Agent;
 use crate::args::{Format, WatchArgs};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
-use crate::seen::{Change, Row};
+use crate::row_tracker::{Change, Row};
 use crate::table::GrowingTable;
 
-/// How often those are asked who cannot be watched.
-pub(crate) const POLL: Duration = Duration::from_secs(1);
+/// The interval of polls for APIs that cannot be watched.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The text in place of the state of what is no more.
+/// The state of a deleted object.
 const DELETED: &str = "Deleted";
 
-/// Tells the person, once each, which services have gone and come back.
+/// Prints one notice when a service stops answering, and one when it answers again.
 #[derive(Debug, Default)]
-pub(crate) struct Absences(BTreeSet<ServiceName>);
+pub(crate) struct OutageNotices(BTreeSet<ServiceName>);
 
-impl Absences {
-    /// The service cannot be reached now.
-    pub(crate) fn lost(&mut self, service: ServiceName, why: impl FnOnce() -> Failure) {
+impl OutageNotices {
+    /// The service does not answer.
+    pub(crate) fn lost(&mut self, service: ServiceName, error: impl FnOnce() -> CliError) {
         if self.0.insert(service) {
-            output::notice(&format!("{}; waiting for {service} to come back", why()));
+            output::notice(&format!("{}; waiting for {service} to come back", error()));
         }
     }
 
-    /// The service answers.
+    /// The service answers again.
     pub(crate) fn back(&mut self, service: ServiceName) {
         if self.0.remove(&service) {
             output::notice(&format!("{service} is back"));
@@ -43,101 +43,105 @@ impl Absences {
     }
 }
 
-/// Whether waiting may help.
-fn may_come_back(failure: &Failure) -> bool {
-    matches!(failure, Failure::NotRunning { .. } | Failure::ServiceAway { .. } | Failure::Silent { .. })
+/// Whether the service may answer later.
+fn is_transient(error: &CliError) -> bool {
+    matches!(
+        error,
+        CliError::NotRunning { .. } | CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. }
+    )
 }
 
-/// Reads a `Watch…` RPC until something fails that waiting does not mend. The first stream must come about; a later
-/// one is waited for.
+/// Reads a `Watch…` RPC until a permanent error. The first stream must open at once; a later
+/// one is retried.
 ///
 /// # Errors
-/// Always: why it ended.
+/// Always: the reason why it ended.
 pub(crate) async fn stream<T, Open, Call>(
     agent: &Agent,
     service: ServiceName,
     open: Open,
-    mut on: impl FnMut(Signal<T>) -> Result<(), Failure>,
-) -> Failure
+    mut on_signal: impl FnMut(Signal<T>) -> Result<(), CliError>,
+) -> CliError
 where
     Open: FnMut() -> Call,
     Call: Future<Output = Result<Response<Streaming<T>>, Status>>,
 {
     let stop = CancellationToken::new();
-    let (mut absences, mut opened) = (Absences::default(), false);
-    let mut end: Option<Failure> = None;
+    let (mut outages, mut opened) = (OutageNotices::default(), false);
+    let mut end: Option<CliError> = None;
     let react = async |signal: Signal<T>| {
         if end.is_some() {
             return;
         }
         let outcome = match signal {
             Signal::Lost(status) => {
-                let failure = agent.failure(service, status);
-                // A service that ends its stream with another word than UNAVAILABLE may still do better next time.
-                if !opened || matches!(failure, Failure::Forbidden { .. } | Failure::Refused { .. }) {
-                    Err(failure)
+                let error = agent.call_error(service, status);
+                // A stream that ends with another code than UNAVAILABLE may succeed on the next try.
+                if !opened || matches!(error, CliError::SocketForbidden { .. } | CliError::CallRefused { .. })
+                {
+                    Err(error)
                 } else {
-                    absences.lost(service, || failure);
+                    outages.lost(service, || error);
                     Ok(())
                 }
             }
             Signal::Opened => {
                 opened = true;
-                on(Signal::Opened)
+                on_signal(Signal::Opened)
             }
             Signal::Message(message) => {
-                absences.back(service);
-                on(Signal::Message(message))
+                outages.back(service);
+                on_signal(Signal::Message(message))
             }
         };
-        if let Err(failure) = outcome {
-            end = Some(failure);
+        if let Err(error) = outcome {
+            end = Some(error);
             stop.cancel();
         }
     };
     keelson_service_kit::follow(service.as_str(), &Progress::default(), &stop, open, react).await;
-    end.unwrap_or(Failure::BrokenPipe)
+    end.unwrap_or(CliError::BrokenPipe)
 }
 
-/// Asks again and again. The first answer must come; a later one is waited for.
+/// Calls `request` once per [`POLL_INTERVAL`]. The first call must succeed; later ones are retried.
 ///
 /// # Errors
-/// Always: why it ended.
+/// Always: the reason why it ended.
 pub(crate) async fn poll<T>(
     service: ServiceName,
-    mut ask: impl AsyncFnMut() -> Result<T, Failure>,
-    mut on: impl FnMut(T) -> Result<(), Failure>,
-) -> Result<Infallible, Failure> {
-    let (mut absences, mut answered) = (Absences::default(), false);
+    mut request: impl AsyncFnMut() -> Result<T, CliError>,
+    mut on_answer: impl FnMut(T) -> Result<(), CliError>,
+) -> Result<Infallible, CliError> {
+    let (mut outages, mut answered) = (OutageNotices::default(), false);
     loop {
-        match ask().await {
+        match request().await {
             Ok(answer) => {
                 answered = true;
-                absences.back(service);
-                on(answer)?;
+                outages.back(service);
+                on_answer(answer)?;
             }
-            Err(failure) if answered && may_come_back(&failure) => absences.lost(service, || failure),
-            Err(failure) => return Err(failure),
+            Err(error) if answered && is_transient(&error) => outages.lost(service, || error),
+            Err(error) => return Err(error),
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Prints rows as they change: a table that grows, a line of JSON each, or YAML documents.
+/// Prints changed rows: as lines of a growing table, lines of JSON, or YAML documents.
 #[derive(Debug)]
 pub(crate) struct Printer {
     format: Option<Format>,
     events: bool,
     table: GrowingTable,
-    /// The column that says `Deleted`.
+    /// The column that shows `Deleted`.
     state: usize,
-    /// Changes that wait for the end of a replay, so that its rows are laid out together.
-    held: Vec<(Change, Row)>,
-    holds: bool,
+    /// Changes buffered until the end of a replay, so that its rows are aligned together.
+    buffered: Vec<(Change, Row)>,
+    is_buffering: bool,
 }
 
 impl Printer {
-    /// A printer of a table with these columns, of which one is the state.
+    /// A printer of a table with these columns; `state` names the one that shows `Deleted`.
     pub(crate) fn new(format: Option<Format>, args: WatchArgs, mut header: Vec<String>, state: &str) -> Self {
         let column = header.iter().position(|name| name == state).unwrap_or(0);
         if args.output_watch_events {
@@ -148,33 +152,33 @@ impl Printer {
             events: args.output_watch_events,
             table: GrowingTable::new(header),
             state: column,
-            held: Vec::new(),
-            holds: false,
+            buffered: Vec::new(),
+            is_buffering: false,
         }
     }
 
-    /// Keeps rows back until [`release`](Self::release).
+    /// Buffers rows until [`release`](Self::release).
     pub(crate) fn hold(&mut self) {
-        self.holds = true;
+        self.is_buffering = true;
     }
 
-    /// Prints what was kept back.
-    pub(crate) fn release(&mut self) -> Result<(), Failure> {
-        self.holds = false;
-        let held = std::mem::take(&mut self.held);
-        self.print(held)
+    /// Prints the buffered rows.
+    pub(crate) fn release(&mut self) -> Result<(), CliError> {
+        self.is_buffering = false;
+        let buffered = std::mem::take(&mut self.buffered);
+        self.print(buffered)
     }
 
-    /// Shows a change.
-    pub(crate) fn show(&mut self, change: Change, row: Row) -> Result<(), Failure> {
-        if self.holds {
-            self.held.push((change, row));
+    /// Prints or buffers a change.
+    pub(crate) fn show(&mut self, change: Change, row: Row) -> Result<(), CliError> {
+        if self.is_buffering {
+            self.buffered.push((change, row));
             return Ok(());
         }
         self.print(vec![(change, row)])
     }
 
-    fn print(&mut self, rows: Vec<(Change, Row)>) -> Result<(), Failure> {
+    fn print(&mut self, rows: Vec<(Change, Row)>) -> Result<(), CliError> {
         if rows.is_empty() {
             return Ok(());
         }
@@ -182,7 +186,7 @@ impl Printer {
         output::print(&text)
     }
 
-    fn documents(&self, rows: Vec<(Change, Row)>) -> Result<String, Failure> {
+    fn documents(&self, rows: Vec<(Change, Row)>) -> Result<String, CliError> {
         let mut text = String::new();
         for (change, row) in rows {
             let document = if self.events {
@@ -212,6 +216,6 @@ impl Printer {
             row.cells
         };
         let rows: Vec<Vec<String>> = rows.into_iter().map(cells).collect();
-        self.table.more(&rows)
+        self.table.render_batch(&rows)
     }
 }

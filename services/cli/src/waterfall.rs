@@ -1,5 +1,4 @@
-//! The spans of a pod's start as a waterfall: which of them belong to the last start, in which order and how deep they
-//! stand, and how they are drawn.
+//! The spans of a pod's start as a waterfall: selects the spans of the last start, nests them and draws them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -8,24 +7,25 @@ use keelson_proto::keelson::admin::v1::Span;
 
 use crate::table::printable;
 
-/// A container begins in these.
-const STARTS: &str = "/StartContainer";
-/// The pod is told to the control plane in these.
-const REPORT: &str = "report pod status";
-/// Columns of the bars at least, and where nothing says how wide the terminal is.
-const NARROW: usize = 20;
-const USUAL: usize = 40;
-/// Columns of the names at most.
-const NAMES: usize = 56;
+/// The suffix of spans that start a container.
+const START_CONTAINER: &str = "/StartContainer";
+/// The name of spans that report the pod's status to the control plane.
+const REPORT_STATUS: &str = "report pod status";
+/// Minimum width of the bars in columns.
+const MIN_BAR_COLUMNS: usize = 20;
+/// Width of the bars in columns where the terminal's width is unknown.
+const DEFAULT_BAR_COLUMNS: usize = 40;
+/// Maximum width of a span's name in columns.
+const MAX_NAME_COLUMNS: usize = 56;
 
-/// A span and the service that did it.
+/// A span and the service that recorded it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Step {
+pub(crate) struct ServiceSpan {
     pub(crate) service: String,
     pub(crate) span: Span,
 }
 
-impl Step {
+impl ServiceSpan {
     pub(crate) fn start(&self) -> i64 {
         self.span.start_unix_nanos
     }
@@ -34,17 +34,17 @@ impl Step {
         self.start().saturating_add(i64::try_from(self.span.duration_nanos).unwrap_or(i64::MAX))
     }
 
-    /// A container was started here.
+    /// Whether a container was started in this span.
     pub(crate) fn is_start(&self) -> bool {
-        self.span.name.ends_with(STARTS)
+        self.span.name.ends_with(START_CONTAINER)
     }
 
-    /// The pod was reported as ready here.
+    /// Whether the pod was reported as ready in this span.
     fn reports_ready(&self) -> bool {
-        self.span.name == REPORT && self.span.detail.split(' ').any(|pair| pair == "ready=true")
+        self.span.name == REPORT_STATUS && self.span.detail.split(' ').any(|pair| pair == "ready=true")
     }
 
-    /// Of a call only the method.
+    /// The name, of a call only its method, and the detail.
     fn title(&self) -> String {
         let name = self.span.name.rsplit('/').next().unwrap_or_default();
         let blank = if self.span.detail.is_empty() { "" } else { " " };
@@ -55,70 +55,70 @@ impl Step {
 /// The last start of a pod.
 #[derive(Debug, PartialEq)]
 pub(crate) struct LastStart {
-    /// Its spans, each behind the one that it is a part of, with how deep they stand.
-    pub(crate) rows: Vec<(usize, Step)>,
-    /// When the first one began, nanoseconds since 1970.
+    /// Its spans, each after its parent, with the nesting depth.
+    pub(crate) rows: Vec<(usize, ServiceSpan)>,
+    /// Start of the first span, nanoseconds since 1970.
     pub(crate) begin: i64,
-    /// When the last one ended.
+    /// End of the last span, nanoseconds since 1970.
     pub(crate) end: i64,
-    /// The pod was ready at its end.
+    /// Whether the pod was ready at the end.
     pub(crate) ready: bool,
-    /// Spans of the trace before and after it.
+    /// Number of spans of the trace that do not belong to this start.
     pub(crate) others: usize,
 }
 
-/// Chooses from the spans of a trace those of the last start: from behind the report before it that the pod was ready,
-/// or the beginning, to the first such report after it. Without any start it is the whole trace. `None`: no spans.
-pub(crate) fn last_start(mut steps: Vec<Step>) -> Option<LastStart> {
+/// Selects the spans of a pod's last start from its trace: those after the previous report of readiness,
+/// up to the next such report. Without a started container it is the whole trace. `None`: no spans.
+pub(crate) fn last_start(mut steps: Vec<ServiceSpan>) -> Option<LastStart> {
     steps.sort_by_key(|step| (step.start(), std::cmp::Reverse(step.end())));
     let total = steps.len();
-    let mut ready = steps.iter().any(Step::reports_ready);
-    if let Some(last) = steps.iter().rposition(Step::is_start) {
-        let from = steps[..last].iter().rposition(Step::reports_ready).map_or(0, |at| at + 1);
-        let until = steps[last..].iter().position(Step::reports_ready);
+    let mut ready = steps.iter().any(ServiceSpan::reports_ready);
+    if let Some(last) = steps.iter().rposition(ServiceSpan::is_start) {
+        let from = steps[..last].iter().rposition(ServiceSpan::reports_ready).map_or(0, |at| at + 1);
+        let until = steps[last..].iter().position(ServiceSpan::reports_ready);
         ready = until.is_some();
         steps.truncate(until.map_or(total, |at| last + at + 1));
         steps.drain(..from);
     }
     let begin = steps.first()?.start();
-    let end = steps.iter().map(Step::end).max()?;
+    let end = steps.iter().map(ServiceSpan::end).max()?;
     let others = total - steps.len();
     Some(LastStart { rows: nested(steps), begin, end, ready, others })
 }
 
-/// Puts each span behind the one that it is a part of. One that begins when that has ended already follows from it and
-/// is no part: it stands as deep.
-fn nested(steps: Vec<Step>) -> Vec<(usize, Step)> {
+/// Sorts each span after its parent, with its depth. A span that begins after the end of its parent follows from it:
+/// it gets the depth of the parent.
+fn nested(steps: Vec<ServiceSpan>) -> Vec<(usize, ServiceSpan)> {
     let known: HashMap<&str, usize> =
         steps.iter().enumerate().map(|(at, step)| (step.span.span_id.as_str(), at)).collect();
-    // Spans whose ids form a circle, which only a broken answer has, would be nobody's.
+    // Only earlier spans count as parents, so that ids that form a cycle cannot lose spans.
     let parent = |at: usize| {
         let above = *known.get(steps[at].span.parent_span_id.as_str())?;
         (above < at).then_some(above)
     };
-    let mut parts: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
+    let mut children: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
     for at in 0..steps.len() {
-        // What follows from a span stands beside it, in the order of time.
+        // A span that follows from another is its sibling.
         let mut above = parent(at);
         while let Some(ended) = above.filter(|above| steps[*above].end() < steps[at].start()) {
             above = parent(ended);
         }
-        parts.entry(above).or_default().push(at);
+        children.entry(above).or_default().push(at);
     }
     let mut order = Vec::with_capacity(steps.len());
     let mut open: Vec<(usize, usize)> =
-        parts.remove(&None).unwrap_or_default().into_iter().rev().map(|at| (0, at)).collect();
+        children.remove(&None).unwrap_or_default().into_iter().rev().map(|at| (0, at)).collect();
     while let Some((depth, at)) = open.pop() {
         order.push((depth, at));
         open.extend(
-            parts.remove(&Some(at)).unwrap_or_default().into_iter().rev().map(|part| (depth + 1, part)),
+            children.remove(&Some(at)).unwrap_or_default().into_iter().rev().map(|child| (depth + 1, child)),
         );
     }
-    let mut steps: Vec<Option<Step>> = steps.into_iter().map(Some).collect();
+    let mut steps: Vec<Option<ServiceSpan>> = steps.into_iter().map(Some).collect();
     order.into_iter().filter_map(|(depth, at)| Some((depth, steps[at].take()?))).collect()
 }
 
-/// Nanoseconds as people read them: `0.3ms`, `412.0ms`, `12.41s`, `3m20s`.
+/// Formats nanoseconds: `0.3ms`, `412.0ms`, `12.41s`, `3m20s`.
 pub(crate) fn time(nanos: i64) -> String {
     let ms = nanos as f64 / 1e6;
     if ms < 1000.0 {
@@ -130,22 +130,22 @@ pub(crate) fn time(nanos: i64) -> String {
     }
 }
 
-/// First column and width of a bar on a scale of `columns`; a moment is one column wide.
+/// First column and width of a bar on a scale of `columns`; the width is at least one.
 fn bar(from: i64, until: i64, whole: i64, columns: usize) -> (usize, usize) {
     let whole = whole.max(1) as f64;
-    let place = |nanos: i64| (nanos.max(0) as f64 / whole * columns as f64).min(columns as f64);
-    let first = (place(from).floor() as usize).min(columns.saturating_sub(1));
-    let behind = (place(until).ceil() as usize).clamp(first + 1, columns.max(first + 1));
+    let column = |nanos: i64| (nanos.max(0) as f64 / whole * columns as f64).min(columns as f64);
+    let first = (column(from).floor() as usize).min(columns.saturating_sub(1));
+    let behind = (column(until).ceil() as usize).clamp(first + 1, columns.max(first + 1));
     (first, behind - first)
 }
 
-/// Draws a start: a line per span with its service, name, offset, time and bar. `width` is that of the terminal.
+/// Draws a start: a line per span with its service, name, offset, duration and bar. `width` is the terminal's.
 pub(crate) fn draw(start: &LastStart, width: Option<usize>) -> String {
     let mut lines: Vec<[String; 4]> = vec![["SERVICE".into(), "SPAN".into(), "OFFSET".into(), "TIME".into()]];
     for (depth, step) in &start.rows {
         let title: String = format!("{}{}", "  ".repeat(*depth), step.title());
-        let title = if title.chars().count() > NAMES {
-            title.chars().take(NAMES - 1).chain(['…']).collect()
+        let title = if title.chars().count() > MAX_NAME_COLUMNS {
+            title.chars().take(MAX_NAME_COLUMNS - 1).chain(['…']).collect()
         } else {
             title
         };
@@ -155,7 +155,9 @@ pub(crate) fn draw(start: &LastStart, width: Option<usize>) -> String {
     let widest = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let [service, title, offset, took] = [0, 1, 2, 3].map(widest);
     let before = service + title + offset + took + 4 * 2;
-    let columns = width.map_or(USUAL, |width| width.saturating_sub(before + 1)).clamp(NARROW, 100);
+    let columns = width
+        .map_or(DEFAULT_BAR_COLUMNS, |width| width.saturating_sub(before + 1))
+        .clamp(MIN_BAR_COLUMNS, 100);
     let mut text = String::new();
     for (at, line) in lines.iter().enumerate() {
         let [a, b, c, d] = line;
@@ -185,7 +187,7 @@ mod tests {
 
     const MS: i64 = 1_000_000;
 
-    fn step(service: &str, id: &str, parent: &str, name: &str, start_ms: i64, took_ms: u64) -> Step {
+    fn step(service: &str, id: &str, parent: &str, name: &str, start_ms: i64, took_ms: u64) -> ServiceSpan {
         let span = Span {
             span_id: id.into(),
             parent_span_id: parent.into(),
@@ -194,16 +196,16 @@ mod tests {
             start_unix_nanos: start_ms * MS,
             duration_nanos: took_ms * 1_000_000,
         };
-        Step { service: service.into(), span }
+        ServiceSpan { service: service.into(), span }
     }
 
-    fn report(id: &str, ready: bool, start_ms: i64) -> Step {
-        let mut step = step("node-status", id, "seen", REPORT, start_ms, 1);
+    fn report(id: &str, ready: bool, start_ms: i64) -> ServiceSpan {
+        let mut step = step("node-status", id, "seen", REPORT_STATUS, start_ms, 1);
         step.span.detail = format!("phase=Running ready={ready}");
         step
     }
 
-    fn one_start(at: i64, tag: &str) -> Vec<Step> {
+    fn one_start(at: i64, tag: &str) -> Vec<ServiceSpan> {
         let id = |name: &str| format!("{name}{tag}");
         vec![
             step(
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_stand_below_what_they_are_a_part_of_and_what_follows_stands_beside_it() {
+    fn child_spans_are_nested_and_following_spans_are_siblings() {
         let mut steps = one_start(0, "");
         steps.push(step("pod-config", "seen", "", "pod seen", 0, 1));
         steps.push(report("ready", true, 110));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_start_lies_between_two_reports_of_readiness() {
+    fn last_start_lies_between_two_ready_reports() {
         let mut steps = vec![step("pod-config", "seen", "", "pod seen", 0, 0)];
         steps.extend(one_start(0, "1"));
         steps.extend([report("r1", true, 120), report("r2", false, 9000)]);
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_never_was_ready_shows_all_and_a_trace_without_a_start_too() {
+    fn without_a_ready_report_all_spans_are_shown() {
         let mut steps = one_start(0, "1");
         steps.extend(one_start(5000, "2"));
         let start = last_start(steps).unwrap();
@@ -276,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn spans_that_name_each_other_as_parents_are_shown_once() {
+    fn spans_with_cyclic_parents_are_shown_once() {
         let start = last_start(vec![step("a", "x", "y", "1", 0, 5), step("a", "y", "x", "2", 1, 2)]).unwrap();
         assert_eq!(ids(&start), [(0, "x"), (1, "y")]);
     }
 
     #[test]
-    fn a_bar_begins_and_ends_where_its_time_does() {
+    fn bar_covers_the_time_of_its_span() {
         for (from, until, whole, wanted) in [
             (0, 100, 100, (0, 10)),
             (0, 0, 100, (0, 1)),
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_the_digits_that_matter() {
+    fn durations_are_rounded_by_magnitude() {
         for (nanos, text) in [
             (0, "0.0ms"),
             (340_000, "0.3ms"),
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waterfall_is_drawn_to_the_width_of_the_terminal() {
+    fn waterfall_fits_the_width_of_the_terminal() {
         let mut steps = one_start(0, "");
         steps[0].span.detail = "container=a\u{1b}".into();
         let start = last_start(steps).unwrap();

@@ -1,65 +1,65 @@
-//! The flags of a fleet, and what of them the environment may say.
+//! The flags for a fleet over etcd, and the environment variables that set some of them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::error::Failure;
+use crate::error::CliError;
 
-/// A fleet over etcd in place of the agent of this machine.
+/// A fleet over etcd instead of the agent of this machine.
 #[derive(Debug, Args)]
 #[command(
     next_help_heading = "Options for a fleet over etcd (apply, delete, logs, exec, get pods, node, events, secrets, configmaps, config)"
 )]
 pub(crate) struct EtcdArgs {
-    /// Members of the etcd that is the nodes' control plane, with commas between them
+    /// Members of the etcd that is the nodes' control plane, separated by commas
     #[arg(long, global = true, value_name = "ENDPOINTS", value_delimiter = ',')]
     pub(crate) etcd: Vec<String>,
-    /// The node that is meant [default: all to get; to apply, the one that the manifest names or the only one]
+    /// The node [default: for get, all; for apply, the node that the manifest names, or the only one]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) node: Option<String>,
-    /// PEM file of the authorities that the members are checked against [env: KEELSON_ETCD_CA]
+    /// PEM file of the CA certificates that the members are verified against [env: KEELSON_ETCD_CA]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) etcd_ca: Option<PathBuf>,
-    /// PEM file of the certificate that says who you are, with --etcd-key [env: KEELSON_ETCD_CERT]
+    /// PEM file of the client certificate, with --etcd-key [env: KEELSON_ETCD_CERT]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) etcd_cert: Option<PathBuf>,
-    /// PEM file of its key [env: KEELSON_ETCD_KEY]
+    /// PEM file of the client key [env: KEELSON_ETCD_KEY]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) etcd_key: Option<PathBuf>,
-    /// User of etcd, with --etcd-password-file [env: KEELSON_ETCD_USER]
+    /// etcd user, with --etcd-password-file [env: KEELSON_ETCD_USER]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) etcd_user: Option<String>,
     /// File with the user's password [env: KEELSON_ETCD_PASSWORD_FILE]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) etcd_password_file: Option<PathBuf>,
-    /// PEM file of the certificate that says who you are to a node, for logs and exec [default: --etcd-cert]
+    /// PEM file of the client certificate for the node, for logs and exec [default: --etcd-cert]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) node_cert: Option<PathBuf>,
-    /// PEM file of its key [default: --etcd-key]
+    /// PEM file of the client key for the node [default: --etcd-key]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) node_key: Option<PathBuf>,
-    /// Where logs and exec reach the node, as through a tunnel [default: where it says to be]
+    /// Address of the node's API for logs and exec, for example of a tunnel [default: the node's own address]
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub(crate) node_address: Option<String>,
 }
 
 impl EtcdArgs {
-    /// What the line says, and of who you are also what the environment says. A variable that is empty counts as none.
+    /// Fills in the credentials that the command line leaves out from the environment. An empty variable counts as unset.
     ///
-    /// The environment names no members: what is meant for the agent of this machine never goes to a fleet by itself.
+    /// The environment never names members, so that a command meant for the agent of this machine cannot go to a fleet.
     ///
     /// # Errors
-    /// A flag of a fleet without `--etcd`, which would change nothing; or one half of a pair.
-    pub(crate) fn complete(mut self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, Failure> {
+    /// A fleet flag without `--etcd`, which would have no effect; or one half of a pair.
+    pub(crate) fn complete(mut self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, CliError> {
         if self.etcd.is_empty() {
-            let useless = self.given().next();
-            return match useless {
+            let unused = self.given().next();
+            return match unused {
                 None => Ok(self),
-                Some(flag) => Err(Failure::Usage {
+                Some(flag) => Err(CliError::Usage {
                     message: format!(
-                        "{flag} is about a fleet over etcd, and this is about the agent of this machine"
+                        "{flag} is about a fleet over etcd, and without --etcd the command is about the agent of this machine"
                     ),
                     hint: format!("add --etcd ENDPOINTS, or leave {flag} out"),
                 }),
@@ -80,9 +80,9 @@ impl EtcdArgs {
         ] {
             let [first, second] = pair.map(|flag| self.given().any(|given| given == flag));
             if first != second {
-                let [there, absent] = if first { pair } else { [pair[1], pair[0]] };
-                return Err(Failure::Usage {
-                    message: format!("there is {there} without {absent}"),
+                let [present, absent] = if first { pair } else { [pair[1], pair[0]] };
+                return Err(CliError::Usage {
+                    message: format!("{present} is given without {absent}"),
                     hint: format!("add {absent}"),
                 });
             }
@@ -90,7 +90,7 @@ impl EtcdArgs {
         Ok(self)
     }
 
-    /// The flags that have a value, but for `--etcd`.
+    /// The fleet flags that have a value, except `--etcd`.
     fn given(&self) -> impl Iterator<Item = &'static str> {
         let all = [
             ("--node", self.node.is_some()),
@@ -114,8 +114,8 @@ mod tests {
     use super::*;
     use crate::args::Cli;
 
-    /// The flags for a fleet of a line, with these variables in the environment.
-    fn completed(line: &[&str], variables: &[(&str, &str)]) -> Result<EtcdArgs, Failure> {
+    /// The fleet flags of a command line, with these environment variables.
+    fn completed(line: &[&str], variables: &[(&str, &str)]) -> Result<EtcdArgs, CliError> {
         let cli = Cli::try_parse_from(["keelson"].iter().chain(line)).unwrap();
         cli.global.etcd.complete(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_fleet_without_a_fleet_are_refused_wherever_they_stand() {
+    fn fleet_flags_without_etcd_are_refused_at_any_position() {
         for flag in [
             "--node",
             "--etcd-ca",
@@ -136,13 +136,13 @@ mod tests {
             "--node-address",
         ] {
             for line in [[flag, "x", "delete", "pod", "web"], ["delete", "pod", "web", flag, "x"]] {
-                let failure = completed(&line, &[]).unwrap_err();
-                assert!(failure.to_string().starts_with(&format!("{flag} is about a fleet")), "{failure}");
-                assert!(failure.hint().unwrap().contains("add --etcd ENDPOINTS"), "{:?}", failure.hint());
-                assert_eq!(failure.exit_code(), 64);
+                let error = completed(&line, &[]).unwrap_err();
+                assert!(error.to_string().starts_with(&format!("{flag} is about a fleet")), "{error}");
+                assert!(error.hint().unwrap().contains("add --etcd ENDPOINTS"), "{:?}", error.hint());
+                assert_eq!(error.exit_code(), 64);
             }
         }
-        // All that there are, so that a new one is not forgotten.
+        // All flags, so that a new one is not forgotten.
         let command = EtcdArgs::augment_args(clap::Command::new("keelson"));
         let flags: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
         let line: Vec<_> = flags.iter().flat_map(|flag| [format!("--{flag}"), "x".to_owned()]).collect();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_you_are_may_stand_in_the_environment_and_changes_nothing_without_a_fleet() {
+    fn environment_credentials_apply_only_with_etcd() {
         let all = [
             ("KEELSON_ETCD", "http://h:1"),
             ("KEELSON_ETCD_CA", "ca"),
@@ -167,24 +167,24 @@ mod tests {
             fleet.given().collect::<Vec<_>>(),
             ["--etcd-ca", "--etcd-cert", "--etcd-key", "--etcd-user", "--etcd-password-file"]
         );
-        assert_eq!(fleet.etcd_ca, Some("other".into()), "the line is stronger");
+        assert_eq!(fleet.etcd_ca, Some("other".into()), "the command line takes precedence");
         assert_eq!((fleet.etcd_key, fleet.etcd_user), (Some("key".into()), Some("user".into())));
         let empty = all.map(|(name, _)| (name, ""));
         assert_eq!(completed(&["get", "pods", "--etcd", "h:1"], &empty).unwrap().given().count(), 0);
     }
 
     #[test]
-    fn one_half_of_a_pair_is_refused_and_the_other_half_named() {
+    fn half_of_a_flag_pair_is_refused_and_the_other_half_named() {
         let pairs = [
             ("--etcd-cert", "--etcd-key"),
             ("--etcd-user", "--etcd-password-file"),
             ("--node-cert", "--node-key"),
         ];
         for (first, second) in pairs {
-            for (there, absent) in [(first, second), (second, first)] {
-                let failure = completed(&["get", "pods", "--etcd", "h:1", there, "x"], &[]).unwrap_err();
-                assert_eq!(failure.to_string(), format!("there is {there} without {absent}"));
-                assert_eq!((failure.hint(), failure.exit_code()), (Some(format!("add {absent}")), 64));
+            for (present, absent) in [(first, second), (second, first)] {
+                let error = completed(&["get", "pods", "--etcd", "h:1", present, "x"], &[]).unwrap_err();
+                assert_eq!(error.to_string(), format!("{present} is given without {absent}"));
+                assert_eq!((error.hint(), error.exit_code()), (Some(format!("add {absent}")), 64));
             }
             completed(&["get", "pods", "--etcd", "h:1", first, "x", second, "x"], &[]).unwrap();
         }

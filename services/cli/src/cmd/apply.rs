@@ -9,12 +9,12 @@ use serde_json::json;
 
 use super::manifests::ObjectKind;
 use super::{Session, manifests};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 
-/// An object that is stored now.
+/// A stored object.
 #[derive(Debug, Serialize)]
-struct Stored {
+struct StoredObject {
     kind: ObjectKind,
     namespace: String,
     name: String,
@@ -22,11 +22,11 @@ struct Stored {
     result: String,
 }
 
-/// Stores each file; a file that is refused does not keep the others back.
-pub(crate) async fn run(session: &Session, files: &[PathBuf]) -> Result<(), Failure> {
+/// Stores each file; a refused file does not stop the others.
+pub(crate) async fn run(session: &Session, files: &[PathBuf]) -> Result<(), CliError> {
     without_namespace(session)?;
     let paths = manifests::paths(files)?;
-    let (mut items, mut failures) = (Vec::new(), Vec::new());
+    let (mut items, mut errors) = (Vec::new(), Vec::new());
     for path in &paths {
         match apply(session, path).await {
             Ok(stored) if output::is_document(session.format()) => items.extend(stored),
@@ -35,38 +35,38 @@ pub(crate) async fn run(session: &Session, files: &[PathBuf]) -> Result<(), Fail
                     output::print(&format!("{} {}\n", object.kind.label(&object.name), object.result))?;
                 }
             }
-            Err(failure) if failure.is_unreachable() => return Err(failure),
-            Err(failure) => failures.push(failure),
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => errors.push(error),
         }
     }
     if output::is_document(session.format()) {
         output::print_document(session.format(), &json!({"items": items}))?;
     }
-    super::delete::all_or_some(session, failures, paths.len())
+    super::delete::all_or_some(session, errors, paths.len())
 }
 
-/// Manifests say themselves where their objects are.
+/// Refuses the namespace flags: the namespace of an object is in its manifest.
 ///
 /// # Errors
-/// `-n` or `-A` would change nothing.
-pub(crate) fn without_namespace(session: &Session) -> Result<(), Failure> {
+/// `-n` or `-A` is given, which would have no effect.
+pub(crate) fn without_namespace(session: &Session) -> Result<(), CliError> {
     if session.global.all_namespaces || session.global.namespace != "default" {
-        return Err(Failure::Usage {
-            message: "`keelson apply` has no namespace of its own".into(),
+        return Err(CliError::Usage {
+            message: "`keelson apply` takes no -n or -A".into(),
             hint: "write `metadata.namespace` into the manifest".into(),
         });
     }
     Ok(())
 }
 
-async fn apply(session: &Session, path: &Path) -> Result<Vec<Stored>, Failure> {
+async fn apply(session: &Session, path: &Path) -> Result<Vec<StoredObject>, CliError> {
     let file = manifests::read(path)?;
-    // The answer names the pods alone.
+    // The answer names only the pods.
     let others =
         manifests::objects(&file).unwrap_or_default().into_iter().filter(|o| o.kind != ObjectKind::Pod);
     let request = ApplyManifestRequest { manifest: file.bytes, name_hint: file.path.display().to_string() };
     let answer = session.agent.pod_config().apply_manifest(session.agent.request(request)).await;
-    let pods = answer.map_err(|s| session.agent.failure(ServiceName::PodConfig, s))?.into_inner().pods;
+    let pods = answer.map_err(|s| session.agent.call_error(ServiceName::PodConfig, s))?.into_inner().pods;
     for pod in &pods {
         for warning in &pod.warnings {
             output::notice(&format!(
@@ -77,14 +77,14 @@ async fn apply(session: &Session, path: &Path) -> Result<Vec<Stored>, Failure> {
             ));
         }
     }
-    let pods = pods.into_iter().map(|pod| Stored {
+    let pods = pods.into_iter().map(|pod| StoredObject {
         kind: ObjectKind::Pod,
         namespace: pod.namespace,
         name: pod.name,
         uid: Some(pod.uid),
         result: pod.result,
     });
-    let others = others.map(|object| Stored {
+    let others = others.map(|object| StoredObject {
         kind: object.kind,
         namespace: object.namespace,
         name: object.name,

@@ -5,16 +5,16 @@ use keelson_config::{KUBELET_CONFIGURATION, WAITING, leaves};
 use serde_json::{Map, Value, json};
 
 use super::Session;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::table::Table;
 
-/// What is shown of a value that nothing sets.
-const DEFAULT: &str = "default";
-/// What is shown in the place of a value that is not there.
-const NOTHING: &str = "-";
-/// What is in the file beside values.
-const NO_VALUES: [&str; 6] =
+/// The origin of a value that nothing sets.
+const DEFAULT_ORIGIN: &str = "default";
+/// The placeholder for a missing value.
+const MISSING: &str = "-";
+/// The fields of the file that are not values.
+const NOT_VALUES: [&str; 6] =
     [KUBELET_CONFIGURATION, "featureGates", "provenance", "resolvedUnixNanos", "schemaVersion", WAITING];
 
 #[derive(Debug, Args)]
@@ -25,16 +25,16 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigWhat {
-    /// Each value of the KubeletConfiguration in force, and the default, file, drop-in or flag that it is from
+    /// Show each value of the KubeletConfiguration in force, and the default, file, drop-in or flag that sets it
     Show {
-        /// What the services read, made of flags, files and the machine, instead
+        /// Show what the services read instead, resolved from flags, files and the machine
         #[arg(long)]
         resolved: bool,
     },
 }
 
-/// Shows each value with where it is from.
-pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), Failure> {
+/// Shows each value with its origin.
+pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), CliError> {
     let rows = rows(session.agent.resolved_configuration()?, resolved);
     if output::is_document(session.format()) {
         let items: Vec<Value> = rows
@@ -60,7 +60,7 @@ pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), Failure> {
     let mut table = Table::new(["FIELD", "VALUE", "FROM", "AFTER A RESTART"]);
     for row in rows {
         let waiting = row.waiting.as_ref().map(|waiting| match waiting {
-            Value::Null => NOTHING.to_owned(),
+            Value::Null => MISSING.to_owned(),
             waiting => text(waiting),
         });
         table.row(vec![row.field, text(&row.value), row.from, waiting.unwrap_or_default()]);
@@ -74,16 +74,16 @@ struct Row {
     field: String,
     value: Value,
     from: String,
-    /// What a changed file has in its place, which is not in force yet; `null`: nothing.
+    /// The value in a changed file, which takes effect after a restart; `null`: no value.
     waiting: Option<Value>,
 }
 
-/// The values of a resolved configuration: those of the KubeletConfiguration, or those that services read.
+/// The values of a resolved configuration: those of the KubeletConfiguration, or those that the services read.
 fn rows(mut document: Map<String, Value>, resolved: bool) -> Vec<Row> {
     let provenance = take_map(&mut document, "provenance");
     let waiting = take_map(&mut document, WAITING);
     let kubelet = take_map(&mut document, KUBELET_CONFIGURATION);
-    document.retain(|name, _| !NO_VALUES.contains(&name.as_str()));
+    document.retain(|name, _| !NOT_VALUES.contains(&name.as_str()));
     let (values, prefix) =
         if resolved { (document, String::new()) } else { (kubelet, format!("{KUBELET_CONFIGURATION}.")) };
     let row = |(names, value): (Vec<&str>, &Value)| {
@@ -93,12 +93,12 @@ fn rows(mut document: Map<String, Value>, resolved: bool) -> Vec<Row> {
         Row { field, value: value.clone(), from, waiting }
     };
     let mut rows: Vec<Row> = leaves(&values).into_iter().map(row).collect();
-    // What is not there at all yet.
+    // Values that only a changed file has.
     for (path, value) in &waiting {
         let is_kubelet = path.starts_with(&format!("{KUBELET_CONFIGURATION}."));
         let Some(field) = path.strip_prefix(&prefix).filter(|_| is_kubelet != resolved) else { continue };
         if rows.iter().all(|row| row.field != field) {
-            let (field, from) = (field.to_owned(), NOTHING.to_owned());
+            let (field, from) = (field.to_owned(), MISSING.to_owned());
             rows.push(Row { field, value: Value::Null, from, waiting: Some(value.clone()) });
         }
     }
@@ -113,11 +113,11 @@ fn take_map(document: &mut Map<String, Value>, name: &str) -> Map<String, Value>
     }
 }
 
-/// Where the value at a dotted path is from, or else what it lies in.
+/// The origin of the value at a dotted path, or of the nearest enclosing one.
 fn origin(provenance: &Map<String, Value>, path: &str) -> String {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
     let found = ends.rev().find_map(|end| provenance.get(&path[..end])?.as_str());
-    found.unwrap_or(DEFAULT).to_owned()
+    found.unwrap_or(DEFAULT_ORIGIN).to_owned()
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_restart_stands_beside_what_is_in_force() {
+    fn values_that_need_a_restart_are_shown_next_to_those_in_force() {
         let document = json!({
             "schemaVersion": 1, "resources": {"maxPods": 7}, "kubeletConfiguration": {"maxPods": 7, "clusterDNS": []},
             "featureGates": [], "provenance": {},
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn each_value_of_the_kubelet_configuration_has_its_origin_or_is_a_default() {
+    fn kubelet_configuration_values_have_their_origin() {
         let expected = texts(&[
             ("clusterDNS", "[]", "default"),
             ("evictionHard.memory.available", "\"1Gi\"", "20.conf:4"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_services_read_takes_the_origin_of_what_it_lies_in() {
+    fn resolved_values_inherit_the_origin_of_the_enclosing_field() {
         let expected = texts(&[
             ("nodeName", "\"edge\"", "default"),
             ("resources.maxPods", "7", "default"),

@@ -10,56 +10,56 @@ use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response
 use super::manifests::ObjectKind;
 use super::{Session, manifests};
 use crate::args::{DeleteArgs, DeleteWhat};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry, Scope, bare_name};
 
-/// After this long a person is told that and why nothing seems to happen.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// For this long a pod-sync that is away is waited for: init starts it again.
-const PATIENCE_WITHOUT_POD_SYNC: Duration = Duration::from_secs(30);
+/// After this time a notice says what is being waited for.
+const NOTICE_DELAY: Duration = Duration::from_secs(3);
+/// How long to wait for pod-sync to come back: init restarts it.
+const POD_SYNC_RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An object that is to go.
-struct Wanted {
+/// An object to delete.
+struct DeleteTarget {
     kind: ObjectKind,
     scope: Scope,
     name: String,
 }
 
-/// An object that is on its way out.
-struct Leaving {
+/// An object whose deletion has begun.
+struct DeletedObject {
     /// `pod/web-edge`.
     label: String,
-    /// Empty for what is gone at once.
+    /// Empty for an object that is gone at once.
     uid: String,
 }
 
-/// Removes the pods that are named or what stands in the files.
-pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), Failure> {
-    let wanted = wanted(session, args)?;
-    // Without pod-sync names cannot be completed, but a manifest can still be withdrawn.
+/// Deletes the named pods, or the objects in the files.
+pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliError> {
+    let targets = delete_targets(session, args)?;
+    // Without pod-sync short names cannot be resolved, but a manifest can still be deleted.
     let known = match pods::list(&session.agent).await {
         Ok(pods) => pods,
-        Err(Failure::ServiceAway { .. } | Failure::Silent { .. }) => Vec::new(),
-        Err(failure) => return Err(failure),
+        Err(CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. }) => Vec::new(),
+        Err(error) => return Err(error),
     };
-    let mut leaving: Vec<Leaving> = Vec::new();
-    let mut failures = Vec::new();
-    for object in &wanted {
+    let mut deleted_objects: Vec<DeletedObject> = Vec::new();
+    let mut errors = Vec::new();
+    for object in &targets {
         let deleted = match object.kind {
             ObjectKind::Pod => delete_pod(session, &known, object).await,
             ObjectKind::Secret | ObjectKind::ConfigMap => {
-                delete_other(session, &known, &leaving, object).await
+                delete_other(session, &known, &deleted_objects, object).await
             }
         };
         match deleted {
-            Ok(object) => leaving.push(object),
-            Err(failure) if failure.is_unreachable() => return Err(failure),
-            Err(failure) => failures.push(failure),
+            Ok(object) => deleted_objects.push(object),
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => errors.push(error),
         }
     }
     let deadline = args.timeout.map(|t| Instant::now() + t);
-    for object in &leaving {
+    for object in &deleted_objects {
         let at_once = object.uid.is_empty();
         if args.wait && !at_once {
             wait(session, object, deadline).await?;
@@ -67,142 +67,152 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), Fail
         let what = if args.wait || at_once { "deleted" } else { "is being deleted" };
         output::print(&format!("{} {what}\n", object.label))?;
     }
-    all_or_some(session, failures, wanted.len())
+    all_or_some(session, errors, targets.len())
 }
 
-/// One failure as it is; of several, each is told and counted.
+/// Returns a single error unchanged; prints several errors and returns their count.
 pub(crate) fn all_or_some(
     session: &Session,
-    mut failures: Vec<Failure>,
+    mut errors: Vec<CliError>,
     total: usize,
-) -> Result<(), Failure> {
-    match failures.len() {
+) -> Result<(), CliError> {
+    match errors.len() {
         0 => Ok(()),
-        1 => Err(failures.swap_remove(0)),
+        1 => Err(errors.swap_remove(0)),
         failed => {
             let colour = Colour::for_stderr(session.global.no_color);
-            for failure in &failures {
-                failure.print(colour);
+            for error in &errors {
+                error.print(colour);
             }
-            Err(Failure::Some { failed, total })
+            Err(CliError::SomeFailed { failed, total })
         }
     }
 }
 
-fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<Wanted>, Failure> {
+fn delete_targets(session: &Session, args: &DeleteArgs) -> Result<Vec<DeleteTarget>, CliError> {
     match &args.what {
-        Some(_) if !args.files.is_empty() => Err(Failure::Usage {
-            message: "pods are named both on the command line and by -f".into(),
-            hint: "one of the two".into(),
+        Some(_) if !args.files.is_empty() => Err(CliError::Usage {
+            message: "pods are named both on the command line and with -f".into(),
+            hint: "use one of the two".into(),
         }),
         Some(DeleteWhat::Config) => Err(super::only_with_etcd("delete config")),
         Some(DeleteWhat::Pod { names }) => {
-            let pod =
-                |name: &String| Wanted { kind: ObjectKind::Pod, scope: session.scope(), name: name.clone() };
+            let pod = |name: &String| DeleteTarget {
+                kind: ObjectKind::Pod,
+                scope: session.scope(),
+                name: name.clone(),
+            };
             Ok(names.iter().map(pod).collect())
         }
-        None if args.files.is_empty() => Err(Failure::Usage {
-            message: "nothing to delete is named".into(),
+        None if args.files.is_empty() => Err(CliError::Usage {
+            message: "the command names nothing to delete".into(),
             hint: "`keelson delete pod NAME` or `keelson delete -f FILE`".into(),
         }),
         None => {
-            let mut wanted = Vec::new();
+            let mut targets = Vec::new();
             for path in manifests::paths(&args.files)? {
                 for object in manifests::objects(&manifests::read(&path)?)? {
                     let scope = Scope { namespace: Some(object.namespace) };
-                    wanted.push(Wanted { kind: object.kind, scope, name: object.name });
+                    targets.push(DeleteTarget { kind: object.kind, scope, name: object.name });
                 }
             }
-            Ok(wanted)
+            Ok(targets)
         }
     }
 }
 
-async fn delete_pod(session: &Session, known: &[PodEntry], wanted: &Wanted) -> Result<Leaving, Failure> {
-    let found = match pods::find(known, &wanted.scope, &wanted.name) {
+async fn delete_pod(
+    session: &Session,
+    known: &[PodEntry],
+    target: &DeleteTarget,
+) -> Result<DeletedObject, CliError> {
+    let found = match pods::find(known, &target.scope, &target.name) {
         Ok(entry) => Some(&entry.document),
-        // A pod that pod-sync does not know may still be stored.
-        Err(Failure::NotFound { .. }) if wanted.scope.namespace.is_some() => None,
-        Err(failure) => return Err(failure),
+        // pod-config may still have a pod that pod-sync does not know.
+        Err(CliError::NotFound { .. }) if target.scope.namespace.is_some() => None,
+        Err(error) => return Err(error),
     };
     let (namespace, name) = match found {
         Some(pod) => (pod.namespace.clone(), pod.name.clone()),
-        None => (wanted.scope.namespace.clone().unwrap_or_default(), bare_name(&wanted.name).to_owned()),
+        None => (target.scope.namespace.clone().unwrap_or_default(), bare_name(&target.name).to_owned()),
     };
-    let label = wanted.kind.label(&name);
-    let uid = withdraw(session, namespace, name).await?;
-    Ok(Leaving { label, uid: found.map_or(uid, |pod| pod.uid.clone()) })
+    let label = target.kind.label(&name);
+    let uid = delete_manifest(session, namespace, name).await?;
+    Ok(DeletedObject { label, uid: found.map_or(uid, |pod| pod.uid.clone()) })
 }
 
-/// pod-config removes by name, pods before others: a pod of the name that is to stay must not be hit.
+/// Deletes a Secret or ConfigMap. pod-config deletes by name, pods first, so a pod of that name must not exist.
 async fn delete_other(
     session: &Session,
     known: &[PodEntry],
-    leaving: &[Leaving],
-    wanted: &Wanted,
-) -> Result<Leaving, Failure> {
-    let label = wanted.kind.label(&wanted.name);
-    if let Ok(pod) = pods::find(known, &wanted.scope, &wanted.name)
-        && !leaving.iter().any(|l| l.uid == pod.document.uid)
+    deleted_objects: &[DeletedObject],
+    target: &DeleteTarget,
+) -> Result<DeletedObject, CliError> {
+    let label = target.kind.label(&target.name);
+    if let Ok(pod) = pods::find(known, &target.scope, &target.name)
+        && !deleted_objects.iter().any(|l| l.uid == pod.document.uid)
     {
-        return Err(Failure::Answer {
-            message: format!("{label} has the name of the pod {}, which would go first", pod.document.name),
-            hint: Some("delete the pod before it".into()),
+        return Err(CliError::Failed {
+            message: format!(
+                "{label} has the name of the pod {}, which would be deleted first",
+                pod.document.name
+            ),
+            hint: Some("delete the pod first".into()),
         });
     }
-    let namespace = wanted.scope.namespace.clone().unwrap_or_default();
-    withdraw(session, namespace, wanted.name.clone()).await?;
-    Ok(Leaving { label, uid: String::new() })
+    let namespace = target.scope.namespace.clone().unwrap_or_default();
+    delete_manifest(session, namespace, target.name.clone()).await?;
+    Ok(DeletedObject { label, uid: String::new() })
 }
 
-async fn withdraw(session: &Session, namespace: String, name: String) -> Result<String, Failure> {
+async fn delete_manifest(session: &Session, namespace: String, name: String) -> Result<String, CliError> {
     let request = session.agent.request(DeleteManifestRequest { namespace, name });
     let answer = session.agent.pod_config().delete_manifest(request).await;
-    Ok(answer.map_err(|s| session.agent.failure(ServiceName::PodConfig, s))?.into_inner().uid)
+    Ok(answer.map_err(|s| session.agent.call_error(ServiceName::PodConfig, s))?.into_inner().uid)
 }
 
-/// Waits until pod-sync knows the pod no more.
-async fn wait(session: &Session, pod: &Leaving, deadline: Option<Instant>) -> Result<(), Failure> {
-    let gone = until_gone(session, pod);
+/// Waits until pod-sync no longer knows the pod.
+async fn wait(session: &Session, pod: &DeletedObject, deadline: Option<Instant>) -> Result<(), CliError> {
+    let gone = wait_until_gone(session, pod);
     let Some(deadline) = deadline else { return gone.await };
     let left = deadline.saturating_duration_since(Instant::now());
     tokio::time::timeout(left, gone).await.unwrap_or_else(|_| {
-        Err(Failure::TimedOut {
-            message: format!("{} is not gone yet; it goes on ending", pod.label),
-            hint: format!("`keelson explain {}` says what it waits for", pod.label),
+        Err(CliError::TimedOut {
+            message: format!("{} is not gone yet; it is still terminating", pod.label),
+            hint: format!("`keelson explain {}` shows what it waits for", pod.label),
         })
     })
 }
 
-async fn until_gone(session: &Session, pod: &Leaving) -> Result<(), Failure> {
-    let tell = async {
-        tokio::time::sleep(PATIENCE).await;
+async fn wait_until_gone(session: &Session, pod: &DeletedObject) -> Result<(), CliError> {
+    let notice = async {
+        tokio::time::sleep(NOTICE_DELAY).await;
         output::notice(&format!(
-            "{} is ending; `keelson explain {}` says what it waits for.",
+            "{} is terminating; `keelson explain {}` shows what it waits for.",
             pod.label, pod.label
         ));
         std::future::pending().await
     };
-    first(watch_through_restarts(session, &pod.uid), tell).await
+    first(watch_through_restarts(session, &pod.uid), notice).await
 }
 
-/// The outcome of whichever future ends first.
+/// The output of the future that completes first.
 async fn first<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
     let (a, b) = (std::pin::pin!(a), std::pin::pin!(b));
     futures_util::future::select(a, b).await.factor_first().0
 }
 
-async fn watch_through_restarts(session: &Session, uid: &str) -> Result<(), Failure> {
-    let mut last_heard = Instant::now();
+async fn watch_through_restarts(session: &Session, uid: &str) -> Result<(), CliError> {
+    let mut last_answer = Instant::now();
     loop {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         match watch(session, uid).await {
             Ok(()) => return Ok(()),
-            Err((heard, status)) => {
-                if heard {
-                    last_heard = Instant::now();
-                } else if begun.duration_since(last_heard) > PATIENCE_WITHOUT_POD_SYNC {
-                    return Err(session.agent.failure(ServiceName::PodSync, status));
+            Err((answered, status)) => {
+                if answered {
+                    last_answer = Instant::now();
+                } else if started_at.duration_since(last_answer) > POD_SYNC_RESTART_TIMEOUT {
+                    return Err(session.agent.call_error(ServiceName::PodSync, status));
                 }
             }
         }
@@ -210,16 +220,16 @@ async fn watch_through_restarts(session: &Session, uid: &str) -> Result<(), Fail
     }
 }
 
-/// Follows one stream until the pod is gone. An error says whether anything was heard before.
+/// Follows one stream until the pod is gone. An error says whether the stream had sent anything before.
 async fn watch(session: &Session, uid: &str) -> Result<(), (bool, tonic::Status)> {
-    let mut heard = false;
+    let mut answered = false;
     let mut present = false;
     let request = session.agent.request(WatchPodsRequest {});
     let mut stream = session.agent.pod_sync().watch_pods(request).await.map_err(|s| (false, s))?.into_inner();
     loop {
         match stream.message().await {
             Ok(Some(message)) => {
-                heard = true;
+                answered = true;
                 match message.item {
                     Some(Item::Pod(pod)) if pod.uid == uid => {
                         if pod.finished {
@@ -232,8 +242,8 @@ async fn watch(session: &Session, uid: &str) -> Result<(), (bool, tonic::Status)
                     _ => {}
                 }
             }
-            Ok(None) => return Err((heard, tonic::Status::unavailable("pod-sync has ended the stream"))),
-            Err(status) => return Err((heard, status)),
+            Ok(None) => return Err((answered, tonic::Status::unavailable("pod-sync ended the stream"))),
+            Err(status) => return Err((answered, status)),
         }
     }
 }

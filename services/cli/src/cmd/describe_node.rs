@@ -7,18 +7,18 @@ use keelson_proto::keelson::node_status::v1::GetReportStateRequest;
 
 use super::{Session, get_events, get_node};
 use crate::describer::{Describer, map_lines, or_none};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
 use crate::table::Table;
 
 /// Describes the node.
-pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), CliError> {
     let json = session.agent.node().await?;
     get_node::check_name(&json, name)?;
     let node = get_node::read(json)?;
-    // The node is the answer; pods, events and the queue complete it where they can be had.
+    // Only the node is required; pods, events and the report state are added where available.
     let (pods, events, control_plane) =
         join3(pods::list(&session.agent), session.agent.events(), control_plane(session)).await;
     let mut out = Describer::default();
@@ -31,12 +31,12 @@ pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), Fai
     }
     system(&mut out, &node);
     match pods {
-        Ok(pods) => running(&mut out, session, &node, &pods),
-        Err(failure) => out.line(0, &format!("Pods:  <unknown>: {failure}")),
+        Ok(pods) => pods_table(&mut out, session, &node, &pods),
+        Err(error) => out.line(0, &format!("Pods:  <unknown>: {error}")),
     }
     let rows = match &events {
         Ok((events, _)) => get_events::rows_about(events, "Node", &node.metadata.name, "", session.now),
-        Err(failure) => Some(format!("  <unknown>: {failure}\n")),
+        Err(error) => Some(format!("  <unknown>: {error}\n")),
     };
     out.block("Events", rows.as_deref());
     output::print(&out.finish())
@@ -49,9 +49,9 @@ async fn control_plane(session: &Session) -> String {
             let state = answer.into_inner();
             match (state.control_plane.as_str(), state.queued) {
                 ("none" | "", _) => "none (standalone)".into(),
-                (name, 0) => format!("{name}, all is reported"),
+                (name, 0) => format!("{name}, everything is reported"),
                 (name, queued) => {
-                    format!("{name}, {queued} writes wait, the oldest for {} ms", state.oldest_age_ms)
+                    format!("{name}, {queued} writes pending, the oldest for {} ms", state.oldest_age_ms)
                 }
             }
         }
@@ -123,14 +123,14 @@ fn system(out: &mut Describer, node: &Node) {
 
 /// Requests and limits of CPU (millicores) and memory (bytes).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Share {
+struct ResourceTotals {
     cpu_requests: i64,
     cpu_limits: i64,
     memory_requests: i64,
     memory_limits: i64,
 }
 
-impl Share {
+impl ResourceTotals {
     fn of(requests: &ResourceList, limits: &ResourceList) -> Self {
         Self {
             cpu_requests: milli_cpu(requests),
@@ -151,21 +151,21 @@ impl Share {
         let (cpu, memory) = (milli_cpu(allocatable), amount(allocatable, "memory"));
         let bytes = |b: i64| Quantity::from_bytes(u64::try_from(b).unwrap_or(0)).to_string();
         [
-            part(Quantity::from_milli(self.cpu_requests).to_string(), self.cpu_requests, cpu),
-            part(Quantity::from_milli(self.cpu_limits).to_string(), self.cpu_limits, cpu),
-            part(bytes(self.memory_requests), self.memory_requests, memory),
-            part(bytes(self.memory_limits), self.memory_limits, memory),
+            with_percent(Quantity::from_milli(self.cpu_requests).to_string(), self.cpu_requests, cpu),
+            with_percent(Quantity::from_milli(self.cpu_limits).to_string(), self.cpu_limits, cpu),
+            with_percent(bytes(self.memory_requests), self.memory_requests, memory),
+            with_percent(bytes(self.memory_limits), self.memory_limits, memory),
         ]
     }
 }
 
-fn part(text: String, amount: i64, whole: i64) -> String {
+fn with_percent(text: String, amount: i64, whole: i64) -> String {
     if whole <= 0 { text } else { format!("{text} ({}%)", i128::from(amount) * 100 / i128::from(whole)) }
 }
 
-fn running(out: &mut Describer, session: &Session, node: &Node, pods: &[PodEntry]) {
+fn pods_table(out: &mut Describer, session: &Session, node: &Node, pods: &[PodEntry]) {
     let allocatable = &node.status.allocatable;
-    let mut total = Share::default();
+    let mut total = ResourceTotals::default();
     let mut table = Table::new([
         "Namespace",
         "Name",
@@ -179,10 +179,10 @@ fn running(out: &mut Describer, session: &Session, node: &Node, pods: &[PodEntry
     for entry in pods {
         let Some(pod) = entry.pod.as_ref().filter(|p| !p.status.phase().is_terminal()) else { continue };
         count += 1;
-        let share = Share::of(&pod_requests(pod), &pod_limits(pod));
-        total.add(share);
+        let totals = ResourceTotals::of(&pod_requests(pod), &pod_limits(pod));
+        total.add(totals);
         let mut cells = vec![entry.document.namespace.clone(), entry.document.name.clone()];
-        cells.extend(share.cells(allocatable));
+        cells.extend(totals.cells(allocatable));
         cells.push(human::since(entry.created(), session.now));
         table.row(cells);
     }
@@ -202,14 +202,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_shown_against_what_pods_may_use() {
+    fn resource_totals_are_shown_in_percent_of_allocatable() {
         let list = |value| serde_json::from_value::<ResourceList>(value).unwrap();
-        let share =
-            Share::of(&list(json!({"cpu": "250m", "memory": "64Mi"})), &list(json!({"memory": "128Mi"})));
+        let totals = ResourceTotals::of(
+            &list(json!({"cpu": "250m", "memory": "64Mi"})),
+            &list(json!({"memory": "128Mi"})),
+        );
         assert_eq!(
-            share.cells(&list(json!({"cpu": "2", "memory": "1Gi"}))),
+            totals.cells(&list(json!({"cpu": "2", "memory": "1Gi"}))),
             ["250m (12%)", "0 (0%)", "64Mi (6%)", "128Mi (12%)"]
         );
-        assert_eq!(share.cells(&ResourceList::new())[0], "250m");
+        assert_eq!(totals.cells(&ResourceList::new())[0], "250m");
     }
 }

@@ -8,16 +8,16 @@ use keelson_proto::keelson::pod_sync::v1::Step;
 use serde_json::Value;
 
 use super::{Session, explain, get_events};
-use crate::agent::ToldEvent;
+use crate::agent::ServiceEvent;
 use crate::describer::{Describer, map_lines, or_none};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry};
 use crate::status::summarise;
 use crate::table::Table;
 
 /// Describes the named pods, or all of the namespace.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), CliError> {
     let all = pods::list(&session.agent).await?;
     let scope = session.scope();
     let mut chosen = Vec::new();
@@ -25,21 +25,21 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
         chosen.push(pods::resolve(&session.agent, &all, &scope, name).await?);
     }
     if names.is_empty() {
-        chosen.extend(all.iter().filter(|p| scope.holds(&p.document.namespace)));
+        chosen.extend(all.iter().filter(|p| scope.contains(&p.document.namespace)));
     }
     if chosen.is_empty() {
         output::notice("No pods found.");
         return Ok(());
     }
     let events = match session.agent.events().await {
-        Ok((events, failures)) => {
-            for failure in &failures {
-                output::notice(&format!("{failure}; its events are missing"));
+        Ok((events, errors)) => {
+            for error in &errors {
+                output::notice(&format!("{error}; its events are missing"));
             }
             events
         }
-        Err(failure) => {
-            output::notice(&format!("{failure}; all events are missing"));
+        Err(error) => {
+            output::notice(&format!("{error}; all events are missing"));
             Vec::new()
         }
     };
@@ -51,7 +51,7 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
     Ok(())
 }
 
-fn describe(session: &Session, entry: &PodEntry, events: &[ToldEvent]) -> Result<String, Failure> {
+fn describe(session: &Session, entry: &PodEntry, events: &[ServiceEvent]) -> Result<String, CliError> {
     let pod = entry.typed()?;
     let mut out = Describer::default();
     metadata(&mut out, entry, pod);
@@ -121,7 +121,7 @@ fn conditions(out: &mut Describer, pod: &Pod) {
     out.block("Conditions", (!table.is_empty()).then(|| table.render(2)).as_deref());
 }
 
-/// Every kind of volume, known or not: its type and what is set of it.
+/// Volumes of any kind, also unknown ones: the type and its fields.
 fn volumes(out: &mut Describer, pod: &Value) {
     let volumes = pod["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if volumes.is_empty() {
@@ -143,7 +143,7 @@ fn volumes(out: &mut Describer, pod: &Value) {
     }
 }
 
-/// What pod-sync says the pod waits for; the steps that are done are left to `keelson explain`.
+/// What the pod waits for; unlike `keelson explain`, without the completed steps.
 async fn waits(session: &Session, entry: &PodEntry) -> String {
     let mut out = Describer::default();
     out.line(0, "Why it waits:");
@@ -156,7 +156,7 @@ async fn waits(session: &Session, entry: &PodEntry) -> String {
                 out.raw(&explain::steps_table(&steps, session.now, Colour::for_stdout(true), 2));
             }
         }
-        Err(failure) => out.line(2, &format!("<unknown>: {failure}")),
+        Err(error) => out.line(2, &format!("<unknown>: {error}")),
     }
     out.finish()
 }

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use keelson_config::ServiceName;
 use keelson_kube_model::{ContainerStatus, Pod};
-use keelson_proto::keelson::runtime::v1::exec_request::Item as Ask;
-use keelson_proto::keelson::runtime::v1::exec_response::Item as Told;
+use keelson_proto::keelson::runtime::v1::exec_request::Item as RequestItem;
+use keelson_proto::keelson::runtime::v1::exec_response::Item as ResponseItem;
 use keelson_proto::keelson::runtime::v1::{ExecRequest, ExecResponse, ExecStart};
 use keelson_service_kit::status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,19 +16,19 @@ use tonic::{Code, Status, Streaming};
 
 use super::{Session, logs};
 use crate::args::ExecArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
-use crate::output::{self, Pump, Target};
+use crate::output::{self, OutputWriter, Target};
 use crate::pods::{self, PodEntry, bare_name};
 use crate::terminal::{self, RawTerminal};
 
-/// Bytes of standard input that are handed on at once.
-const CHUNK: usize = 32 * 1024;
-/// Chunks of standard input that may wait for the command to read them.
-const WAITING_CHUNKS: usize = 8;
+/// Bytes of standard input that are sent in one message.
+const STDIN_CHUNK_BYTES: usize = 32 * 1024;
+/// Chunks of standard input that are buffered for a command that reads slowly.
+const BUFFERED_CHUNKS: usize = 8;
 
 /// Runs the command and ends with its exit code.
-pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), CliError> {
     let target = find(session, args).await?;
     let begin = async |tty: bool| {
         let start = ExecStart {
@@ -40,277 +40,287 @@ pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), Failur
         };
         begin(session, start).await
     };
-    match attended(args, begin).await {
-        Ok(code) => ended(code),
-        Err(Broken::Local(failure)) => Err(failure),
-        Err(Broken::Remote { status, started }) => Err(explain(session, args, &target, status, started)),
+    match run_attached(args, begin).await {
+        Ok(code) => exit_with(code),
+        Err(ExecError::Local(error)) => Err(error),
+        Err(ExecError::Remote { status, started }) => {
+            Err(remote_error(session, args, &target, status, started))
+        }
     }
 }
 
-/// Begins the command, with a terminal or without, and attends it until it has ended; its exit code.
-pub(crate) async fn attended<S>(
+/// Starts the command, with or without a terminal, and relays its streams until it ends. Returns its exit code.
+pub(crate) async fn run_attached<S>(
     args: &ExecArgs,
-    begin: impl AsyncFnOnce(bool) -> Result<S, Broken>,
-) -> Result<i32, Broken>
+    begin: impl AsyncFnOnce(bool) -> Result<S, ExecError>,
+) -> Result<i32, ExecError>
 where
     S: Stream<Item = Result<ExecResponse, Status>> + Unpin,
 {
-    // As kubectl: a terminal is for somebody who types.
-    let raw = if args.tty && args.stdin { take_terminal()? } else { None };
+    // As kubectl: a terminal only for interactive input.
+    let raw = if args.tty && args.stdin { enable_raw_mode()? } else { None };
     if args.tty && raw.is_none() {
         output::notice(if args.stdin {
-            "No terminal for the command: standard input is none."
+            "No terminal for the command: standard input is not a terminal."
         } else {
             "No terminal for the command: -t needs -i."
         });
     }
     let tty = raw.is_some();
-    let end = match begin(tty).await {
-        Ok(answers) => attend(answers, tty).await,
-        Err(failure) => Err(failure),
+    let result = match begin(tty).await {
+        Ok(answers) => relay_output(answers, tty).await,
+        Err(error) => Err(error),
     };
-    // The terminal is itself again before anything is said.
+    // Restore the terminal before anything is printed.
     drop(raw);
-    end
+    result
 }
 
-/// Ends as the command has.
-pub(crate) fn ended(code: i32) -> Result<(), Failure> {
+/// Turns the exit code of the command into the result of this one.
+pub(crate) fn exit_with(code: i32) -> Result<(), CliError> {
     if code == 0 {
         return Ok(());
     }
     output::notice(&format!("The command ended with exit code {code}."));
-    // More than eight bits do not come out of a process; that it failed must.
-    Err(Failure::Ended { code: u8::try_from(code).unwrap_or(1) })
+    // An exit code has eight bits; a larger one must still be a failure.
+    Err(CliError::CommandEnded { code: u8::try_from(code).unwrap_or(1) })
 }
 
-/// The container that is meant.
-struct Wanted {
+/// The container in which the command runs.
+struct ExecTarget {
     start: ExecStart,
-    /// `None` when pod-sync did not tell.
+    /// `None` when pod-sync does not answer.
     entry: Option<PodEntry>,
 }
 
-async fn find(session: &Session, args: &ExecArgs) -> Result<Wanted, Failure> {
+async fn find(session: &Session, args: &ExecArgs) -> Result<ExecTarget, CliError> {
     let mut all = match pods::list(&session.agent).await {
         Ok(all) => all,
-        Err(failure @ (Failure::ServiceAway { .. } | Failure::Silent { .. })) => {
-            return without_pod_sync(session, args, failure);
+        Err(error @ (CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. })) => {
+            return without_pod_sync(session, args, error);
         }
-        Err(failure) => return Err(failure),
+        Err(error) => return Err(error),
     };
     let entry = pods::resolve(&session.agent, &all, &session.scope(), &args.pod).await?;
-    let container = logs::choose(entry.typed()?, args.container.as_deref())?;
+    let container = logs::choose_container(entry.typed()?, args.container.as_deref())?;
     let start = ExecStart { pod_uid: entry.document.uid.clone(), container, ..ExecStart::default() };
     let index = all.iter().position(|p| p.document.uid == start.pod_uid);
-    Ok(Wanted { start, entry: index.map(|index| all.swap_remove(index)) })
+    Ok(ExecTarget { start, entry: index.map(|index| all.swap_remove(index)) })
 }
 
-/// runtime-shim finds a pod by its full name, so that a container can be looked into while pod-sync is away.
-fn without_pod_sync(session: &Session, args: &ExecArgs, failure: Failure) -> Result<Wanted, Failure> {
+/// The target by full names, which runtime-shim resolves itself, for use while pod-sync is down.
+fn without_pod_sync(session: &Session, args: &ExecArgs, error: CliError) -> Result<ExecTarget, CliError> {
     let (Some(container), false) = (&args.container, session.global.all_namespaces) else {
-        output::notice("Without pod-sync the full name of the pod, -n and -c are needed.");
-        return Err(failure);
+        output::notice("While pod-sync is down, exec needs the full name of the pod, -n and -c.");
+        return Err(error);
     };
-    output::notice(&format!("{failure}; the name is taken for the full one"));
+    output::notice(&format!("{error}; the name is used as the full name of the pod"));
     let start = ExecStart {
         namespace: session.global.namespace.clone(),
         name: bare_name(&args.pod).to_owned(),
         container: container.clone(),
         ..ExecStart::default()
     };
-    Ok(Wanted { start, entry: None })
+    Ok(ExecTarget { start, entry: None })
 }
 
-fn take_terminal() -> Result<Option<RawTerminal>, Failure> {
-    RawTerminal::take().map_err(|source| Failure::Answer {
-        message: format!("the terminal cannot be handed to the command: {source}"),
+fn enable_raw_mode() -> Result<Option<RawTerminal>, CliError> {
+    RawTerminal::enable().map_err(|source| CliError::Failed {
+        message: format!("cannot put the terminal into raw mode: {source}"),
         hint: Some("leave -t out".into()),
     })
 }
 
-/// Why there is no exit code.
-pub(crate) enum Broken {
-    /// Something here.
-    Local(Failure),
-    /// The service or the connection to it; `started` says whether the command had begun.
+/// Why the command has no exit code.
+pub(crate) enum ExecError {
+    /// An error of this process.
+    Local(CliError),
+    /// An error of the service or the connection to it; `started`: the command had started.
     Remote { status: Status, started: bool },
 }
 
-impl From<Failure> for Broken {
-    fn from(failure: Failure) -> Self {
-        Self::Local(failure)
+impl From<CliError> for ExecError {
+    fn from(error: CliError) -> Self {
+        Self::Local(error)
     }
 }
 
-fn ask(item: Ask) -> ExecRequest {
+fn exec_request(item: RequestItem) -> ExecRequest {
     ExecRequest { item: Some(item) }
 }
 
-async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResponse>, Broken> {
+async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResponse>, ExecError> {
     let rest = input(start.stdin, start.tty)?.filter_map(async |message| message.ok());
-    let all = stream::once(std::future::ready(ask(Ask::Start(start)))).chain(rest);
+    let all = stream::once(std::future::ready(exec_request(RequestItem::Start(start)))).chain(rest);
     let answer = session.agent.runtime().exec(session.agent.request(all)).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| Broken::Remote { status, started: false })
+    answer.map(tonic::Response::into_inner).map_err(|status| ExecError::Remote { status, started: false })
 }
 
-/// What a person types, and the size of their terminal. Never ended: what has an end is the input, and that is said.
+/// The requests of a session: standard input and sizes of the terminal. The stream never ends; a message of its own
+/// reports the end of the input.
 pub(crate) fn input(
     with_stdin: bool,
     tty: bool,
-) -> Result<impl Stream<Item = Result<ExecRequest, Status>> + Send, Failure> {
-    let input: Pin<Box<dyn Stream<Item = ExecRequest> + Send>> =
-        if with_stdin { Box::pin(keys()?) } else { Box::pin(stream::empty()) };
+) -> Result<impl Stream<Item = Result<ExecRequest, Status>> + Send, CliError> {
+    let stdin: Pin<Box<dyn Stream<Item = ExecRequest> + Send>> =
+        if with_stdin { Box::pin(stdin_chunks()?) } else { Box::pin(stream::empty()) };
     let resizes: Pin<Box<dyn Stream<Item = ExecRequest> + Send>> = if tty {
-        let changed = signal(SignalKind::window_change()).map_err(|source| Failure::Runtime { source })?;
-        Box::pin(sizes(changed))
+        let changed =
+            signal(SignalKind::window_change()).map_err(|source| CliError::AsyncRuntime { source })?;
+        Box::pin(terminal_sizes(changed))
     } else {
         Box::pin(stream::empty())
     };
-    Ok(stream::select(input, resizes).chain(stream::pending()).map(Ok))
+    Ok(stream::select(stdin, resizes).chain(stream::pending()).map(Ok))
 }
 
-/// Standard input, read by a thread that nobody waits for: a read of a terminal cannot be cut short.
-fn keys() -> Result<impl Stream<Item = ExecRequest> + Send, Failure> {
-    let (sender, receiver) = mpsc::channel(WAITING_CHUNKS);
+/// Standard input, read by a thread that is never joined: a blocking read cannot be cancelled.
+fn stdin_chunks() -> Result<impl Stream<Item = ExecRequest> + Send, CliError> {
+    let (sender, receiver) = mpsc::channel(BUFFERED_CHUNKS);
     let read = move || {
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; STDIN_CHUNK_BYTES];
         loop {
             let item = match std::io::stdin().read(&mut chunk) {
                 Ok(0) => break,
-                Ok(count) => Ask::Stdin(chunk[..count].to_vec()),
+                Ok(count) => RequestItem::Stdin(chunk[..count].to_vec()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            if sender.blocking_send(ask(item)).is_err() {
+            if sender.blocking_send(exec_request(item)).is_err() {
                 return;
             }
         }
-        // The command may have ended meanwhile.
-        let _ = sender.blocking_send(ask(Ask::CloseStdin(true)));
+        // Ignore an error: the command may have ended.
+        let _ = sender.blocking_send(exec_request(RequestItem::CloseStdin(true)));
     };
     let thread = std::thread::Builder::new().name("stdin".into()).spawn(read);
-    thread.map_err(|source| Failure::Runtime { source })?;
+    thread.map_err(|source| CliError::AsyncRuntime { source })?;
     Ok(stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }))
 }
 
-/// The size of the terminal whenever it has changed.
-fn sizes(changed: Signal) -> impl Stream<Item = ExecRequest> + Send {
+/// The new size of the terminal after each change.
+fn terminal_sizes(changed: Signal) -> impl Stream<Item = ExecRequest> + Send {
     stream::unfold(changed, |mut changed| async move {
         loop {
             changed.recv().await?;
             if let Some(size) = terminal::size() {
-                return Some((ask(Ask::Resize(size)), changed));
+                return Some((exec_request(RequestItem::Resize(size)), changed));
             }
         }
     })
 }
 
-/// Hands the output on until the command has ended, and says how.
-async fn attend<S>(mut answers: S, tty: bool) -> Result<i32, Broken>
+/// Prints the output until the command ends. Returns its exit code.
+async fn relay_output<S>(mut answers: S, tty: bool) -> Result<i32, ExecError>
 where
     S: Stream<Item = Result<ExecResponse, Status>> + Unpin,
 {
-    let mut pump = Pump::start()?;
+    let mut writer = OutputWriter::start()?;
     let mut signals = if tty { Some(Signals::new()?) } else { None };
     let mut started = false;
     let mut exit_code = None;
     loop {
-        // Cancel-safe: a message that has not come whole stays with the stream, a signal with the kernel.
+        // Cancel-safe: a partial message stays in the stream, a signal in its receiver.
         let answer = tokio::select! {
             answer = answers.next() => answer,
-            signal = next_signal(signals.as_mut()) => return Err(Failure::Signalled { signal }.into()),
+            signal = next_signal(signals.as_mut()) => return Err(CliError::Signalled { signal }.into()),
         };
         match answer {
             Some(Ok(ExecResponse { item })) => match item {
-                Some(Told::Started(_)) => started = true,
-                Some(Told::Stdout(bytes)) => pump.write(Target::Stdout, bytes).await?,
-                Some(Told::Stderr(bytes)) => pump.write(Target::Stderr, bytes).await?,
-                Some(Told::ExitCode(code)) => exit_code = Some(code),
+                Some(ResponseItem::Started(_)) => started = true,
+                Some(ResponseItem::Stdout(bytes)) => writer.write(Target::Stdout, bytes).await?,
+                Some(ResponseItem::Stderr(bytes)) => writer.write(Target::Stderr, bytes).await?,
+                Some(ResponseItem::ExitCode(code)) => exit_code = Some(code),
                 None => {}
             },
             None => break,
-            // How it ended is known already.
+            // The exit code is already known.
             Some(Err(_)) if exit_code.is_some() => break,
             Some(Err(status)) => {
-                pump.finish().await?;
-                return Err(Broken::Remote { status, started });
+                writer.finish().await?;
+                return Err(ExecError::Remote { status, started });
             }
         }
     }
-    pump.finish().await?;
-    let without_end = || Status::unavailable("runtime-shim has ended the stream without an exit code");
-    exit_code.ok_or_else(|| Broken::Remote { status: without_end(), started })
+    writer.finish().await?;
+    let without_exit_code = || Status::unavailable("runtime-shim ended the stream without an exit code");
+    exit_code.ok_or_else(|| ExecError::Remote { status: without_exit_code(), started })
 }
 
-/// The signals that would leave the terminal as the command has it.
+/// Signals that would otherwise leave the terminal in raw mode.
 struct Signals {
     term: Signal,
     hangup: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let hear = |kind| signal(kind).map_err(|source| Failure::Runtime { source });
-        Ok(Self { term: hear(SignalKind::terminate())?, hangup: hear(SignalKind::hangup())? })
+    fn new() -> Result<Self, CliError> {
+        let listen = |kind| signal(kind).map_err(|source| CliError::AsyncRuntime { source });
+        Ok(Self { term: listen(SignalKind::terminate())?, hangup: listen(SignalKind::hangup())? })
     }
 }
 
-/// The number of the next of them; without a terminal they end this process as they end any.
+/// The number of the next signal; never returns without a terminal, where these signals end this process.
 async fn next_signal(signals: Option<&mut Signals>) -> u8 {
     let Some(signals) = signals else { return std::future::pending().await };
-    // Cancel-safe: a signal that was not taken is there the next time.
+    // Cancel-safe: a signal that was not received stays in its receiver.
     tokio::select! {
         _ = signals.term.recv() => 15,
         _ = signals.hangup.recv() => 1,
     }
 }
 
-/// What a person is told of a command that could not be run, or not to its end.
-fn explain(session: &Session, args: &ExecArgs, wanted: &Wanted, status: Status, started: bool) -> Failure {
+/// The error for a command that could not be run, or not to its end.
+fn remote_error(
+    session: &Session,
+    args: &ExecArgs,
+    target: &ExecTarget,
+    status: Status,
+    started: bool,
+) -> CliError {
     let message = status.message().to_owned();
     match status::reason(&status).as_deref() {
-        Some("POD_NOT_FOUND") => Failure::NotFound {
-            what: format!("nothing of the pod {} runs: {message}", args.pod),
-            hint: format!("`keelson explain pod {}` says what it waits for", args.pod),
+        Some("POD_NOT_FOUND") => CliError::NotFound {
+            what: format!("the pod {} has no running sandbox: {message}", args.pod),
+            hint: format!("`keelson explain pod {}` shows what it waits for", args.pod),
         },
-        Some("CONTAINER_NOT_FOUND") => not_running(args, wanted, &message),
+        Some("CONTAINER_NOT_FOUND") => not_running_error(args, target, &message),
         Some("COMMAND_FAILED") => {
-            Failure::Answer { message, hint: Some("the command must be there in the container's image".into()) }
+            CliError::Failed { message, hint: Some("the command must exist in the container's image".into()) }
         }
-        Some("RUNTIME_UNAVAILABLE") => Failure::NoRuntime {
+        Some("RUNTIME_UNAVAILABLE") => CliError::RuntimeUnavailable {
             message,
-            hint: "start the container runtime; `keelson get node` shows what the agent sees of it".into(),
+            hint: "start the container runtime; `keelson get node` shows its state".into(),
         },
-        Some("IDLE") => Failure::TimedOut {
+        Some("IDLE") => CliError::TimedOut {
             message,
-            hint: "the command may still run; `streamingConnectionIdleTimeout` of the configuration is the limit".into(),
+            hint: "the command may still run; `streamingConnectionIdleTimeout` of the configuration sets the limit".into(),
         },
-        Some("BAD_REQUEST" | "RUNTIME_REFUSED") => Failure::Answer { message, hint: None },
+        Some("BAD_REQUEST" | "RUNTIME_REFUSED") => CliError::Failed { message, hint: None },
         _ if started && matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal) => {
-            Failure::Answer {
+            CliError::Failed {
                 message: format!("the connection broke while the command ran: {message}"),
-                hint: Some("how it ended is not known, and it may still run: look before you run it again".into()),
+                hint: Some("its exit code is unknown, and it may still run: check before you run it again".into()),
             }
         }
-        _ => session.agent.failure(ServiceName::RuntimeShim, status),
+        _ => session.agent.call_error(ServiceName::RuntimeShim, status),
     }
 }
 
-/// The container is not running: since when, how it ended, and where its last words are.
-fn not_running(args: &ExecArgs, wanted: &Wanted, message: &str) -> Failure {
-    let container = &wanted.start.container;
-    let pod = wanted.entry.as_ref().map_or(bare_name(&args.pod), |entry| &entry.document.name);
-    let state = wanted.entry.as_ref().and_then(|entry| {
+/// The error for a container that is not running: how and when it ended, or what it waits for.
+fn not_running_error(args: &ExecArgs, target: &ExecTarget, message: &str) -> CliError {
+    let container = &target.start.container;
+    let pod = target.entry.as_ref().map_or(bare_name(&args.pod), |entry| &entry.document.name);
+    let state = target.entry.as_ref().and_then(|entry| {
         let status = container_status(entry.pod.as_ref()?, container)?;
         Some(state(status, keelson_service_kit::now_unix_nanos()))
     });
     let (how, hint) = state.unwrap_or_else(|| (message.to_owned(), "why"));
     let hint = match hint {
-        "logs" => format!("`keelson logs {pod} -c {container}` shows its last words"),
-        _ => format!("`keelson explain pod {pod}` says what it waits for"),
+        "logs" => format!("`keelson logs {pod} -c {container}` shows its last lines"),
+        _ => format!("`keelson explain pod {pod}` shows what it waits for"),
     };
-    Failure::NotFound {
+    CliError::NotFound {
         what: format!("the container {container} of the pod {pod} is not running: {how}"),
         hint,
     }
@@ -323,7 +333,7 @@ fn container_status<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus>
     all.into_iter().flatten().find(|status| status.name == name)
 }
 
-/// How a container is that does not run, and where one looks next.
+/// The state of a container that is not running, and whether its `logs` or `why` it waits is the next thing to look at.
 fn state(status: &ContainerStatus, now: i64) -> (String, &'static str) {
     let ended = status.state.terminated.as_ref();
     if let Some(ended) = ended {
@@ -334,7 +344,7 @@ fn state(status: &ContainerStatus, now: i64) -> (String, &'static str) {
     }
     match &status.state.waiting {
         Some(waiting) if !waiting.reason.is_empty() => (format!("it waits ({})", waiting.reason), "why"),
-        _ => ("it has not been started yet, or is being started anew".to_owned(), "why"),
+        _ => ("it has not been started yet, or is being restarted".to_owned(), "why"),
     }
 }
 
@@ -344,22 +354,22 @@ mod tests {
 
     use super::*;
 
-    fn told(state_of: Value) -> (String, &'static str) {
+    fn state_text(state_of: Value) -> (String, &'static str) {
         let status: ContainerStatus =
             serde_json::from_value(json!({"name": "app", "state": state_of})).unwrap();
         state(&status, 65 * human::SECOND)
     }
 
     #[test]
-    fn a_container_that_does_not_run_says_how_it_ended_or_what_it_waits_for() {
+    fn exec_error_shows_how_the_container_ended_or_what_it_waits_for() {
         let ended = json!({"exitCode": 3, "reason": "Error", "finishedAt": "1970-01-01T00:00:05Z"});
         assert_eq!(
-            told(json!({"terminated": ended})),
+            state_text(json!({"terminated": ended})),
             ("it has ended with exit code 3 (Error) 60s ago".into(), "logs")
         );
-        assert_eq!(told(json!({"terminated": {"exitCode": 0}})).0, "it has ended with exit code 0");
+        assert_eq!(state_text(json!({"terminated": {"exitCode": 0}})).0, "it has ended with exit code 0");
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
-        assert_eq!(told(waiting), ("it waits (CrashLoopBackOff)".into(), "why"));
-        assert!(told(json!({"running": {}})).0.contains("not been started yet"));
+        assert_eq!(state_text(waiting), ("it waits (CrashLoopBackOff)".into(), "why"));
+        assert!(state_text(json!({"running": {}})).0.contains("not been started yet"));
     }
 }

@@ -7,28 +7,28 @@ use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use serde_json::{Value, json};
 
 use super::Session;
-use super::get_sources::{meanwhile, place, warned_place};
-use crate::error::Failure;
+use super::get_sources::{effect, location, warning_location};
+use crate::error::CliError;
 use crate::human;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry, bare_name};
 use crate::table::Table;
 
-/// The owner of a step that only a person can mend.
-const YOU: &str = "you";
+/// The owner of a step that needs a person.
+const OPERATOR: &str = "you";
 
 /// Explains the named pods.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), CliError> {
     let all = pods::list(&session.agent).await?;
     let mut documents = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let answer = match pods::find(&all, &session.scope(), name) {
             Ok(entry) => explain(session, entry).await?,
-            Err(failure @ Failure::NotFound { .. }) => match waiting(session, name).await {
+            Err(error @ CliError::NotFound { .. }) => match explain_waiting(session, name).await {
                 Some(answer) => answer,
-                None => return refused(session, name, failure).await,
+                None => return explain_missing(session, name, error).await,
             },
-            Err(failure) => return Err(failure),
+            Err(error) => return Err(error),
         };
         if output::is_document(session.format()) {
             documents.push(document(&answer));
@@ -44,9 +44,9 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
     }
 }
 
-/// What pod-sync says of the pod, and before it a newer manifest of it that pod-config refuses.
-pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<ExplainPodResponse, Failure> {
-    // Side by side: pod-config adds to the answer but is not needed for it.
+/// The steps from pod-sync, preceded by errors and warnings of pod-config about the pod's manifest.
+pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<ExplainPodResponse, CliError> {
+    // Concurrently: pod-config completes the answer but is not needed for it.
     let (answer, sources) =
         futures_util::future::join(session.agent.explain(&entry.document.uid), session.agent.sources()).await;
     let mut answer = answer?;
@@ -58,18 +58,18 @@ pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<Expla
             let refusals = problems.filter(|p| p.kept_pods.contains(&full)).map(refusal);
             refusals.chain(warnings.filter(|w| w.pod == full).map(warning)).collect()
         }
-        Err(why) => unheard(session, &why).await.into_iter().collect(),
+        Err(error) => pod_config_down(session, &error).await.into_iter().collect(),
     };
     answer.steps.splice(0..0, first);
     Ok(answer)
 }
 
-/// Nobody reads manifests. None when it is only not known: what answers with an error works.
-async fn unheard(session: &Session, why: &Failure) -> Option<Step> {
-    if !matches!(why, Failure::ServiceAway { .. } | Failure::Silent { .. }) {
+/// A step that says that pod-config does not read manifests. `None` if it answered with an error, so that it is running.
+async fn pod_config_down(session: &Session, error: &CliError) -> Option<Step> {
+    if !matches!(error, CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. }) {
         return None;
     }
-    // Who starts the services knows since when this one is away, unless it has not noticed yet or is away, too.
+    // init knows since when the service is down, unless it has not noticed yet or is down as well.
     let services = session.agent.services().await.unwrap_or_default();
     let own = services.into_iter().find(|service| service.name == ServiceName::PodConfig.as_str());
     let own = own.unwrap_or_default();
@@ -77,7 +77,7 @@ async fn unheard(session: &Session, why: &Failure) -> Option<Step> {
         name: "source".into(),
         state: "waiting".into(),
         subject: String::new(),
-        message: format!("{why}; until it answers, no manifest that is new or has changed is read"),
+        message: format!("{error}; until it answers, new and changed manifests are not read"),
         owner: ServiceName::PodConfig.to_string(),
         since_unix_nanos: own.not_running_since_unix_nanos,
         next_retry_unix_nanos: own.next_start_unix_nanos,
@@ -89,31 +89,31 @@ fn refusal(problem: &SourceProblem) -> Step {
         name: "source".into(),
         state: "failed".into(),
         subject: String::new(),
-        message: format!("{}: {}; {}", place(problem), problem.message, meanwhile(problem)),
-        owner: YOU.into(),
+        message: format!("{}: {}; {}", location(problem), problem.message, effect(problem)),
+        owner: OPERATOR.into(),
         since_unix_nanos: problem.since_unix_nanos,
         next_retry_unix_nanos: 0,
     }
 }
 
-/// What of the pod's manifest is not used as it was written; nothing waits for that.
+/// A step for a part of the pod's manifest that is ignored; it does not block the pod.
 fn warning(warning: &SourceWarning) -> Step {
     Step {
         name: "source".into(),
         state: "done".into(),
         subject: "warning".into(),
-        message: format!("{}{}", warned_place(warning), warning.message),
-        owner: YOU.into(),
+        message: format!("{}{}", warning_location(warning), warning.message),
+        owner: OPERATOR.into(),
         since_unix_nanos: warning.since_unix_nanos,
         next_retry_unix_nanos: 0,
     }
 }
 
-/// What there is to say of a pod that does not start after a reboot before the control plane answers.
-async fn waiting(session: &Session, name: &str) -> Option<ExplainPodResponse> {
+/// The steps of a pod that waits for the control plane after a reboot.
+async fn explain_waiting(session: &Session, name: &str) -> Option<ExplainPodResponse> {
     let (sources, scope) = (session.agent.sources().await.ok()?, session.scope());
     let mut pods = sources.into_iter().flat_map(|source| source.waiting);
-    let pod = pods.find(|pod| pod.name == bare_name(name) && scope.holds(&pod.namespace))?;
+    let pod = pods.find(|pod| pod.name == bare_name(name) && scope.contains(&pod.namespace))?;
     let step = Step {
         name: "source".into(),
         state: "waiting".into(),
@@ -131,27 +131,27 @@ async fn waiting(session: &Session, name: &str) -> Option<ExplainPodResponse> {
     })
 }
 
-/// There is no such pod: shows the manifests that are refused, for it may be in one of them, or that nobody reads
-/// any at present.
-async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), Failure> {
-    let (steps, summary, failure) = match session.agent.sources().await {
+/// For a pod that does not exist: shows the refused manifests that may contain it, or that pod-config does not read
+/// manifests at present.
+async fn explain_missing(session: &Session, name: &str, error: CliError) -> Result<(), CliError> {
+    let (steps, summary, error) = match session.agent.sources().await {
         Ok(sources) => {
             let steps = suspects(&sources, bare_name(name));
             let manifests = match steps.len() {
-                0 => return Err(failure),
+                0 => return Err(error),
                 1 => "a manifest is refused".to_owned(),
                 count => format!("{count} manifests are refused"),
             };
-            let summary = format!("There is no such pod, but {manifests} that it may stand in.");
-            let hint = "mend the manifest; it is read again at once".into();
-            (steps, summary, Failure::NotFound { what: failure.to_string(), hint })
+            let summary = format!("There is no such pod, but {manifests} that may contain it.");
+            let hint = "correct the manifest; it is read again at once".into();
+            (steps, summary, CliError::NotFound { what: error.to_string(), hint })
         }
-        Err(why) => match unheard(session, &why).await {
-            None => return Err(failure),
+        Err(source_error) => match pod_config_down(session, &source_error).await {
+            None => return Err(error),
             Some(step) => {
                 let summary =
                     "There is no such pod so far, and the service that reads manifests does not answer.";
-                (vec![step], summary.to_owned(), why)
+                (vec![step], summary.to_owned(), source_error)
             }
         },
     };
@@ -170,10 +170,10 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
     } else {
         output::print(&text(&answer, session.now, session.colour))?;
     }
-    Err(failure)
+    Err(error)
 }
 
-/// The refused manifests that name the pod; all of them when none does.
+/// The refused manifests that mention the pod, or all of them if none does.
 fn suspects(sources: &[Source], name: &str) -> Vec<Step> {
     let problems: Vec<&SourceProblem> = sources.iter().flat_map(|s| &s.problems).collect();
     let named: Vec<&SourceProblem> =
@@ -182,7 +182,7 @@ fn suspects(sources: &[Source], name: &str) -> Vec<Step> {
     chosen.into_iter().map(refusal).collect()
 }
 
-/// The steps as a list for people.
+/// The summary and the steps as text.
 pub(crate) fn text(answer: &ExplainPodResponse, now: i64, colour: Colour) -> String {
     let pod = answer.pod.clone().unwrap_or_default();
     let mut text =
@@ -192,7 +192,7 @@ pub(crate) fn text(answer: &ExplainPodResponse, now: i64, colour: Colour) -> Str
     text
 }
 
-/// A table of steps, each behind its mark.
+/// A table of steps, each with a coloured mark for its state.
 pub(crate) fn steps_table(steps: &[&Step], now: i64, colour: Colour, indent: usize) -> String {
     let mut table = Table::new(["", "STEP", "SUBJECT", "STATE", "SINCE", "OWNER", "NEXT RETRY", "MESSAGE"]);
     for step in steps {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_stands_behind_its_mark() {
+    fn explain_table_marks_each_step_with_its_state() {
         let answer = ExplainPodResponse {
             pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web-edge".into() }),
             phase: "Pending".into(),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_manifests_that_name_the_pod_are_suspected_if_any_does() {
+    fn refused_manifests_that_mention_the_pod_are_preferred() {
         let problem = |origin: &str| SourceProblem {
             origin: origin.into(),
             line: 3,
@@ -305,7 +305,7 @@ mod tests {
             ..Source::default()
         }];
         let messages = |name| suspects(&sources, name).into_iter().map(|s| s.message).collect::<Vec<_>>();
-        assert_eq!(messages("web"), ["/m/web.yaml:3: bad; nothing of it runs"]);
+        assert_eq!(messages("web"), ["/m/web.yaml:3: bad; none of its pods run"]);
         assert_eq!(messages("db").len(), 2);
     }
 }

@@ -10,34 +10,34 @@ use keelson_service_kit::PeerChannel;
 use serde_json::{Value, json};
 
 use super::Session;
-use crate::agent::ToldEvent;
+use crate::agent::ServiceEvent;
 use crate::args::WatchArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{Scope, bare_name};
-use crate::seen::{Change, Row};
+use crate::row_tracker::{Change, Row};
 use crate::table::Table;
-use crate::watch::{Absences, POLL, Printer};
+use crate::watch::{OutageNotices, POLL_INTERVAL, Printer};
 
-/// The namespace in which Kubernetes keeps events about objects without one.
-const CLUSTER_WIDE: &str = "default";
+/// The namespace of events about cluster-scoped objects, as in Kubernetes.
+const CLUSTER_SCOPED_NAMESPACE: &str = "default";
 
 /// Shows the events of all services, oldest first.
-pub(crate) async fn run(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
-    let choice = Choice::of(session, about)?;
+pub(crate) async fn run(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), CliError> {
+    let filter = EventFilter::new(session, about)?;
     if args.watch {
-        return follow(session, &choice, args).await;
+        return follow(session, &filter, args).await;
     }
-    let (events, failures) = session.agent.events().await?;
-    for failure in &failures {
-        output::notice(&format!("{failure}; its events are missing"));
+    let (events, errors) = session.agent.events().await?;
+    for error in &errors {
+        output::notice(&format!("{error}; its events are missing"));
     }
-    let node = choice.node(session).await;
-    let chosen: Vec<&ToldEvent> =
-        events.iter().filter(|told| choice.holds(&told.event, node.as_deref())).collect();
+    let node = filter.node(session).await;
+    let chosen: Vec<&ServiceEvent> =
+        events.iter().filter(|entry| filter.matches(&entry.event, node.as_deref())).collect();
     if output::is_document(session.format()) {
-        let items: Vec<Value> = chosen.iter().map(|told| document(told)).collect();
+        let items: Vec<Value> = chosen.iter().map(|entry| document(entry)).collect();
         let list = json!({"apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": items});
         return output::print_document(session.format(), &list);
     }
@@ -48,7 +48,7 @@ pub(crate) async fn run(session: &Session, about: Option<&str>, args: WatchArgs)
     output::print(&table(session, &chosen).render(0))
 }
 
-/// The name of the node, which is the suffix of pods from manifests; `None` when nobody tells.
+/// The name of the node, which is the suffix of pods from manifests; `None` when it is unknown.
 async fn node_name(session: &Session) -> Option<String> {
     if let Ok(node) = session.agent.node().await {
         return node["metadata"]["name"].as_str().map(ToOwned::to_owned);
@@ -58,31 +58,31 @@ async fn node_name(session: &Session) -> Option<String> {
 }
 
 fn namespace_of(event: &Event) -> &str {
-    if event.namespace.is_empty() { CLUSTER_WIDE } else { &event.namespace }
+    if event.namespace.is_empty() { CLUSTER_SCOPED_NAMESPACE } else { &event.namespace }
 }
 
-/// The events that are shown.
-pub(crate) struct Choice {
+/// Selects the events to show.
+pub(crate) struct EventFilter {
     scope: Scope,
     about: Option<About>,
 }
 
-impl Choice {
-    /// What the flags of namespaces and `--for` name.
+impl EventFilter {
+    /// The filter of the namespace flags and `--for`.
     ///
     /// # Errors
-    /// `--for` names no type that has events.
-    pub(crate) fn of(session: &Session, about: Option<&str>) -> Result<Self, Failure> {
+    /// `--for` names a type without events.
+    pub(crate) fn new(session: &Session, about: Option<&str>) -> Result<Self, CliError> {
         Ok(Self { scope: session.scope(), about: about.map(About::parse).transpose()? })
     }
 
-    /// Whether this event of a node is among them; a node without a name is one that nobody can tell.
-    pub(crate) fn holds(&self, event: &Event, node: Option<&str>) -> bool {
-        self.scope.holds(namespace_of(event))
-            && self.about.as_ref().is_none_or(|about| about.is_about(event, node))
+    /// Whether the event of a node is selected. `node`: the node's name, if it is known.
+    pub(crate) fn matches(&self, event: &Event, node: Option<&str>) -> bool {
+        self.scope.contains(namespace_of(event))
+            && self.about.as_ref().is_none_or(|about| about.matches(event, node))
     }
 
-    /// The name of this node, where it takes part in the choice.
+    /// The name of this node, if the filter needs it.
     async fn node(&self, session: &Session) -> Option<String> {
         if self.about.is_some() { node_name(session).await } else { None }
     }
@@ -95,35 +95,35 @@ struct About {
 }
 
 impl About {
-    fn parse(text: &str) -> Result<Self, Failure> {
+    fn parse(text: &str) -> Result<Self, CliError> {
         let (kind, name) = text.split_once('/').unwrap_or(("pod", text));
         let kind = match kind {
             "pod" | "pods" | "po" => "Pod",
             "node" | "nodes" | "no" => "Node",
             _ => {
-                return Err(Failure::Usage {
-                    message: format!("--for {text:?} names no type that has events"),
-                    hint: "pod/NAME or node/NAME".into(),
+                return Err(CliError::Usage {
+                    message: format!("--for {text:?} names a type without events"),
+                    hint: "use pod/NAME or node/NAME".into(),
                 });
             }
         };
         Ok(Self { kind, name: name.to_owned() })
     }
 
-    fn is_about(&self, event: &Event, node: Option<&str>) -> bool {
-        // A pod of a manifest has the node's name behind its own.
-        let of_a_manifest = |node: &str| event.name == format!("{}-{node}", bare_name(&self.name));
+    fn matches(&self, event: &Event, node: Option<&str>) -> bool {
+        // The name of a pod from a manifest ends with the node's name.
+        let is_static_pod = |node: &str| event.name == format!("{}-{node}", bare_name(&self.name));
         event.kind == self.kind
             && (event.name == self.name
                 || event.uid == self.name
-                || (self.kind == "Pod" && node.is_some_and(of_a_manifest)))
+                || (self.kind == "Pod" && node.is_some_and(is_static_pod)))
     }
 }
 
-fn table(session: &Session, chosen: &[&ToldEvent]) -> Table {
+fn table(session: &Session, chosen: &[&ServiceEvent]) -> Table {
     let mut table = Table::with_header(header(session));
-    for told in chosen {
-        table.row(cells(session, &told.event, told.service.as_str(), session.now));
+    for entry in chosen {
+        table.row(cells(session, &entry.event, entry.service.as_str(), session.now));
     }
     table
 }
@@ -141,7 +141,7 @@ pub(crate) fn header(session: &Session) -> Vec<String> {
     header.into_iter().map(ToOwned::to_owned).collect()
 }
 
-/// An event that `source` has told, as a row below [`header`].
+/// An event that `source` reported, as a row below [`header`].
 pub(crate) fn cells(session: &Session, event: &Event, source: &str, now: i64) -> Vec<String> {
     let mut cells = Vec::with_capacity(10);
     if session.global.all_namespaces {
@@ -163,7 +163,7 @@ pub(crate) fn cells(session: &Session, event: &Event, source: &str, now: i64) ->
     cells
 }
 
-/// How far the events of a service are read.
+/// The position up to which the events of a service have been read.
 struct Cursor {
     service: ServiceName,
     client: EventsClient<PeerChannel>,
@@ -171,9 +171,9 @@ struct Cursor {
     after_sequence: u64,
 }
 
-/// Shows the events so far, then each as it is told; one that happens again is shown again, with its count.
-async fn follow(session: &Session, choice: &Choice, args: WatchArgs) -> Result<(), Failure> {
-    let node = choice.node(session).await;
+/// Shows the past events, then each new one; an event that happens again is shown again, with its count.
+async fn follow(session: &Session, filter: &EventFilter, args: WatchArgs) -> Result<(), CliError> {
+    let node = filter.node(session).await;
     let mut printer = Printer::new(session.format(), args, header(session), "TYPE");
     let mut cursors: Vec<Cursor> = ServiceName::ALL
         .into_iter()
@@ -182,67 +182,70 @@ async fn follow(session: &Session, choice: &Choice, args: WatchArgs) -> Result<(
             Cursor { service, client, ring_id: String::new(), after_sequence: 0 }
         })
         .collect();
-    let (mut absences, mut first) = (Absences::default(), true);
+    let (mut outages, mut first) = (OutageNotices::default(), true);
     loop {
-        let answers = join_all(cursors.iter_mut().map(|cursor| news(session, cursor))).await;
-        let nobody = answers.iter().all(|(_, answer)| answer.is_err());
+        let answers = join_all(cursors.iter_mut().map(|cursor| new_events(session, cursor))).await;
+        let all_failed = answers.iter().all(|(_, answer)| answer.is_err());
         let mut events = Vec::new();
         for (service, answer) in answers {
             match answer {
-                Ok(news) => {
-                    absences.back(service);
-                    events.extend(news);
+                Ok(new) => {
+                    outages.back(service);
+                    events.extend(new);
                 }
-                Err(failure) if nobody && first => return Err(failure),
-                // Under systemd and compose there is no init, and nobody misses its events.
+                Err(error) if all_failed && first => return Err(error),
+                // Under systemd and Docker Compose there is no init, so its events are not missing.
                 Err(_) if service == ServiceName::Init => {}
-                Err(failure) => absences.lost(service, || failure),
+                Err(error) => outages.lost(service, || error),
             }
         }
         first = false;
-        events.sort_by_key(|told| (told.event.last_unix_nanos, told.event.sequence));
+        events.sort_by_key(|entry| (entry.event.last_unix_nanos, entry.event.sequence));
         printer.hold();
-        for told in events {
-            if choice.holds(&told.event, node.as_deref()) {
-                let change = if told.event.count > 1 { Change::Modified } else { Change::Added };
-                printer.show(change, row(session, &told))?;
+        for entry in events {
+            if filter.matches(&entry.event, node.as_deref()) {
+                let change = if entry.event.count > 1 { Change::Modified } else { Change::Added };
+                printer.show(change, row(session, &entry))?;
             }
         }
         printer.release()?;
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The events of a service that have not been read yet.
-async fn news(session: &Session, cursor: &mut Cursor) -> (ServiceName, Result<Vec<ToldEvent>, Failure>) {
+/// Reads the events of a service since the cursor, and advances it.
+async fn new_events(
+    session: &Session,
+    cursor: &mut Cursor,
+) -> (ServiceName, Result<Vec<ServiceEvent>, CliError>) {
     let service = cursor.service;
     let request =
         ListEventsRequest { ring_id: cursor.ring_id.clone(), after_sequence: cursor.after_sequence };
     let list = match cursor.client.list_events(session.agent.request(request)).await {
         Ok(answer) => answer.into_inner(),
-        Err(status) => return (service, Err(session.agent.failure(service, status))),
+        Err(status) => return (service, Err(session.agent.call_error(service, status))),
     };
     if list.lost > 0 && list.ring_id == cursor.ring_id {
         output::notice(&format!("{} events of {service} were overwritten before they were read", list.lost));
     }
     cursor.ring_id = list.ring_id;
     cursor.after_sequence = list.last_sequence;
-    (service, Ok(list.events.into_iter().map(|event| ToldEvent { service, event }).collect()))
+    (service, Ok(list.events.into_iter().map(|event| ServiceEvent { service, event }).collect()))
 }
 
 /// An event as a watch shows it.
-fn row(session: &Session, told: &ToldEvent) -> Row {
+fn row(session: &Session, entry: &ServiceEvent) -> Row {
     let now = keelson_service_kit::now_unix_nanos();
     if output::is_document(session.format()) {
-        return Row { document: document(told), ..Row::default() };
+        return Row { document: document(entry), ..Row::default() };
     }
-    Row { cells: cells(session, &told.event, told.service.as_str(), now), ..Row::default() }
+    Row { cells: cells(session, &entry.event, entry.service.as_str(), now), ..Row::default() }
 }
 
 /// The event as a Kubernetes v1 Event.
-fn document(told: &ToldEvent) -> Value {
-    let event = &told.event;
-    let component = format!("keelson-{}", told.service);
+fn document(entry: &ServiceEvent) -> Value {
+    let event = &entry.event;
+    let component = format!("keelson-{}", entry.service);
     let mut object = json!({
         "apiVersion": "v1",
         "kind": event.kind,
@@ -281,30 +284,30 @@ fn document(told: &ToldEvent) -> Value {
     })
 }
 
-/// The rows of a `describe`: events about one object.
+/// The events about one object, as a table for `describe`.
 pub(crate) fn rows_about(
-    events: &[ToldEvent],
+    events: &[ServiceEvent],
     kind: &str,
     name: &str,
     uid: &str,
     now: i64,
 ) -> Option<String> {
     let mut table = Table::new(["Type", "Reason", "Age", "From", "Message"]);
-    let about = |told: &&ToldEvent| {
-        let e = &told.event;
+    let about = |entry: &&ServiceEvent| {
+        let e = &entry.event;
         e.kind == kind && e.name == name && (uid.is_empty() || e.uid.is_empty() || e.uid == uid)
     };
-    for told in events.iter().filter(about) {
-        let event = &told.event;
-        let mut seen = human::since(event.last_unix_nanos, now);
+    for entry in events.iter().filter(about) {
+        let event = &entry.event;
+        let mut age = human::since(event.last_unix_nanos, now);
         if event.count > 1 {
-            seen = format!("{seen} (x{} over {})", event.count, human::since(event.first_unix_nanos, now));
+            age = format!("{age} (x{} over {})", event.count, human::since(event.first_unix_nanos, now));
         }
         table.row(vec![
             event.r#type.clone(),
             event.reason.clone(),
-            seen,
-            told.service.to_string(),
+            age,
+            entry.service.to_string(),
             event.message.clone(),
         ]);
     }

@@ -4,24 +4,24 @@ use keelson_proto::keelson::runtime::v1::{ContainerState, ImageUser, RuntimeImag
 use serde_json::{Value, json};
 
 use super::Session;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::table::Table;
 
-/// Characters of an id that tell it from others.
+/// The number of characters of an abbreviated id.
 const SHORT_ID: usize = 12;
 
-/// Shows the images of the container runtime, or those that are named.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+/// Shows the images of the container runtime, or the named ones.
+pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), CliError> {
     let mut images = session.agent.images().await?;
-    if let Some(unknown) = names.iter().find(|name| !images.iter().any(|image| is_named(image, name))) {
-        return Err(Failure::NotFound {
+    if let Some(unknown) = names.iter().find(|name| !images.iter().any(|image| matches_name(image, name))) {
+        return Err(CliError::NotFound {
             what: format!("the container runtime has no image {unknown:?}"),
-            hint: "`keelson get images` lists all of them".into(),
+            hint: "`keelson get images` lists all images".into(),
         });
     }
-    images.retain(|image| names.is_empty() || names.iter().any(|name| is_named(image, name)));
+    images.retain(|image| names.is_empty() || names.iter().any(|name| matches_name(image, name)));
     if output::is_document(session.format()) {
         let items: Vec<Value> = images.iter().map(document).collect();
         return output::print_document(session.format(), &json!({"items": items}));
@@ -33,28 +33,28 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
     output::print(&table(session, &images).render(0))
 }
 
-/// Whether a name means the image: one of its tags or digests, with or without what stands before the last slash and
-/// behind the tag's colon, or the beginning of its id.
-fn is_named(image: &RuntimeImage, name: &str) -> bool {
+/// Whether a name matches the image: one of its tags or digests, with or without the part before the last slash and
+/// the part after the tag's colon, or the beginning of its id.
+fn matches_name(image: &RuntimeImage, name: &str) -> bool {
     let id = digits(&image.id);
     let begins = name.len() >= 4 && id.starts_with(digits(name));
     begins
         || image.repo_digests.iter().any(|digest| digest == name)
         || image.repo_tags.iter().any(|tag| {
-            let (repository, _) = split(tag);
+            let (repository, _) = split_tag(tag);
             let short = repository.rsplit('/').next().unwrap_or(repository);
             [tag.as_str(), repository, short].contains(&name)
                 || tag.strip_suffix(name).is_some_and(|before| before.ends_with('/'))
         })
 }
 
-/// An id without the name of its algorithm.
+/// An id without the prefix of its algorithm.
 fn digits(id: &str) -> &str {
     id.split_once(':').map_or(id, |(_, digits)| digits)
 }
 
-/// Repository and tag. A colon before the last slash is that of a port.
-fn split(tag: &str) -> (&str, &str) {
+/// Splits a tag into repository and tag. A colon before the last slash belongs to a port.
+fn split_tag(tag: &str) -> (&str, &str) {
     match tag.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, tag),
         _ => (tag, "<none>"),
@@ -76,7 +76,7 @@ fn table(session: &Session, images: &[RuntimeImage]) -> Table {
                 Some(digest) if image.repo_tags.is_empty() => {
                     (digest.split('@').next().unwrap_or_default(), "<none>")
                 }
-                _ => split(tag),
+                _ => split_tag(tag),
             };
             let mut cells = vec![
                 repository.to_owned(),
@@ -95,7 +95,7 @@ fn table(session: &Session, images: &[RuntimeImage]) -> Table {
     table
 }
 
-/// A size in KiB below one MiB, in MiB with one digit above.
+/// A size in KiB below one MiB, else in MiB with one digit.
 fn size(bytes: u64) -> String {
     let kib = bytes.div_ceil(1024);
     if kib < 1024 { format!("{kib}Ki") } else { human::mebibytes(kib) }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_named_by_tag_repository_digest_or_the_beginning_of_its_id() {
+    fn image_matches_tag_repository_digest_or_id_prefix() {
         for name in [
             "registry.example:5000/team/web:1.2",
             "registry.example:5000/team/web",
@@ -176,28 +176,28 @@ mod tests {
             "4c5f6a",
             "sha256:4c5f6a",
         ] {
-            assert!(is_named(&image(), name), "{name}");
+            assert!(matches_name(&image(), name), "{name}");
         }
         for name in ["", "4c5", "eb:1.2", "team", "web:1", "registry.example", "5000/team/web"] {
-            assert!(!is_named(&image(), name), "{name}");
+            assert!(!matches_name(&image(), name), "{name}");
         }
     }
 
     #[test]
-    fn the_colon_of_a_port_is_no_tag() {
-        assert_eq!(split("registry.example:5000/web:1"), ("registry.example:5000/web", "1"));
-        assert_eq!(split("registry.example:5000/web"), ("registry.example:5000/web", "<none>"));
+    fn port_of_a_registry_is_not_taken_for_a_tag() {
+        assert_eq!(split_tag("registry.example:5000/web:1"), ("registry.example:5000/web", "1"));
+        assert_eq!(split_tag("registry.example:5000/web"), ("registry.example:5000/web", "<none>"));
     }
 
     #[test]
-    fn small_sizes_are_not_rounded_to_nothing() {
+    fn small_image_sizes_are_rounded_up() {
         for (bytes, text) in [(0, "0Ki"), (700, "1Ki"), (1_048_575, "1.0Mi"), (4_500_000, "4.2Mi")] {
             assert_eq!(size(bytes), text, "{bytes}");
         }
     }
 
     #[test]
-    fn a_pod_that_uses_an_image_in_two_containers_is_named_once() {
+    fn pod_with_two_containers_of_an_image_is_listed_once() {
         let user = |pod: &str, id: &str| ImageUser {
             pod: Some(keelson_proto::keelson::common::v1::PodRef { name: pod.into(), ..Default::default() }),
             container_id: id.into(),

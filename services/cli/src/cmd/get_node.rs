@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::Session;
 use crate::args::WatchArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
-use crate::seen::{Row, Seen};
+use crate::row_tracker::{Row, RowTracker};
 use crate::table::Table;
 use crate::watch::{self, Printer};
 
 /// Shows the node.
-pub(crate) async fn run(session: &Session, name: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, name: Option<&str>, args: WatchArgs) -> Result<(), CliError> {
     let json = session.agent.node().await?;
     check_name(&json, name)?;
     if args.watch {
@@ -58,7 +58,7 @@ fn cells(session: &Session, node: &Node, now: i64) -> Vec<String> {
 }
 
 /// The node as a watch shows it.
-fn row(session: &Session, json: Value) -> Result<Row, Failure> {
+fn row(session: &Session, json: Value) -> Result<Row, CliError> {
     if output::is_document(session.format()) {
         return Ok(Row {
             mark: without_heartbeats(json.clone()).to_string(),
@@ -68,12 +68,12 @@ fn row(session: &Session, json: Value) -> Result<Row, Failure> {
     }
     let node = read(json)?;
     let now = keelson_service_kit::now_unix_nanos();
-    // At the moment 0 all ages are alike.
+    // At time 0 all ages are equal.
     let mark = cells(session, &node, 0).join("\0");
     Ok(Row { mark, cells: cells(session, &node, now), document: Value::Null })
 }
 
-/// A condition that holds on is no change, although its heartbeat is new each time.
+/// Removes the heartbeat times, so that a heartbeat does not count as a change.
 pub(crate) fn without_heartbeats(mut node: Value) -> Value {
     for condition in node["status"]["conditions"].as_array_mut().into_iter().flatten() {
         if let Some(condition) = condition.as_object_mut() {
@@ -83,27 +83,27 @@ pub(crate) fn without_heartbeats(mut node: Value) -> Value {
     node
 }
 
-/// Shows each change of the node, which is asked for again and again.
-async fn follow(session: &Session, first: Value, args: WatchArgs) -> Result<(), Failure> {
+/// Polls the node and shows each change.
+async fn follow(session: &Session, first: Value, args: WatchArgs) -> Result<(), CliError> {
     let mut printer = Printer::new(session.format(), args, header(session), "STATUS");
-    let mut seen = Seen::default();
+    let mut tracker = RowTracker::default();
     let mut first = Some(first);
-    let ask = async || match first.take() {
+    let request = async || match first.take() {
         Some(node) => Ok(node),
         None => session.agent.node().await,
     };
-    let end = watch::poll(ServiceName::NodeStatus, ask, |json| {
+    let end = watch::poll(ServiceName::NodeStatus, request, |json| {
         let row = row(session, json)?;
-        seen.set("node", &row).map_or(Ok(()), |change| printer.show(change, row))
+        tracker.set("node", &row).map_or(Ok(()), |change| printer.show(change, row))
     });
     end.await.map(|never| match never {})
 }
 
-/// Refuses the name of another node.
-pub(crate) fn check_name(node: &serde_json::Value, name: Option<&str>) -> Result<(), Failure> {
+/// Checks that `name`, if given, is the name of this node.
+pub(crate) fn check_name(node: &serde_json::Value, name: Option<&str>) -> Result<(), CliError> {
     let own = node["metadata"]["name"].as_str().unwrap_or_default();
     match name {
-        Some(name) if name != own => Err(Failure::NotFound {
+        Some(name) if name != own => Err(CliError::NotFound {
             what: format!("there is no node {name:?} here"),
             hint: format!("this agent's node is {own:?}"),
         }),
@@ -111,15 +111,15 @@ pub(crate) fn check_name(node: &serde_json::Value, name: Option<&str>) -> Result
     }
 }
 
-/// The Node with its fields.
-pub(crate) fn read(json: serde_json::Value) -> Result<Node, Failure> {
-    serde_json::from_value(json).map_err(|e| Failure::Answer {
-        message: format!("node-status sent a document that is no Node: {e}"),
-        hint: Some("-o json shows it as it is".into()),
+/// Reads a Node.
+pub(crate) fn read(json: serde_json::Value) -> Result<Node, CliError> {
+    serde_json::from_value(json).map_err(|e| CliError::Failed {
+        message: format!("node-status sent a document that is not a Node: {e}"),
+        hint: Some("-o json shows the document unchanged".into()),
     })
 }
 
-/// `Ready`, `NotReady` or `Unknown`, and whether the node takes pods.
+/// `Ready`, `NotReady` or `Unknown`, and whether the node is unschedulable.
 pub(crate) fn status(node: &Node) -> String {
     let ready = node.status.conditions.iter().find(|c| c.type_ == "Ready");
     let mut text = match ready.map(|c| c.status.as_str()) {
@@ -133,7 +133,7 @@ pub(crate) fn status(node: &Node) -> String {
     text
 }
 
-/// The roles of the labels.
+/// The roles from the node's labels.
 pub(crate) fn roles(node: &Node) -> String {
     let roles: Vec<&str> = node
         .metadata
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heartbeat_alone_is_no_change_of_the_node() {
+    fn node_heartbeat_does_not_count_as_a_change() {
         let node = |heartbeat: &str, status: &str| {
             let conditions = json!([{"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat}]);
             without_heartbeats(json!({"status": {"conditions": conditions}}))
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_ready_only_when_it_says_so() {
+    fn node_status_follows_the_ready_condition() {
         let with = |conditions: serde_json::Value, off: bool| {
             status(
                 &read(json!({"spec": {"unschedulable": off}, "status": {"conditions": conditions}})).unwrap(),

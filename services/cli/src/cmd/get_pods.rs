@@ -11,22 +11,22 @@ use serde_json::{Value, json};
 
 use super::Session;
 use crate::args::WatchArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
-use crate::seen::{Change, Row, Seen};
+use crate::row_tracker::{Change, Row, RowTracker};
 use crate::status::summarise;
 use crate::table::Table;
 use crate::watch::{self, Printer};
 
-/// How long the answer of pod-config is waited for, which is not needed.
-const SIDE_GLANCE: Duration = Duration::from_millis(300);
+/// The timeout of the optional call to pod-config.
+const SOURCES_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Shows the pods of the namespace, or those that are named.
-pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
-    // Side by side: what waits is worth a word, and nobody waits for it.
-    let waiting = tokio::time::timeout(SIDE_GLANCE, session.agent.sources());
+/// Shows the pods of the namespace, or the named ones.
+pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
+    // Concurrently: pod-config's answer only adds a notice.
+    let waiting = tokio::time::timeout(SOURCES_TIMEOUT, session.agent.sources());
     let (all, waiting) = futures_util::future::join(pods::list(&session.agent), waiting).await;
     let all = all?;
     let scope = session.scope();
@@ -40,38 +40,38 @@ pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) ->
         return follow(session, wanted, args).await;
     }
     if names.is_empty() {
-        chosen.extend(all.iter().filter(|p| scope.holds(&p.document.namespace)));
+        chosen.extend(all.iter().filter(|p| scope.contains(&p.document.namespace)));
     }
     if output::is_document(session.format()) {
         return documents(session, &chosen, names.len() == 1);
     }
     if chosen.is_empty() {
-        output::notice(&nothing(session, all.len()));
+        output::notice(&no_pods_notice(session, all.len()));
     } else {
         output::print(&table(session, &chosen).render(0))?;
     }
     if names.is_empty() {
         let sources = waiting.ok().and_then(Result::ok).unwrap_or_default();
         let pods = sources.iter().flat_map(|source| &source.waiting);
-        let pods: Vec<&WaitingPod> = pods.filter(|pod| scope.holds(&pod.namespace)).collect();
+        let pods: Vec<&WaitingPod> = pods.filter(|pod| scope.contains(&pod.namespace)).collect();
         if let Some(first) = pods.first() {
-            output::notice(&left_out(first, pods.len()));
+            output::notice(&waiting_notice(first, pods.len()));
         }
     }
     Ok(())
 }
 
-/// What is said of the pods that have not started since a reboot.
-fn left_out(first: &WaitingPod, count: usize) -> String {
+/// The notice about pods that have not started since a reboot.
+fn waiting_notice(first: &WaitingPod, count: usize) -> String {
     let (pods, wait) = if count == 1 { ("pod", "waits") } else { ("pods", "wait") };
     format!(
-        "{count} {pods} more {wait} for the control plane since the reboot; `keelson explain pod {}` says why, \
+        "{count} {pods} more {wait} for the control plane since the reboot; `keelson explain pod {}` shows why, \
          `keelson get sources` lists all",
         first.name
     )
 }
 
-fn nothing(session: &Session, elsewhere: usize) -> String {
+fn no_pods_notice(session: &Session, elsewhere: usize) -> String {
     match &session.scope().namespace {
         None => "No pods found on this node.".into(),
         Some(namespace) if elsewhere == 0 => format!("No pods found in namespace {namespace}."),
@@ -81,7 +81,7 @@ fn nothing(session: &Session, elsewhere: usize) -> String {
     }
 }
 
-fn documents(session: &Session, chosen: &[&PodEntry], single: bool) -> Result<(), Failure> {
+fn documents(session: &Session, chosen: &[&PodEntry], single: bool) -> Result<(), CliError> {
     let items = chosen.iter().map(|p| p.json()).collect::<Result<Vec<Value>, _>>()?;
     if single && let [one] = items.as_slice() {
         return output::print_document(session.format(), one);
@@ -136,30 +136,30 @@ fn cells(session: &Session, entry: &PodEntry, now: i64) -> Vec<String> {
 }
 
 /// A pod as a watch shows it.
-fn row(session: &Session, entry: &PodEntry) -> Result<Row, Failure> {
+fn row(session: &Session, entry: &PodEntry) -> Result<Row, CliError> {
     if output::is_document(session.format()) {
         let document = entry.json()?;
         return Ok(Row { mark: document.to_string(), cells: Vec::new(), document });
     }
     let now = keelson_service_kit::now_unix_nanos();
-    // At the moment 0 all ages are alike.
+    // At time 0 all ages are equal.
     let mark = cells(session, entry, 0).join("\0");
     Ok(Row { mark, cells: cells(session, entry, now), document: Value::Null })
 }
 
-/// The pods that are named, by namespace and name; `None` for all of the namespace.
-type Wanted = Option<BTreeSet<(String, String)>>;
+/// Namespace and name of each named pod; `None` for all of the namespace.
+type NamedPods = Option<BTreeSet<(String, String)>>;
 
 /// Shows each change of the pods.
-async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<(), Failure> {
+async fn follow(session: &Session, wanted: NamedPods, args: WatchArgs) -> Result<(), CliError> {
     let scope = session.scope();
     let is_wanted = |entry: &PodEntry| match &wanted {
         Some(names) => names.contains(&(entry.document.namespace.clone(), entry.document.name.clone())),
-        None => scope.holds(&entry.document.namespace),
+        None => scope.contains(&entry.document.namespace),
     };
     let mut printer = Printer::new(session.format(), args, header(session), "STATUS");
-    let mut seen = Seen::default();
-    // The pods of the replay that goes on, by UID: it comes in no order, and people read one.
+    let mut tracker = RowTracker::default();
+    // The pods of the current replay by UID. It is not sorted, but its rows are.
     let mut replay: Option<BTreeMap<String, PodEntry>> = None;
     let open = || {
         let request = session.agent.request(WatchPodsRequest {});
@@ -169,7 +169,7 @@ async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<()
     let end = watch::stream(&session.agent, ServiceName::PodSync, open, |signal| {
         let item = match signal {
             Signal::Opened => {
-                seen.opened();
+                tracker.begin_replay();
                 replay = Some(BTreeMap::new());
                 return Ok(());
             }
@@ -186,13 +186,13 @@ async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<()
                     replay.insert(entry.document.uid.clone(), entry);
                     return Ok(());
                 }
-                show(session, &mut printer, &mut seen, &entry)
+                show(session, &mut printer, &mut tracker, &entry)
             }
             Some(Item::GoneUid(uid)) => {
                 if let Some(replay) = &mut replay {
                     replay.remove(&uid);
                 }
-                seen.gone(&uid).map_or(Ok(()), |row| printer.show(Change::Deleted, row))
+                tracker.remove(&uid).map_or(Ok(()), |row| printer.show(Change::Deleted, row))
             }
             Some(Item::Synced(_)) => {
                 printer.hold();
@@ -201,9 +201,9 @@ async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<()
                     (&a.document.namespace, &a.document.name).cmp(&(&b.document.namespace, &b.document.name))
                 });
                 for entry in &entries {
-                    show(session, &mut printer, &mut seen, entry)?;
+                    show(session, &mut printer, &mut tracker, entry)?;
                 }
-                for row in seen.synced() {
+                for row in tracker.end_replay() {
                     printer.show(Change::Deleted, row)?;
                 }
                 printer.release()
@@ -214,9 +214,14 @@ async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<()
     Err(end.await)
 }
 
-fn show(session: &Session, printer: &mut Printer, seen: &mut Seen, entry: &PodEntry) -> Result<(), Failure> {
+fn show(
+    session: &Session,
+    printer: &mut Printer,
+    tracker: &mut RowTracker,
+    entry: &PodEntry,
+) -> Result<(), CliError> {
     let row = row(session, entry)?;
-    match seen.set(&entry.document.uid, &row) {
+    match tracker.set(&entry.document.uid, &row) {
         Some(change) => printer.show(change, row),
         None => Ok(()),
     }

@@ -10,15 +10,15 @@ use serde_json::Value;
 use super::Session;
 use crate::agent::Agent;
 use crate::args::WatchArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
-use crate::near::near;
 use crate::output;
-use crate::seen::{Row, Seen};
+use crate::row_tracker::{Row, RowTracker};
+use crate::suggest::similar_names;
 use crate::table::Table;
 use crate::watch::{self, Printer};
 
-/// A service as `-o json` shows it; `null` is what nobody knows.
+/// A service as `-o json` shows it; `null` is an unknown value.
 #[derive(Debug, Serialize)]
 pub(crate) struct ServiceRow {
     name: String,
@@ -61,27 +61,27 @@ impl From<Service> for ServiceRow {
 }
 
 impl ServiceRow {
-    /// Its name.
+    /// The name of the service.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its process, as init sees it; `None` without one or without init.
+    /// The process id, as init sees it; `None` without a process or without init.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// One word of the Supervisor API.
+    /// The state, in the words of the Supervisor API.
     pub(crate) fn state(&self) -> &str {
         &self.state
     }
 
-    /// How often init has started it again.
+    /// How often init has restarted it.
     pub(crate) fn restarts(&self) -> Option<u32> {
         self.restarts
     }
 
-    /// Proportional set size in bytes, as init tells it.
+    /// Proportional set size in bytes, from init.
     pub(crate) fn pss_bytes(&self) -> Option<u64> {
         self.pss_kib.filter(|kib| *kib > 0).map(|kib| kib * 1024)
     }
@@ -91,18 +91,18 @@ impl ServiceRow {
         &self.message
     }
 
-    /// When its process began; 0: not known.
+    /// Start of its process in nanoseconds since 1970; 0: unknown.
     pub(crate) fn started(&self) -> i64 {
         self.started
     }
 
-    /// It has a process, as far as is known.
+    /// Whether it has a process, as far as is known.
     pub(crate) fn may_answer(&self) -> bool {
         !matches!(self.state.as_str(), "stopped" | "stuck" | "backing-off" | "failed")
     }
 
-    /// What a service says about itself, where init does not tell.
-    fn asked(name: ServiceName, answer: Result<GetProgressResponse, Failure>) -> Self {
+    /// The row of a service from its own progress, where init does not answer.
+    fn from_progress(name: ServiceName, answer: Result<GetProgressResponse, CliError>) -> Self {
         let mut row = Self {
             name: name.to_string(),
             pid: None,
@@ -120,16 +120,16 @@ impl ServiceRow {
             Ok(progress) => {
                 row.started = progress.started_unix_nanos;
                 row.started_at = human::rfc3339(progress.started_unix_nanos);
-                (row.state, row.message) = judge(&progress);
+                (row.state, row.message) = state_from_progress(&progress);
             }
-            Err(failure) => (row.state, row.message) = judge_failure(&failure),
+            Err(error) => (row.state, row.message) = state_from_error(&error),
         }
         row
     }
 }
 
-/// The words of the Supervisor API for what `GetProgress` says.
-fn judge(progress: &GetProgressResponse) -> (String, String) {
+/// State and message of a service from its progress, in the words of the Supervisor API.
+fn state_from_progress(progress: &GetProgressResponse) -> (String, String) {
     if let Some(stuck) = progress.loops.iter().find(|l| l.silent_ms > l.stuck_after_ms) {
         let message = format!("the loop {} has been silent for {} s", stuck.name, stuck.silent_ms / 1000);
         return ("stuck".into(), message);
@@ -140,33 +140,33 @@ fn judge(progress: &GetProgressResponse) -> (String, String) {
     }
 }
 
-/// The same for why it did not answer: what nobody could ask is `unknown`.
-fn judge_failure(failure: &Failure) -> (String, String) {
-    match failure {
-        Failure::NotRunning { socket, .. } | Failure::ServiceAway { socket, .. } => {
+/// State and message of a service that did not answer; `unknown` if it could not be called.
+fn state_from_error(error: &CliError) -> (String, String) {
+    match error {
+        CliError::NotRunning { socket, .. } | CliError::ServiceNotRunning { socket, .. } => {
             ("stopped".into(), format!("nothing answers at {}", socket.display()))
         }
-        Failure::Silent { .. } => ("stuck".into(), failure.to_string()),
-        _ => ("unknown".into(), failure.to_string()),
+        CliError::ServiceTimeout { .. } => ("stuck".into(), error.to_string()),
+        _ => ("unknown".into(), error.to_string()),
     }
 }
 
-/// Shows the services, or those that are named. Where none runs all are shown as stopped, which is a failure none the less.
-pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
+/// Shows the services, or the named ones. Where none runs, all are shown as stopped, and the command fails.
+pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
     for name in names {
-        known(name)?;
+        parse_name(name)?;
     }
     if args.watch {
         return follow(session, names, args).await;
     }
-    let (mut items, nobody) = match session.agent.services().await {
+    let (mut items, error) = match session.agent.services().await {
         Ok(services) => (services.into_iter().map(ServiceRow::from).collect(), None),
-        Err(failure) if failure.is_unreachable() => match asked_one_by_one(session, &failure).await {
+        Err(error) if error.is_unreachable() => match query_each_with_notice(session, &error).await {
             (items, true) => (items, None),
-            (items, false) if matches!(failure, Failure::NotRunning { .. }) => (items, Some(failure)),
-            _ => return Err(failure),
+            (items, false) if matches!(error, CliError::NotRunning { .. }) => (items, Some(error)),
+            _ => return Err(error),
         },
-        Err(failure) => return Err(failure),
+        Err(error) => return Err(error),
     };
     items.retain(|row: &ServiceRow| names.is_empty() || names.contains(&row.name));
     if output::is_document(session.format()) {
@@ -174,36 +174,36 @@ pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) ->
     } else {
         output::print(&table(session, &items).render(0))?;
     }
-    nobody.map_or(Ok(()), Err)
+    error.map_or(Ok(()), Err)
 }
 
-/// Checks the name of a service.
-pub(crate) fn known(name: &str) -> Result<ServiceName, Failure> {
-    name.parse().map_err(|e: keelson_config::UnknownService| Failure::NotFound {
+/// Parses the name of a service.
+pub(crate) fn parse_name(name: &str) -> Result<ServiceName, CliError> {
+    name.parse().map_err(|e: keelson_config::UnknownService| CliError::NotFound {
         what: e.to_string(),
-        hint: match near(name, ServiceName::ALL.map(ServiceName::as_str)).as_slice() {
+        hint: match similar_names(name, ServiceName::ALL.map(ServiceName::as_str)).as_slice() {
             [] => "`keelson get services` lists them".into(),
             names => format!("did you mean {}?", names.join(" or ")),
         },
     })
 }
 
-/// What each service says of itself, and whether any does; if so, it is told why it was not init.
-async fn asked_one_by_one(session: &Session, failure: &Failure) -> (Vec<ServiceRow>, bool) {
-    let (rows, any) = asked(&session.agent).await;
+/// Like [`query_each`], with a notice that says why init was not used, if any service answered.
+async fn query_each_with_notice(session: &Session, error: &CliError) -> (Vec<ServiceRow>, bool) {
+    let (rows, any) = query_each(&session.agent).await;
     if any {
         output::notice(&format!(
-            "{failure}; each service was asked itself: process ids, restarts and memory are not known"
+            "{error}; each service was queried directly: process ids, restarts and memory are unknown"
         ));
     }
     (rows, any)
 }
 
-/// What each service says of itself, and whether any does.
-pub(crate) async fn asked(agent: &Agent) -> (Vec<ServiceRow>, bool) {
+/// A row for each service from its own progress, and whether any service answered.
+pub(crate) async fn query_each(agent: &Agent) -> (Vec<ServiceRow>, bool) {
     let answers = agent.progress().await;
     let any = answers.iter().any(|(_, answer)| answer.is_ok());
-    (answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect(), any)
+    (answers.into_iter().map(|(name, answer)| ServiceRow::from_progress(name, answer)).collect(), any)
 }
 
 fn table(session: &Session, items: &[ServiceRow]) -> Table {
@@ -248,42 +248,42 @@ fn cells(session: &Session, item: &ServiceRow, with_memory: bool, now: i64) -> V
     cells
 }
 
-/// A service as a watch shows it: without its memory, which changes all the time and which init tells only when it
-/// is asked.
-fn row(session: &Session, mut item: ServiceRow) -> Result<Row, Failure> {
+/// A service as a watch shows it: without its memory, which changes all the time and is not in
+/// init's watch.
+fn row(session: &Session, mut item: ServiceRow) -> Result<Row, CliError> {
     item.pss_kib = None;
     if output::is_document(session.format()) {
-        let document = serde_json::to_value(&item).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+        let document = serde_json::to_value(&item).map_err(|e| CliError::Encode { reason: e.to_string() })?;
         return Ok(Row { mark: document.to_string(), cells: Vec::new(), document });
     }
     let now = keelson_service_kit::now_unix_nanos();
-    // At the moment 0 all ages are alike; a service that was started anew has another process.
+    // At time 0 all ages are equal; a restarted service has another process id.
     let mark = cells(session, &item, false, 0).join("\0");
     Ok(Row { mark, cells: cells(session, &item, false, now), document: Value::Null })
 }
 
-/// Shows each change of the services, as init tells them, or where there is none, as each does itself.
-async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
+/// Shows each change of the services, from init, or without init by polling each of them.
+async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
     let mut printer = Printer::new(session.format(), args, header(session, false), "STATE");
-    let mut seen = Seen::default();
+    let mut tracker = RowTracker::default();
     let mut show = |printer: &mut Printer, item: ServiceRow| {
         if !names.is_empty() && !names.contains(&item.name) {
             return Ok(());
         }
         let name = item.name.clone();
         let row = row(session, item)?;
-        seen.set(&name, &row).map_or(Ok(()), |change| printer.show(change, row))
+        tracker.set(&name, &row).map_or(Ok(()), |change| printer.show(change, row))
     };
     match session.agent.services().await {
         Ok(_) => {}
-        Err(failure) if failure.is_unreachable() => {
-            let (first, true) = asked_one_by_one(session, &failure).await else { return Err(failure) };
+        Err(error) if error.is_unreachable() => {
+            let (first, true) = query_each_with_notice(session, &error).await else { return Err(error) };
             let mut first = Some(first);
-            let ask = async || match first.take() {
+            let request = async || match first.take() {
                 Some(rows) => Ok(rows),
-                None => Ok(asked(&session.agent).await.0),
+                None => Ok(query_each(&session.agent).await.0),
             };
-            let end = watch::poll(ServiceName::Init, ask, |items| {
+            let end = watch::poll(ServiceName::Init, request, |items| {
                 printer.hold();
                 for item in items {
                     show(&mut printer, item)?;
@@ -292,7 +292,7 @@ async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<
             });
             return end.await.map(|never| match never {});
         }
-        Err(failure) => return Err(failure),
+        Err(error) => return Err(error),
     }
     let open = || {
         let request = session.agent.request(WatchServicesRequest {});
@@ -304,7 +304,7 @@ async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<
             printer.hold();
             Ok(())
         }
-        // What was read before is shown, and what comes next is a replay.
+        // Print what was read before; a replay comes next.
         Signal::Lost(_) => printer.release(),
         Signal::Message(message) => match message.item {
             Some(Item::Service(service)) => show(&mut printer, ServiceRow::from(service)),
@@ -322,45 +322,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_loop_outweighs_a_missing_neighbour() {
+    fn silent_loop_takes_precedence_over_a_failed_condition() {
         let mut progress = GetProgressResponse::default();
-        assert_eq!(judge(&progress), ("running".into(), String::new()));
+        assert_eq!(state_from_progress(&progress), ("running".into(), String::new()));
         progress.conditions.push(Condition {
             name: "runtime".into(),
             message: "no answer".into(),
             ..Condition::default()
         });
-        assert_eq!(judge(&progress), ("degraded".into(), "runtime: no answer".into()));
+        assert_eq!(state_from_progress(&progress), ("degraded".into(), "runtime: no answer".into()));
         progress.loops.push(Loop { name: "pleg".into(), silent_ms: 31_000, stuck_after_ms: 30_000 });
-        assert_eq!(judge(&progress).0, "stuck");
+        assert_eq!(state_from_progress(&progress).0, "stuck");
     }
 
     #[test]
-    fn what_could_not_be_asked_is_not_taken_for_stopped() {
+    fn service_that_cannot_be_called_is_unknown_and_not_stopped() {
         let (service, socket) = (ServiceName::Init, std::path::PathBuf::from("/run/k/init/init.sock"));
-        let group = crate::machine::Group::of_socket(&socket);
-        for (failure, state, message) in [
+        let group = crate::host::Group::of_socket(&socket);
+        for (error, state, message) in [
             (
-                Failure::ServiceAway { service, socket: socket.clone() },
+                CliError::ServiceNotRunning { service, socket: socket.clone() },
                 "stopped",
                 "nothing answers at /run/k/init",
             ),
             (
-                Failure::NotRunning { socket: socket.clone(), others: Vec::new() },
+                CliError::NotRunning { socket: socket.clone(), others: Vec::new() },
                 "stopped",
                 "nothing answers at /run/k/init",
             ),
-            (Failure::Silent { service, message: "init hangs".into() }, "stuck", "init hangs"),
-            (Failure::Forbidden { socket, group }, "unknown", "permission denied"),
+            (CliError::ServiceTimeout { service, message: "init hangs".into() }, "stuck", "init hangs"),
+            (CliError::SocketForbidden { socket, group }, "unknown", "permission denied"),
         ] {
-            let row = ServiceRow::asked(service, Err(failure));
+            let row = ServiceRow::from_progress(service, Err(error));
             assert_eq!((row.name(), row.state()), ("init", state));
             assert!(row.message().starts_with(message), "{}", row.message());
         }
     }
 
     #[test]
-    fn a_service_without_a_process_has_no_pid_and_no_memory() {
+    fn service_without_a_process_has_no_pid_and_no_memory() {
         let row = ServiceRow::from(Service {
             name: "pod-sync".into(),
             state: "backing-off".into(),

@@ -4,13 +4,13 @@ use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem, SourceWarnin
 use serde_json::{Value, json};
 
 use super::Session;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::table::{Table, printable};
 
-/// Shows where pods come from and what is refused.
-pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
+/// Shows the pod sources and the manifests that they refuse.
+pub(crate) async fn run(session: &Session) -> Result<(), CliError> {
     let sources = session.agent.sources().await?;
     if output::is_document(session.format()) {
         let items: Vec<Value> = sources.iter().map(document).collect();
@@ -35,23 +35,23 @@ pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
     for problem in problems {
         text.push_str(&format!(
             "\n{}: {}\n  for {}; {}\n",
-            place(problem),
+            location(problem),
             printable(&problem.message),
             human::since(problem.since_unix_nanos, session.now),
-            meanwhile(problem)
+            effect(problem)
         ));
     }
     for warning in sources.iter().flat_map(|s| &s.warnings) {
         text.push_str(&format!(
             "\n{}{}\n  for {}; the rest of it is used\n",
-            warned_place(warning),
+            warning_location(warning),
             printable(&warning.message),
             human::since(warning.since_unix_nanos, session.now),
         ));
     }
     for pod in sources.iter().flat_map(|s| &s.waiting) {
         text.push_str(&format!(
-            "\n{}: pod {}/{}\n  {}\n  for {}; nothing of it runs\n",
+            "\n{}: pod {}/{}\n  {}\n  for {}; the pod does not run\n",
             pod.origin,
             pod.namespace,
             pod.name,
@@ -62,8 +62,8 @@ pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
     output::print(&text)
 }
 
-/// `file:line:column`, as far as known.
-pub(crate) fn place(problem: &SourceProblem) -> String {
+/// The location of a manifest error: `file:line:column`, as far as known.
+pub(crate) fn location(problem: &SourceProblem) -> String {
     match (problem.line, problem.column) {
         (0, _) => problem.origin.clone(),
         (line, 0) => format!("{}:{line}", problem.origin),
@@ -71,8 +71,8 @@ pub(crate) fn place(problem: &SourceProblem) -> String {
     }
 }
 
-/// `file:line: pod namespace/name: `, as far as known.
-pub(crate) fn warned_place(warning: &SourceWarning) -> String {
+/// The location of a warning: `file:line: pod namespace/name: `, as far as known.
+pub(crate) fn warning_location(warning: &SourceWarning) -> String {
     let pod = if warning.pod.is_empty() { String::new() } else { format!("pod {}: ", warning.pod) };
     match warning.line {
         0 => format!("{}: {pod}", warning.origin),
@@ -80,12 +80,12 @@ pub(crate) fn warned_place(warning: &SourceWarning) -> String {
     }
 }
 
-/// What goes on although the manifest is refused.
-pub(crate) fn meanwhile(problem: &SourceProblem) -> String {
+/// What still runs although the manifest is refused.
+pub(crate) fn effect(problem: &SourceProblem) -> String {
     if problem.kept_pods.is_empty() {
-        "nothing of it runs".into()
+        "none of its pods run".into()
     } else {
-        format!("the last good version goes on: {}", problem.kept_pods.join(", "))
+        format!("the last good version keeps running: {}", problem.kept_pods.join(", "))
     }
 }
 

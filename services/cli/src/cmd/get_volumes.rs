@@ -15,48 +15,50 @@ use serde_json::{Value, json};
 
 use super::Session;
 use crate::args::WatchArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::pods::{self, PodEntry, Scope};
-use crate::seen::{Change, Row, Seen};
+use crate::row_tracker::{Change, Row, RowTracker};
 use crate::table::Table;
 use crate::watch::{self, Printer};
 
-/// A volume as `-o json` shows it; `null` is what nobody knows.
+/// A volume as `-o json` shows it; `null` is an unknown value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct VolumeRow {
     namespace: Option<String>,
-    /// The name, or the UID where volume-manager holds volumes of a pod that pod-sync does not know.
+    /// The name, or the UID for a pod that volume-manager knows and pod-sync does not.
     pod: String,
     uid: String,
     volume: String,
     /// The field of the spec: `emptyDir`, `secret`…
     kind: Option<String>,
-    /// `mounted`, or how the volumes of the pod are: `pending`, `failed`, `unmounting` or `unmounted`.
+    /// `mounted`, or the state of all volumes of the pod: `pending`, `failed`, `unmounting` or `unmounted`.
     state: String,
-    /// What the pod's volumes wait for, or why they failed; empty for a volume that is mounted.
+    /// What the pod's volumes wait for, or why they failed; empty for a mounted volume.
     message: String,
-    /// On this machine; `null` while it is not mounted.
+    /// The path on this machine; `null` while it is not mounted.
     path: Option<String>,
     read_only: Option<bool>,
 }
 
-/// The volumes of one pod: those of its spec, and those that volume-manager holds beside them. `pod` is what pod-sync
-/// knows of it, `held` what volume-manager does.
-fn rows(uid: &str, pod: Option<&PodEntry>, held: Option<&PodVolumes>) -> Vec<VolumeRow> {
+/// The volumes of one pod: those of its spec, and further ones of volume-manager. `pod` is from pod-sync,
+/// `pod_volumes` from volume-manager.
+fn rows(uid: &str, pod: Option<&PodEntry>, pod_volumes: Option<&PodVolumes>) -> Vec<VolumeRow> {
     let json = pod.and_then(|pod| pod.json().ok()).unwrap_or_default();
     let spec = json["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let specified = spec.iter().filter_map(|volume| Some((volume["name"].as_str()?, kind(volume))));
     let mut names: BTreeMap<&str, Option<String>> = specified.collect();
-    for mount in held.iter().flat_map(|held| &held.volumes) {
+    for mount in pod_volumes.iter().flat_map(|pod_volumes| &pod_volumes.volumes) {
         names.entry(&mount.name).or_default();
     }
     let row = |(name, kind): (&str, Option<String>)| {
-        let mount = held.and_then(|held| held.volumes.iter().find(|mount| mount.name == name));
-        let whole = held.map_or("pending", |held| &held.state);
-        // A volume that is there already can be used, whatever the others wait for.
-        let state = if mount.is_some() && matches!(whole, "pending" | "failed") { "mounted" } else { whole };
-        let message = held.map_or("", |held| &held.message);
+        let mount =
+            pod_volumes.and_then(|pod_volumes| pod_volumes.volumes.iter().find(|mount| mount.name == name));
+        let pod_state = pod_volumes.map_or("pending", |pod_volumes| &pod_volumes.state);
+        // A mounted volume is usable while others are still pending.
+        let state =
+            if mount.is_some() && matches!(pod_state, "pending" | "failed") { "mounted" } else { pod_state };
+        let message = pod_volumes.map_or("", |pod_volumes| &pod_volumes.message);
         VolumeRow {
             namespace: pod.map(|pod| pod.document.namespace.clone()),
             pod: pod.map_or_else(|| uid.to_owned(), |pod| pod.document.name.clone()),
@@ -64,8 +66,8 @@ fn rows(uid: &str, pod: Option<&PodEntry>, held: Option<&PodVolumes>) -> Vec<Vol
             volume: name.to_owned(),
             kind,
             state: state.to_owned(),
-            // What fails of a pod all of whose volumes are there is to bring one of them up to date.
-            message: if state == "mounted" && whole != "mounted" {
+            // If all volumes are mounted, the message is about a failed update of one of them.
+            message: if state == "mounted" && pod_state != "mounted" {
                 String::new()
             } else {
                 message.to_owned()
@@ -77,52 +79,53 @@ fn rows(uid: &str, pod: Option<&PodEntry>, held: Option<&PodVolumes>) -> Vec<Vol
     names.into_iter().map(row).collect()
 }
 
-/// The source of a volume: the only other field beside its name.
+/// The kind of a volume: its only field other than the name.
 fn kind(volume: &Value) -> Option<String> {
     volume.as_object()?.keys().find(|key| *key != "name").cloned()
 }
 
-/// Which pods' volumes are shown.
-struct Wanted {
+/// Selects the pods whose volumes are shown.
+struct PodFilter {
     scope: Scope,
-    /// By namespace and name; all of the scope when it is empty.
+    /// Namespace and name of each named pod; empty for all of the scope.
     names: BTreeSet<(String, String)>,
 }
 
-impl Wanted {
-    fn holds(&self, pod: Option<&PodEntry>) -> bool {
+impl PodFilter {
+    fn matches(&self, pod: Option<&PodEntry>) -> bool {
         match pod {
-            Some(pod) if self.names.is_empty() => self.scope.holds(&pod.document.namespace),
+            Some(pod) if self.names.is_empty() => self.scope.contains(&pod.document.namespace),
             Some(pod) => self.names.contains(&(pod.document.namespace.clone(), pod.document.name.clone())),
-            // Whose it was nobody knows: it belongs to all namespaces together.
+            // The namespace of an unknown pod is not known, so it is shown only with all namespaces.
             None => self.names.is_empty() && self.scope.namespace.is_none(),
         }
     }
 }
 
-/// Shows the volumes of the pods of the namespace, or of those that are named.
-pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
-    let (all, held) = join(pods::list(&session.agent), session.agent.volumes()).await;
-    let (all, held) = (all?, held?);
+/// Shows the volumes of the pods of the namespace, or of the named ones.
+pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
+    let (all, pod_volumes) = join(pods::list(&session.agent), session.agent.volumes()).await;
+    let (all, pod_volumes) = (all?, pod_volumes?);
     let scope = session.scope();
-    let mut wanted = Wanted { scope: session.scope(), names: BTreeSet::new() };
+    let mut filter = PodFilter { scope: session.scope(), names: BTreeSet::new() };
     for name in names {
         let pod = &pods::resolve(&session.agent, &all, &scope, name).await?.document;
-        wanted.names.insert((pod.namespace.clone(), pod.name.clone()));
+        filter.names.insert((pod.namespace.clone(), pod.name.clone()));
     }
     if args.watch {
-        return follow(session, &wanted, args).await;
+        return follow(session, &filter, args).await;
     }
-    let mut held: BTreeMap<String, PodVolumes> = held.into_iter().map(|v| (v.uid.clone(), v)).collect();
+    let mut pod_volumes: BTreeMap<String, PodVolumes> =
+        pod_volumes.into_iter().map(|v| (v.uid.clone(), v)).collect();
     let mut items = Vec::new();
-    for pod in all.iter().filter(|pod| wanted.holds(Some(pod))) {
-        items.extend(rows(&pod.document.uid, Some(pod), held.get(&pod.document.uid)));
+    for pod in all.iter().filter(|pod| filter.matches(Some(pod))) {
+        items.extend(rows(&pod.document.uid, Some(pod), pod_volumes.get(&pod.document.uid)));
     }
     for pod in &all {
-        held.remove(&pod.document.uid);
+        pod_volumes.remove(&pod.document.uid);
     }
-    for (uid, held) in held.iter().filter(|_| wanted.holds(None)) {
-        items.extend(rows(uid, None, Some(held)));
+    for (uid, pod_volumes) in pod_volumes.iter().filter(|_| filter.matches(None)) {
+        items.extend(rows(uid, None, Some(pod_volumes)));
     }
     if output::is_document(session.format()) {
         return output::print_document(session.format(), &json!({"items": items}));
@@ -171,64 +174,65 @@ fn cells(session: &Session, row: VolumeRow) -> Vec<String> {
     cells
 }
 
-/// What both services have told, and what of it is shown.
-struct Board<'a> {
+/// The volumes from the streams of both services, and the rows that are shown.
+struct VolumeWatch<'a> {
     session: &'a Session,
-    wanted: &'a Wanted,
+    filter: &'a PodFilter,
     printer: Printer,
     /// By UID.
     pods: BTreeMap<String, PodEntry>,
-    held: BTreeMap<String, PodVolumes>,
-    /// UIDs that the replays have named which go on now.
+    pod_volumes: BTreeMap<String, PodVolumes>,
+    /// UIDs in the current replay of each stream; `None` outside of one.
     replays: [Option<BTreeSet<String>>; 2],
-    /// Whether each of the two has said synced: before that nothing is shown.
+    /// Whether each stream has been synced; nothing is shown before.
     complete: [bool; 2],
     /// Volumes by UID and name.
-    seen: Seen,
-    /// The volumes that are shown of each pod.
+    tracker: RowTracker,
+    /// The keys of the shown volumes of each pod.
     shown: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// The places of the two in [`Board`].
+/// Indices of the two streams in [`VolumeWatch`].
 const PODS: usize = 0;
 const VOLUMES: usize = 1;
 
-impl Board<'_> {
-    fn opened(&mut self, who: usize) {
-        self.replays[who] = Some(BTreeSet::new());
+impl VolumeWatch<'_> {
+    fn begin_replay(&mut self, stream: usize) {
+        self.replays[stream] = Some(BTreeSet::new());
     }
 
-    fn named(&mut self, who: usize, uid: &str) -> Result<(), Failure> {
-        if let Some(replay) = &mut self.replays[who] {
+    fn changed(&mut self, stream: usize, uid: &str) -> Result<(), CliError> {
+        if let Some(replay) = &mut self.replays[stream] {
             replay.insert(uid.to_owned());
         }
         self.refresh(uid)
     }
 
-    fn gone(&mut self, who: usize, uid: &str) -> Result<(), Failure> {
-        if who == PODS {
+    fn removed(&mut self, stream: usize, uid: &str) -> Result<(), CliError> {
+        if stream == PODS {
             drop(self.pods.remove(uid))
         } else {
-            drop(self.held.remove(uid))
+            drop(self.pod_volumes.remove(uid))
         }
         self.refresh(uid)
     }
 
-    fn synced(&mut self, who: usize) -> Result<(), Failure> {
-        if let Some(replay) = self.replays[who].take() {
-            self.pods.retain(|uid, _| who != PODS || replay.contains(uid));
-            self.held.retain(|uid, _| who != VOLUMES || replay.contains(uid));
+    fn synced(&mut self, stream: usize) -> Result<(), CliError> {
+        if let Some(replay) = self.replays[stream].take() {
+            self.pods.retain(|uid, _| stream != PODS || replay.contains(uid));
+            self.pod_volumes.retain(|uid, _| stream != VOLUMES || replay.contains(uid));
         }
-        self.complete[who] = true;
+        self.complete[stream] = true;
         if self.complete != [true, true] {
             return Ok(());
         }
         self.printer.hold();
-        // By the names of pods, as people read.
+        // Sorted by the names of the pods.
         let name = |uid: &String| {
             self.pods.get(uid).map(|p| (p.document.namespace.clone(), p.document.name.clone()))
         };
-        let all: BTreeSet<_> = self.pods.keys().chain(self.held.keys()).chain(self.shown.keys()).collect();
+        let all: BTreeSet<_> =
+            self.pods.keys().chain(self.pod_volumes.keys()).chain(self.shown.keys()).collect();
         let mut all: Vec<_> = all.into_iter().map(|uid| (name(uid), uid.clone())).collect();
         all.sort();
         for (_, uid) in all {
@@ -237,26 +241,26 @@ impl Board<'_> {
         self.printer.release()
     }
 
-    /// Shows what has changed of a pod's volumes.
-    fn refresh(&mut self, uid: &str) -> Result<(), Failure> {
+    /// Shows the changes of a pod's volumes.
+    fn refresh(&mut self, uid: &str) -> Result<(), CliError> {
         if self.complete != [true, true] {
             return Ok(());
         }
-        let (pod, held) = (self.pods.get(uid), self.held.get(uid));
-        let is_there = (pod.is_some() || held.is_some()) && self.wanted.holds(pod);
-        let rows = if is_there { rows(uid, pod, held) } else { Vec::new() };
+        let (pod, pod_volumes) = (self.pods.get(uid), self.pod_volumes.get(uid));
+        let is_shown = (pod.is_some() || pod_volumes.is_some()) && self.filter.matches(pod);
+        let rows = if is_shown { rows(uid, pod, pod_volumes) } else { Vec::new() };
         let mut before = self.shown.remove(uid).unwrap_or_default();
         for row in rows {
             let key = format!("{uid}/{}", row.volume);
             before.remove(&key);
             self.shown.entry(uid.to_owned()).or_default().insert(key.clone());
-            let row = shown(self.session, row)?;
-            if let Some(change) = self.seen.set(&key, &row) {
+            let row = watch_row(self.session, row)?;
+            if let Some(change) = self.tracker.set(&key, &row) {
                 self.printer.show(change, row)?;
             }
         }
         for key in before {
-            if let Some(row) = self.seen.gone(&key) {
+            if let Some(row) = self.tracker.remove(&key) {
                 self.printer.show(Change::Deleted, row)?;
             }
         }
@@ -265,9 +269,9 @@ impl Board<'_> {
 }
 
 /// A volume as a watch shows it.
-fn shown(session: &Session, row: VolumeRow) -> Result<Row, Failure> {
+fn watch_row(session: &Session, row: VolumeRow) -> Result<Row, CliError> {
     if output::is_document(session.format()) {
-        let document = serde_json::to_value(&row).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+        let document = serde_json::to_value(&row).map_err(|e| CliError::Encode { reason: e.to_string() })?;
         return Ok(Row { mark: document.to_string(), cells: Vec::new(), document });
     }
     let cells = cells(session, row);
@@ -275,35 +279,35 @@ fn shown(session: &Session, row: VolumeRow) -> Result<Row, Failure> {
 }
 
 /// Shows each change of the volumes.
-async fn follow(session: &Session, wanted: &Wanted, args: WatchArgs) -> Result<(), Failure> {
+async fn follow(session: &Session, filter: &PodFilter, args: WatchArgs) -> Result<(), CliError> {
     let printer = Printer::new(session.format(), args, header(session), "STATE");
-    let board = RefCell::new(Board {
+    let watch_state = RefCell::new(VolumeWatch {
         session,
-        wanted,
+        filter,
         printer,
         pods: BTreeMap::new(),
-        held: BTreeMap::new(),
+        pod_volumes: BTreeMap::new(),
         replays: [None, None],
         complete: [false, false],
-        seen: Seen::default(),
+        tracker: RowTracker::default(),
         shown: BTreeMap::new(),
     });
-    // Neither closure waits for anything, so that no borrow meets another.
+    // The closures do not await, so the borrows never overlap.
     let on_pods = |signal| {
-        let mut board = board.borrow_mut();
+        let mut watch_state = watch_state.borrow_mut();
         match signal {
-            Signal::Opened => board.opened(PODS),
+            Signal::Opened => watch_state.begin_replay(PODS),
             Signal::Lost(_) => {}
-            Signal::Message(message) => return on_pod(&mut board, message),
+            Signal::Message(message) => return on_pod(&mut watch_state, message),
         }
         Ok(())
     };
     let on_volumes = |signal| {
-        let mut board = board.borrow_mut();
+        let mut watch_state = watch_state.borrow_mut();
         match signal {
-            Signal::Opened => board.opened(VOLUMES),
+            Signal::Opened => watch_state.begin_replay(VOLUMES),
             Signal::Lost(_) => {}
-            Signal::Message(message) => return on_volume(&mut board, message),
+            Signal::Message(message) => return on_volume(&mut watch_state, message),
         }
         Ok(())
     };
@@ -326,33 +330,33 @@ async fn follow(session: &Session, wanted: &Wanted, args: WatchArgs) -> Result<(
 }
 
 fn on_pod(
-    board: &mut Board<'_>,
+    watch_state: &mut VolumeWatch<'_>,
     message: keelson_proto::keelson::pod_sync::v1::WatchPodsResponse,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     match message.item {
         Some(PodItem::Pod(document)) => {
             let uid = document.uid.clone();
-            board.pods.insert(uid.clone(), PodEntry::new(document));
-            board.named(PODS, &uid)
+            watch_state.pods.insert(uid.clone(), PodEntry::new(document));
+            watch_state.changed(PODS, &uid)
         }
-        Some(PodItem::GoneUid(uid)) => board.gone(PODS, &uid),
-        Some(PodItem::Synced(_)) => board.synced(PODS),
+        Some(PodItem::GoneUid(uid)) => watch_state.removed(PODS, &uid),
+        Some(PodItem::Synced(_)) => watch_state.synced(PODS),
         None => Ok(()),
     }
 }
 
 fn on_volume(
-    board: &mut Board<'_>,
+    watch_state: &mut VolumeWatch<'_>,
     message: keelson_proto::keelson::volume_manager::v1::WatchPodVolumesResponse,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     match message.item {
-        Some(VolumesItem::Pod(held)) => {
-            let uid = held.uid.clone();
-            board.held.insert(uid.clone(), held);
-            board.named(VOLUMES, &uid)
+        Some(VolumesItem::Pod(pod_volumes)) => {
+            let uid = pod_volumes.uid.clone();
+            watch_state.pod_volumes.insert(uid.clone(), pod_volumes);
+            watch_state.changed(VOLUMES, &uid)
         }
-        Some(VolumesItem::GoneUid(uid)) => board.gone(VOLUMES, &uid),
-        Some(VolumesItem::Synced(_)) => board.synced(VOLUMES),
+        Some(VolumesItem::GoneUid(uid)) => watch_state.removed(VOLUMES, &uid),
+        Some(VolumesItem::Synced(_)) => watch_state.synced(VOLUMES),
         None => Ok(()),
     }
 }
@@ -378,7 +382,7 @@ mod tests {
         })
     }
 
-    fn held(state: &str, message: &str, mounted: &[&str]) -> PodVolumes {
+    fn pod_volumes(state: &str, message: &str, mounted: &[&str]) -> PodVolumes {
         let mount = |name: &&str| VolumeMount {
             name: (*name).into(),
             host_path: format!("/v/{name}"),
@@ -388,50 +392,53 @@ mod tests {
         PodVolumes { uid: "u1".into(), state: state.into(), volumes, message: message.into() }
     }
 
-    /// Name, kind, state, what it waits for.
-    fn told(pod: Option<&PodEntry>, held: Option<&PodVolumes>) -> Vec<String> {
+    /// Name, kind, state and message of each row.
+    fn row_texts(pod: Option<&PodEntry>, pod_volumes: Option<&PodVolumes>) -> Vec<String> {
         let text = |row: VolumeRow| {
             format!("{} {} {} {:?}", row.volume, row.kind.unwrap_or_default(), row.state, row.message)
         };
-        rows("u1", pod, held).into_iter().map(text).collect()
+        rows("u1", pod, pod_volumes).into_iter().map(text).collect()
     }
 
     #[test]
-    fn a_volume_that_is_there_is_mounted_although_another_of_its_pod_waits() {
-        let held = held("failed", "no secret tls", &["scratch"]);
+    fn volume_is_mounted_while_another_of_its_pod_is_pending() {
+        let pod_volumes = pod_volumes("failed", "no secret tls", &["scratch"]);
         assert_eq!(
-            told(Some(&pod()), Some(&held)),
+            row_texts(Some(&pod()), Some(&pod_volumes)),
             ["key secret failed \"no secret tls\"", "scratch emptyDir mounted \"\""]
         );
     }
 
     #[test]
-    fn what_keeps_a_mounted_volume_from_being_brought_up_to_date_is_told() {
-        let held = held("mounted", "no connection", &["scratch", "key"]);
+    fn mounted_volume_shows_why_its_update_fails() {
+        let pod_volumes = pod_volumes("mounted", "no connection", &["scratch", "key"]);
         assert_eq!(
-            told(Some(&pod()), Some(&held)),
+            row_texts(Some(&pod()), Some(&pod_volumes)),
             ["key secret mounted \"no connection\"", "scratch emptyDir mounted \"no connection\""]
         );
     }
 
     #[test]
-    fn volumes_that_are_unmounted_are_not_said_to_be_mounted() {
-        let held = held("unmounting", "still running", &["scratch"]);
+    fn unmounting_volumes_are_not_shown_as_mounted() {
+        let pod_volumes = pod_volumes("unmounting", "still running", &["scratch"]);
         assert_eq!(
-            told(Some(&pod()), Some(&held)),
+            row_texts(Some(&pod()), Some(&pod_volumes)),
             ["key secret unmounting \"still running\"", "scratch emptyDir unmounting \"still running\""]
         );
     }
 
     #[test]
-    fn volumes_of_a_pod_that_nobody_has_begun_with_are_pending() {
-        assert_eq!(told(Some(&pod()), None), ["key secret pending \"\"", "scratch emptyDir pending \"\""]);
+    fn volumes_unknown_to_volume_manager_are_pending() {
+        assert_eq!(
+            row_texts(Some(&pod()), None),
+            ["key secret pending \"\"", "scratch emptyDir pending \"\""]
+        );
     }
 
     #[test]
-    fn volumes_of_a_pod_that_pod_sync_does_not_know_have_its_uid() {
-        let held = held("unmounting", "", &["scratch"]);
-        let rows = rows("u1", None, Some(&held));
+    fn volumes_of_a_pod_unknown_to_pod_sync_show_its_uid() {
+        let pod_volumes = pod_volumes("unmounting", "", &["scratch"]);
+        let rows = rows("u1", None, Some(&pod_volumes));
         assert_eq!((rows[0].pod.as_str(), &rows[0].namespace, &rows[0].kind), ("u1", &None, &None));
         assert_eq!(rows[0].path.as_deref(), Some("/v/scratch"));
     }

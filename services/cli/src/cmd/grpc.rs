@@ -1,7 +1,7 @@
-//! `keelson grpc`: any method of any service, for those who build on the APIs.
+//! `keelson grpc`: calls any method of any service, for developers who use the APIs.
 //!
-//! Messages are JSON as protobuf maps it, with one ease: the bytes of a field that holds JSON (`*_json`, as a whole Pod) are
-//! shown and taken as that JSON and not as base64.
+//! Messages are in protobuf's JSON mapping, with one exception: a bytes field that holds JSON (`*_json`, such as a whole Pod) is
+//! shown and accepted as that JSON instead of base64.
 
 use std::io::Read as _;
 
@@ -22,12 +22,12 @@ use tonic::{Request, Status};
 
 use super::Session;
 use crate::args::{GrpcCallArgs, GrpcListArgs};
-use crate::error::Failure;
-use crate::near::near;
+use crate::error::CliError;
 use crate::output;
+use crate::suggest::similar_names;
 use crate::table::Table;
 
-/// The API of a service beside those that all have; node-api has none of its own.
+/// The API of a service in addition to those that all have; node-api has none.
 fn own_api(service: ServiceName) -> Option<&'static str> {
     match service {
         ServiceName::Init => Some("keelson.supervisor.v1.Supervisor"),
@@ -41,13 +41,13 @@ fn own_api(service: ServiceName) -> Option<&'static str> {
     }
 }
 
-/// How the list calls all services together.
-const EACH: &str = "each";
+/// The name in the list for all services together.
+const ALL_SERVICES: &str = "each";
 
 /// The APIs that every service has.
-const OF_ALL: [&str; 2] = ["keelson.admin.v1.Admin", "keelson.events.v1.Events"];
+const COMMON_APIS: [&str; 2] = ["keelson.admin.v1.Admin", "keelson.events.v1.Events"];
 
-fn pool() -> Result<DescriptorPool, Failure> {
+fn pool() -> Result<DescriptorPool, CliError> {
     let mut pool = DescriptorPool::new();
     for set in [
         descriptors::ADMIN,
@@ -60,29 +60,29 @@ fn pool() -> Result<DescriptorPool, Failure> {
         descriptors::POD_SYNC,
         descriptors::NODE_STATUS,
     ] {
-        pool.decode_file_descriptor_set(set).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+        pool.decode_file_descriptor_set(set).map_err(|e| CliError::Encode { reason: e.to_string() })?;
     }
     Ok(pool)
 }
 
 /// The APIs of a service, its own first.
 fn apis(pool: &DescriptorPool, service: ServiceName) -> Vec<ServiceDescriptor> {
-    let names = own_api(service).into_iter().chain(OF_ALL);
+    let names = own_api(service).into_iter().chain(COMMON_APIS);
     names.filter_map(|name| pool.get_service_by_name(name)).collect()
 }
 
 /// Shows the methods of all services, or of one.
-pub(crate) fn list(args: &GrpcListArgs) -> Result<(), Failure> {
+pub(crate) fn list(args: &GrpcListArgs) -> Result<(), CliError> {
     output::print(&methods(&pool()?, args.service).render(0))
 }
 
-/// The methods of a service, or of all: those that each has once, at the end.
+/// The methods of a service, or of all; those that every service has are listed once, at the end.
 fn methods(pool: &DescriptorPool, service: Option<ServiceName>) -> Table {
     let mut table = Table::new(["SERVICE", "METHOD", "REQUEST", "ANSWER", "CALLERS"]);
-    let mut rows = |place: &str, api: &ServiceDescriptor| {
+    let mut rows = |service: &str, api: &ServiceDescriptor| {
         for method in api.methods() {
             table.row(vec![
-                place.to_owned(),
+                service.to_owned(),
                 method.name().to_owned(),
                 shape(&method.input(), method.is_client_streaming()),
                 shape(&method.output(), method.is_server_streaming()),
@@ -97,10 +97,10 @@ fn methods(pool: &DescriptorPool, service: Option<ServiceName>) -> Table {
                 let own = own_api(service).and_then(|name| pool.get_service_by_name(name));
                 own.iter().for_each(|api| rows(service.as_str(), api));
             }
-            let of_all = OF_ALL.iter().filter_map(|name| pool.get_service_by_name(name));
-            of_all.for_each(|api| rows(EACH, &api));
+            let common_apis = COMMON_APIS.iter().filter_map(|name| pool.get_service_by_name(name));
+            common_apis.for_each(|api| rows(ALL_SERVICES, &api));
             for service in ServiceName::ALL.into_iter().filter(|service| own_api(*service).is_none()) {
-                table.row(vec![service.to_string(), format!("those of {EACH}")]);
+                table.row(vec![service.to_string(), format!("those of {ALL_SERVICES}")]);
             }
         }
     }
@@ -121,31 +121,31 @@ fn callers(method: &MethodDescriptor) -> String {
     known.map_or_else(String::new, |(_, names)| names.join(", "))
 }
 
-/// Calls a method and prints each answer on a line of its own.
-pub(crate) async fn call(session: &Session, args: &GrpcCallArgs) -> Result<(), Failure> {
+/// Calls a method and prints each answer on its own line.
+pub(crate) async fn call(session: &Session, args: &GrpcCallArgs) -> Result<(), CliError> {
     let pool = pool()?;
     let method = find(&pool, args)?;
     let messages = requests(&method, &text(&args.message)?)?;
     let path: PathAndQuery =
-        path_of(&method).parse().map_err(|_| Failure::Encode { reason: path_of(&method) })?;
-    let fail = |status| session.agent.failure(args.service, status);
-    // As the generated clients have it.
+        path_of(&method).parse().map_err(|_| CliError::Encode { reason: path_of(&method) })?;
+    let to_error = |status| session.agent.call_error(args.service, status);
+    // The same limit as in the generated clients.
     let mut client = tonic::client::Grpc::new(session.agent.channel(args.service))
         .max_decoding_message_size(keelson_proto::LONGEST_MESSAGE);
-    client.ready().await.map_err(|error| fail(Status::unavailable(error.to_string())))?;
+    client.ready().await.map_err(|error| to_error(Status::unavailable(error.to_string())))?;
     let is_stream = method.is_client_streaming() || method.is_server_streaming();
     let all = stream::iter(messages);
     let request = if is_stream { Request::new(all) } else { session.agent.request(all) };
-    let answer = client.streaming(request, path, Dynamic(method.output())).await.map_err(fail)?;
+    let answer = client.streaming(request, path, DynamicCodec(method.output())).await.map_err(to_error)?;
     let mut answers = answer.into_inner();
-    while let Some(message) = answers.message().await.map_err(fail)? {
-        output::print(&output::json_line(&shown(&message)?)?)?;
+    while let Some(message) = answers.message().await.map_err(to_error)? {
+        output::print(&output::json_line(&to_json(&message)?)?)?;
     }
     Ok(())
 }
 
-/// The method that is meant: by its name, or with the API before it.
-fn find(pool: &DescriptorPool, args: &GrpcCallArgs) -> Result<MethodDescriptor, Failure> {
+/// Finds a method by its name, which may be prefixed with its API.
+fn find(pool: &DescriptorPool, args: &GrpcCallArgs) -> Result<MethodDescriptor, CliError> {
     let apis = apis(pool, args.service);
     let (api, name) = match args.method.rsplit_once('/') {
         Some((api, name)) => (Some(api.trim_start_matches('/')), name),
@@ -160,44 +160,44 @@ fn find(pool: &DescriptorPool, args: &GrpcCallArgs) -> Result<MethodDescriptor, 
             .iter()
             .flat_map(|api| api.methods().map(|m| m.name().to_owned()).collect::<Vec<_>>())
             .collect();
-        let near = near(name, all.iter().map(String::as_str));
-        Failure::Usage {
+        let similar = similar_names(name, all.iter().map(String::as_str));
+        CliError::Usage {
             message: format!("{} has no method {:?}", args.service, args.method),
-            hint: if near.is_empty() {
+            hint: if similar.is_empty() {
                 format!("`keelson grpc list {}` shows its methods", args.service)
             } else {
-                format!("did you mean {}?", near.join(" or "))
+                format!("did you mean {}?", similar.join(" or "))
             },
         }
     })
 }
 
-/// What is given, or standard input for `-`.
-fn text(message: &str) -> Result<String, Failure> {
+/// The JSON argument, or standard input for `-`.
+fn text(message: &str) -> Result<String, CliError> {
     if message != "-" {
         return Ok(message.to_owned());
     }
     let mut text = String::new();
     let read = std::io::stdin().read_to_string(&mut text);
-    read.map_err(|source| Failure::Read { path: "standard input".into(), source })?;
+    read.map_err(|source| CliError::Read { path: "standard input".into(), source })?;
     Ok(text)
 }
 
-/// The messages of a JSON text: one, or any number after one another for a method that takes a stream.
-fn requests(method: &MethodDescriptor, text: &str) -> Result<Vec<DynamicMessage>, Failure> {
+/// Parses the messages in a JSON text: one, or any number for a method that takes a stream.
+fn requests(method: &MethodDescriptor, text: &str) -> Result<Vec<DynamicMessage>, CliError> {
     let input = method.input();
-    let wrong = |why: String| Failure::Usage {
-        message: format!("this is no {}: {why}", input.name()),
+    let invalid = |why: String| CliError::Usage {
+        message: format!("not a valid {}: {why}", input.name()),
         hint: format!("its fields: {}", fields(&input)),
     };
     let mut messages = Vec::new();
     for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
-        let mut value = value.map_err(|error| wrong(error.to_string()))?;
-        change_json_fields(&input, &mut value, &encode_json);
-        messages.push(DynamicMessage::deserialize(input.clone(), value).map_err(|e| wrong(e.to_string()))?);
+        let mut value = value.map_err(|error| invalid(error.to_string()))?;
+        transform_json_fields(&input, &mut value, &encode_json);
+        messages.push(DynamicMessage::deserialize(input.clone(), value).map_err(|e| invalid(e.to_string()))?);
     }
     if !method.is_client_streaming() && messages.len() != 1 {
-        return Err(wrong(format!("one message is wanted, and here are {}", messages.len())));
+        return Err(invalid(format!("the method takes one message, found {}", messages.len())));
     }
     Ok(messages)
 }
@@ -207,30 +207,30 @@ fn fields(message: &MessageDescriptor) -> String {
     if names.is_empty() { "none, write {}".to_owned() } else { names.join(", ") }
 }
 
-fn shown(message: &DynamicMessage) -> Result<Value, Failure> {
-    let failed = |error: serde_json::Error| Failure::Encode { reason: error.to_string() };
+fn to_json(message: &DynamicMessage) -> Result<Value, CliError> {
+    let failed = |error: serde_json::Error| CliError::Encode { reason: error.to_string() };
     let options = SerializeOptions::new().stringify_64_bit_integers(false);
     let mut value =
         message.serialize_with_options(serde_json::value::Serializer, &options).map_err(failed)?;
-    change_json_fields(&message.descriptor(), &mut value, &decode_json);
+    transform_json_fields(&message.descriptor(), &mut value, &decode_json);
     Ok(value)
 }
 
-/// Applies `change` to every field below `value` that holds JSON as bytes.
-fn change_json_fields(message: &MessageDescriptor, value: &mut Value, change: &dyn Fn(&mut Value)) {
+/// Applies `transform` to every bytes field below `value` that holds JSON.
+fn transform_json_fields(message: &MessageDescriptor, value: &mut Value, transform: &dyn Fn(&mut Value)) {
     let Some(object) = value.as_object_mut() else { return };
     for field in message.fields() {
         let keys = [field.json_name(), field.name()];
         let Some(found) = keys.into_iter().find(|key| object.contains_key(*key)) else { continue };
         let Some(value) = object.get_mut(found) else { continue };
-        change_field(&field, value, change);
+        transform_field(&field, value, transform);
     }
 }
 
-fn change_field(field: &FieldDescriptor, value: &mut Value, change: &dyn Fn(&mut Value)) {
+fn transform_field(field: &FieldDescriptor, value: &mut Value, transform: &dyn Fn(&mut Value)) {
     let one = |value: &mut Value| match field.kind() {
-        Kind::Bytes if field.name().ends_with("_json") => change(value),
-        Kind::Message(inner) => change_json_fields(&inner, value, change),
+        Kind::Bytes if field.name().ends_with("_json") => transform(value),
+        Kind::Message(inner) => transform_json_fields(&inner, value, transform),
         _ => {}
     };
     match value {
@@ -253,11 +253,11 @@ fn decode_json(value: &mut Value) {
     }
 }
 
-/// Messages whose shape is known when they come.
+/// A codec for messages whose descriptor is known at run time.
 #[derive(Debug, Clone)]
-struct Dynamic(MessageDescriptor);
+struct DynamicCodec(MessageDescriptor);
 
-impl Codec for Dynamic {
+impl Codec for DynamicCodec {
     type Encode = DynamicMessage;
     type Decode = DynamicMessage;
     type Encoder = Self;
@@ -272,7 +272,7 @@ impl Codec for Dynamic {
     }
 }
 
-impl Encoder for Dynamic {
+impl Encoder for DynamicCodec {
     type Item = DynamicMessage;
     type Error = Status;
 
@@ -281,7 +281,7 @@ impl Encoder for Dynamic {
     }
 }
 
-impl Decoder for Dynamic {
+impl Decoder for DynamicCodec {
     type Item = DynamicMessage;
     type Error = Status;
 
@@ -296,13 +296,13 @@ impl Decoder for Dynamic {
 mod tests {
     use super::*;
 
-    fn method(service: ServiceName, method: &str) -> Result<MethodDescriptor, Failure> {
+    fn method(service: ServiceName, method: &str) -> Result<MethodDescriptor, CliError> {
         let args = GrpcCallArgs { service, method: method.into(), message: "{}".into() };
         find(&pool().unwrap(), &args)
     }
 
     #[test]
-    fn every_method_has_its_callers_and_can_be_found() {
+    fn every_grpc_method_has_callers_and_is_found() {
         let pool = pool().unwrap();
         let mut found = 0;
         for service in ServiceName::ALL {
@@ -310,16 +310,17 @@ mod tests {
                 for known in api.methods() {
                     assert!(!callers(&known).is_empty(), "{}", known.full_name());
                     assert_eq!(method(service, known.name()).unwrap().full_name(), known.full_name());
-                    found += usize::from(!OF_ALL.contains(&api.full_name()));
+                    found += usize::from(!COMMON_APIS.contains(&api.full_name()));
                 }
             }
         }
-        let of_all = OF_ALL.iter().map(|name| pool.get_service_by_name(name).unwrap().methods().count());
-        assert_eq!(found + of_all.sum::<usize>(), CALLERS.len(), "no API is forgotten");
+        let common_apis =
+            COMMON_APIS.iter().map(|name| pool.get_service_by_name(name).unwrap().methods().count());
+        assert_eq!(found + common_apis.sum::<usize>(), CALLERS.len(), "no API is missing");
     }
 
     #[test]
-    fn the_list_names_every_service_also_one_without_an_api_of_its_own() {
+    fn grpc_list_names_services_without_an_own_api() {
         let pool = pool().unwrap();
         let named = |service| {
             let text = methods(&pool, service).render(0);
@@ -337,34 +338,32 @@ mod tests {
     }
 
     #[test]
-    fn a_method_may_be_named_with_its_api_and_one_that_is_not_there_is_answered_with_what_is_near() {
+    fn unknown_grpc_method_suggests_similar_names() {
         let named = method(ServiceName::NodeApi, "keelson.admin.v1.Admin/GetProgress").unwrap();
         assert_eq!(path_of(&named), "/keelson.admin.v1.Admin/GetProgress");
-        let failure = method(ServiceName::PodSync, "ListPod").unwrap_err();
-        assert_eq!(failure.exit_code(), 64);
-        assert!(failure.hint().unwrap().contains("ListPods"), "{failure:?}");
+        let error = method(ServiceName::PodSync, "ListPod").unwrap_err();
+        assert_eq!(error.exit_code(), 64);
+        assert!(error.hint().unwrap().contains("ListPods"), "{error:?}");
     }
 
     #[test]
-    fn json_in_bytes_is_shown_and_taken_as_json() {
+    fn bytes_fields_with_json_are_shown_and_accepted_as_json() {
         let watch = method(ServiceName::PodSync, "ListPods").unwrap().output();
         let pod = serde_json::json!({"metadata": {"name": "a"}});
         let mut value = serde_json::json!({"uid": "u", "podJson": pod});
-        change_json_fields(&watch, &mut value, &encode_json);
+        transform_json_fields(&watch, &mut value, &encode_json);
         assert!(value["podJson"].is_string());
         let message = DynamicMessage::deserialize(watch, value).unwrap();
-        assert_eq!(shown(&message).unwrap(), serde_json::json!({"uid": "u", "podJson": pod}));
+        assert_eq!(to_json(&message).unwrap(), serde_json::json!({"uid": "u", "podJson": pod}));
     }
 
     #[test]
-    fn a_message_that_does_not_fit_names_what_is_wrong_and_the_fields() {
+    fn invalid_grpc_message_error_names_the_fields() {
         let explain = method(ServiceName::PodSync, "ExplainPod").unwrap();
-        for (text, what) in
-            [("{\"uuid\": 1}", "uuid"), ("{", "EOF"), ("{} {}", "here are 2"), ("", "here are 0")]
-        {
-            let failure = requests(&explain, text).unwrap_err();
-            assert!(failure.to_string().contains(what), "{text}: {failure}");
-            assert!(failure.hint().unwrap().starts_with("its fields: "), "{text}");
+        for (text, what) in [("{\"uuid\": 1}", "uuid"), ("{", "EOF"), ("{} {}", "found 2"), ("", "found 0")] {
+            let error = requests(&explain, text).unwrap_err();
+            assert!(error.to_string().contains(what), "{text}: {error}");
+            assert!(error.hint().unwrap().starts_with("its fields: "), "{text}");
         }
     }
 }

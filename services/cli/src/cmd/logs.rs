@@ -6,18 +6,18 @@ use keelson_proto::keelson::runtime::v1::ReadLogsRequest;
 
 use super::Session;
 use crate::args::LogsArgs;
-use crate::error::Failure;
-use crate::output::{self, Pump, Target};
-use crate::{plain, pods};
+use crate::error::CliError;
+use crate::output::{self, OutputWriter, Target};
+use crate::{pods, sanitize};
 
-/// The annotation that names the container which tools mean when none is given.
+/// The annotation that names the default container for tools.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Streams the log of a container to standard output.
-pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), CliError> {
     let all = pods::list(&session.agent).await?;
     let entry = pods::resolve(&session.agent, &all, &session.scope(), &args.pod).await?;
-    let container = choose(entry.typed()?, args.container.as_deref())?;
+    let container = choose_container(entry.typed()?, args.container.as_deref())?;
     let since = args
         .since
         .map_or(0, |d| session.now.saturating_sub(i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)).max(1));
@@ -31,44 +31,51 @@ pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
         limit_bytes: args.limit_bytes.map(i64::from),
         since_unix_nanos: since,
     };
-    let fail = |status| session.agent.failure(ServiceName::RuntimeShim, status);
-    let mut stream =
-        session.agent.runtime().read_logs(session.agent.request(request)).await.map_err(fail)?.into_inner();
-    let mut pump = Pump::start()?;
-    let mut safe = args.safe.then(plain::Bytes::default);
+    let to_error = |status| session.agent.call_error(ServiceName::RuntimeShim, status);
+    let mut stream = session
+        .agent
+        .runtime()
+        .read_logs(session.agent.request(request))
+        .await
+        .map_err(to_error)?
+        .into_inner();
+    let mut writer = OutputWriter::start()?;
+    let mut sanitizer = args.safe.then(sanitize::LogSanitizer::default);
     loop {
-        let told = stream.message().await;
-        let (data, end) = match told {
+        let (data, end) = match stream.message().await {
             Ok(Some(chunk)) => {
-                let data = match &mut safe {
-                    Some(safe) => safe.next(&chunk.data),
+                let data = match &mut sanitizer {
+                    Some(sanitizer) => sanitizer.next(&chunk.data),
                     None => chunk.data,
                 };
                 (data, None)
             }
-            Ok(None) => (safe.take().map(plain::Bytes::end).unwrap_or_default(), Some(Ok(()))),
-            Err(status) => (safe.take().map(plain::Bytes::end).unwrap_or_default(), Some(Err(fail(status)))),
+            Ok(None) => (sanitizer.take().map(sanitize::LogSanitizer::end).unwrap_or_default(), Some(Ok(()))),
+            Err(status) => (
+                sanitizer.take().map(sanitize::LogSanitizer::end).unwrap_or_default(),
+                Some(Err(to_error(status))),
+            ),
         };
         if !data.is_empty() {
-            pump.write(Target::Stdout, data).await?;
+            writer.write(Target::Stdout, data).await?;
         }
         if let Some(end) = end {
-            pump.finish().await?;
+            writer.finish().await?;
             return end;
         }
     }
 }
 
-/// The container that is meant: the one named, else the annotated, else the first.
-pub(crate) fn choose(pod: &Pod, named: Option<&str>) -> Result<String, Failure> {
+/// Chooses the container: the named one, else the annotated one, else the first.
+pub(crate) fn choose_container(pod: &Pod, named: Option<&str>) -> Result<String, CliError> {
     let names: Vec<&str> = pod.containers().map(|(_, c)| c.name.as_str()).collect();
     if let Some(named) = named {
         if names.contains(&named) {
             return Ok(named.to_owned());
         }
-        return Err(Failure::NotFound {
+        return Err(CliError::NotFound {
             what: format!("the pod {} has no container {named:?}", pod.metadata.name),
-            hint: format!("-c with one of: {}", names.join(", ")),
+            hint: format!("use -c with one of: {}", names.join(", ")),
         });
     }
     let first = pod.spec.containers.first().map_or("", |c| c.name.as_str());
@@ -76,7 +83,7 @@ pub(crate) fn choose(pod: &Pod, named: Option<&str>) -> Result<String, Failure> 
     let chosen = annotated.unwrap_or(first);
     if names.len() > 1 && annotated.is_none() {
         output::notice(&format!(
-            "Container {chosen}, the first of: {}; -c chooses another.",
+            "Using container {chosen}, the first of: {}; -c chooses another.",
             names.join(", ")
         ));
     }
@@ -98,15 +105,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_name_the_annotated_container_is_meant_else_the_first_regular_one() {
-        assert_eq!(choose(&pod("proxy"), None).unwrap(), "proxy");
-        assert_eq!(choose(&pod("gone"), None).unwrap(), "app");
-        assert_eq!(choose(&pod("proxy"), Some("prepare")).unwrap(), "prepare");
+    fn default_container_is_the_annotated_one_else_the_first() {
+        assert_eq!(choose_container(&pod("proxy"), None).unwrap(), "proxy");
+        assert_eq!(choose_container(&pod("gone"), None).unwrap(), "app");
+        assert_eq!(choose_container(&pod("proxy"), Some("prepare")).unwrap(), "prepare");
     }
 
     #[test]
-    fn a_container_that_does_not_exist_is_answered_with_those_that_do() {
-        let failure = choose(&pod(""), Some("db")).unwrap_err();
-        assert!(failure.hint().unwrap().contains("app, proxy"), "{failure:?}");
+    fn unknown_container_error_lists_the_containers() {
+        let error = choose_container(&pod(""), Some("db")).unwrap_err();
+        assert!(error.hint().unwrap().contains("app, proxy"), "{error:?}");
     }
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use clap::CommandFactory as _;
 
 use crate::args::Cli;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 
-/// Writes a page for the command and one for each of its subcommands.
-pub(crate) fn run(dir: &Path) -> Result<(), Failure> {
-    let fail = |source: std::io::Error| Failure::Answer {
+/// Writes the manual pages of the command and of each subcommand.
+pub(crate) fn run(dir: &Path) -> Result<(), CliError> {
+    let fail = |source: std::io::Error| CliError::Failed {
         message: format!("cannot write manual pages to {}: {source}", dir.display()),
         hint: Some("name a folder that you may write to with --dir".into()),
     };

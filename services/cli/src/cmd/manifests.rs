@@ -1,4 +1,4 @@
-//! Files of manifests that a person names.
+//! Reads the manifest files named on the command line.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use keelson_config::KUBELET_KIND;
 use serde_json::Value;
 
-use crate::error::Failure;
+use crate::error::CliError;
 
-/// The most that pod-config takes at once.
+/// The size limit of pod-config for one manifest.
 const MAX_BYTES: u64 = 10 * 1024 * 1024;
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A file of manifests.
+/// A manifest file.
 #[derive(Debug)]
 pub(crate) struct ManifestFile {
     /// The path as given; `standard input` for `-`.
@@ -21,13 +21,13 @@ pub(crate) struct ManifestFile {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// An object by name, as a manifest writes it.
+/// The name of an object in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedObject {
     pub(crate) kind: ObjectKind,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// `spec.nodeName` of a pod, empty where nobody says it.
+    /// `spec.nodeName` of a pod; empty if not set.
     pub(crate) node: String,
 }
 
@@ -49,17 +49,17 @@ impl ObjectKind {
         }
     }
 
-    /// `configmap/settings`.
+    /// Kind and name for messages: `configmap/settings`.
     pub(crate) fn label(self, name: &str) -> String {
         format!("{}/{name}", self.as_str().to_lowercase())
     }
 }
 
-/// The files that the arguments mean, folders opened, in order.
+/// The files that the arguments name, folders expanded, in order.
 ///
 /// # Errors
 /// An argument does not exist or names a folder without manifests.
-pub(crate) fn paths(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+pub(crate) fn paths(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut paths = Vec::new();
     for argument in arguments {
         if argument.as_os_str() != "-" && argument.is_dir() {
@@ -71,8 +71,8 @@ pub(crate) fn paths(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let fail = |source| Failure::Read { path: folder.to_owned(), source };
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let fail = |source| CliError::Read { path: folder.to_owned(), source };
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
@@ -83,7 +83,7 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         }
     }
     if found.is_empty() {
-        return Err(Failure::Manifest {
+        return Err(CliError::Manifest {
             path: folder.to_owned(),
             reason: "no *.yaml, *.yml or *.json in this folder".into(),
         });
@@ -95,8 +95,8 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 /// Reads a file, or standard input for `-`.
 ///
 /// # Errors
-/// It cannot be read or is larger than pod-config takes.
-pub(crate) fn read(path: &Path) -> Result<ManifestFile, Failure> {
+/// The file cannot be read, or is larger than the limit of pod-config.
+pub(crate) fn read(path: &Path) -> Result<ManifestFile, CliError> {
     let mut bytes = Vec::new();
     let limit = MAX_BYTES + 1;
     let (path, read) = if path.as_os_str() == "-" {
@@ -105,12 +105,12 @@ pub(crate) fn read(path: &Path) -> Result<ManifestFile, Failure> {
         (path.to_owned(), fs::File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes)))
     };
     if let Err(source) = read {
-        return Err(Failure::Read { path, source });
+        return Err(CliError::Read { path, source });
     }
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(Failure::Manifest {
+        return Err(CliError::Manifest {
             path,
-            reason: "larger than 10 MiB, the most that is taken at once".into(),
+            reason: "larger than 10 MiB, the limit for one manifest".into(),
         });
     }
     Ok(ManifestFile { path, bytes })
@@ -119,19 +119,19 @@ pub(crate) fn read(path: &Path) -> Result<ManifestFile, Failure> {
 /// The documents of a file.
 ///
 /// # Errors
-/// It is no YAML or JSON.
-pub(crate) fn documents(file: &ManifestFile) -> Result<Vec<Value>, Failure> {
-    let wrong = |reason: String| Failure::Manifest { path: file.path.clone(), reason };
+/// The file is neither YAML nor JSON.
+pub(crate) fn documents(file: &ManifestFile) -> Result<Vec<Value>, CliError> {
+    let wrong = |reason: String| CliError::Manifest { path: file.path.clone(), reason };
     let text = std::str::from_utf8(&file.bytes).map_err(|e| wrong(format!("not UTF-8: {e}")))?;
     serde_saphyr::from_multiple(text)
         .map_err(|e| wrong(e.to_string().lines().next().unwrap_or("neither YAML nor JSON").to_owned()))
 }
 
-/// The pods, Secrets and ConfigMaps that the documents of a file name, pods first.
+/// The pods, Secrets and ConfigMaps in a file, pods first.
 ///
 /// # Errors
-/// It is no YAML or JSON, or names none.
-pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, Failure> {
+/// The file is neither YAML nor JSON, or contains none of them.
+pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, CliError> {
     let mut objects = Vec::new();
     let documents = documents(file)?;
     for document in &documents {
@@ -139,13 +139,11 @@ pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, Failure> 
     }
     if objects.is_empty() {
         let reason = if documents.iter().any(|document| document["kind"] == KUBELET_KIND) {
-            format!(
-                "a {KUBELET_KIND} is not deleted by its file: `keelson delete config --etcd …` removes that of a node"
-            )
+            format!("a {KUBELET_KIND} cannot be deleted by its file: use `keelson delete config --etcd …`")
         } else {
             "no Pod, Secret or ConfigMap in this manifest".into()
         };
-        return Err(Failure::Manifest { path: file.path.clone(), reason });
+        return Err(CliError::Manifest { path: file.path.clone(), reason });
     }
     objects.sort_by_key(|object| object.kind);
     Ok(objects)
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_in_documents_and_lists_and_pods_come_first() {
+    fn manifest_objects_are_read_from_documents_and_lists_pods_first() {
         let yaml = "kind: ConfigMap\nmetadata: {name: c}\n---\nkind: Pod\nmetadata: {name: a}\n---\n\
                     kind: Service\nmetadata: {name: s}\n---\n\
                     kind: PodList\nitems:\n- metadata: {name: b, namespace: web}\n";
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_an_object_is_named() {
+    fn manifest_without_an_object_is_an_error_with_its_file() {
         assert_eq!(
             names("kind: Service\n").unwrap_err(),
             "x.yaml: no Pod, Secret or ConfigMap in this manifest"
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_means_its_manifests_in_order() {
+    fn folder_is_expanded_to_its_sorted_manifests() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["b.yaml", "a.json", ".hidden.yaml", "notes.txt"] {
             fs::write(dir.path().join(name), "").unwrap();
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_file_is_refused_here() {
+    fn manifest_above_the_size_limit_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("huge.yaml");
         fs::File::create(&path).unwrap().set_len(11 << 20).unwrap();

@@ -29,29 +29,29 @@ mod version;
 
 use crate::agent::Agent;
 use crate::args::{Cli, Command, DescribeWhat, Format, GetWhat, Global, GrpcWhat, PodNames, ServicesWhat};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output::Colour;
 use crate::pods::Scope;
 
-/// What every command gets: the agent and the global flags.
+/// The context of a command: the agent and the global flags.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) agent: Agent,
     pub(crate) global: Global,
-    /// For standard output.
+    /// Colours for standard output.
     pub(crate) colour: Colour,
     /// Nanoseconds since the epoch when the command began.
     pub(crate) now: i64,
 }
 
 impl Session {
-    /// The pods that the namespace flags name.
+    /// The namespace that the flags select.
     pub(crate) fn scope(&self) -> Scope {
         let namespace = (!self.global.all_namespaces).then(|| self.global.namespace.clone());
         Scope { namespace }
     }
 
-    /// The form of the answer.
+    /// The output format.
     pub(crate) fn format(&self) -> Option<Format> {
         self.global.output
     }
@@ -60,19 +60,20 @@ impl Session {
         self.global.output == Some(Format::Wide)
     }
 
-    pub(crate) fn without_format(&self, command: &str, instead: &str) -> Result<(), Failure> {
+    /// Refuses `--output` for a command without formats; `instead` is the hint.
+    pub(crate) fn without_format(&self, command: &str, instead: &str) -> Result<(), CliError> {
         if self.global.output.is_none() {
             return Ok(());
         }
-        Err(Failure::Usage {
+        Err(CliError::Usage {
             message: format!("`keelson {command}` has no --output"),
             hint: instead.to_owned(),
         })
     }
 }
 
-/// Carries out the command.
-pub(crate) async fn dispatch(mut cli: Cli) -> Result<(), Failure> {
+/// Runs the command.
+pub(crate) async fn dispatch(mut cli: Cli) -> Result<(), CliError> {
     cli.global.etcd = cli.global.etcd.complete(|name| std::env::var_os(name))?;
     let session = Session {
         agent: Agent::new(cli.global.run_dir.clone(), cli.global.request_timeout),
@@ -156,23 +157,24 @@ pub(crate) async fn dispatch(mut cli: Cli) -> Result<(), Failure> {
     }
 }
 
-/// A command about keys, without `--etcd`.
-fn only_with_etcd(command: &str) -> Failure {
-    Failure::Usage {
+/// The error of a command about keys of etcd without `--etcd`.
+fn only_with_etcd(command: &str) -> CliError {
+    CliError::Usage {
         message: format!("`keelson {command}` is about a key of etcd"),
         hint: "--etcd names the members, as `etcd.endpoints` of the KeelsonConfiguration does".into(),
     }
 }
 
-/// `get secrets` or `get configmaps`, without `--etcd`.
-fn objects_of_a_fleet(what: &str) -> Failure {
-    Failure::Usage {
+/// The error of `get secrets` or `get configmaps` without `--etcd`.
+fn objects_only_with_etcd(what: &str) -> CliError {
+    CliError::Usage {
         message: format!("`keelson get {what}` is about keys of etcd"),
-        hint: "add --etcd ENDPOINTS; on a node those of its manifests stand in the files beside them".into(),
+        hint: "add --etcd ENDPOINTS; without a fleet, those of a node are in the files beside its manifests"
+            .into(),
     }
 }
 
-async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
+async fn get(session: &Session, what: GetWhat) -> Result<(), CliError> {
     match what {
         GetWhat::Pods { names, watch } => get_pods::run(session, &names, watch).await,
         GetWhat::Services { names, watch } => get_services::run(session, &names, watch).await,
@@ -181,8 +183,8 @@ async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
         GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
         GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
-        GetWhat::Secrets { .. } => Err(objects_of_a_fleet("secrets")),
-        GetWhat::ConfigMaps { .. } => Err(objects_of_a_fleet("configmaps")),
+        GetWhat::Secrets { .. } => Err(objects_only_with_etcd("secrets")),
+        GetWhat::ConfigMaps { .. } => Err(objects_only_with_etcd("configmaps")),
         GetWhat::Config => Err(only_with_etcd("get config")),
     }
 }

@@ -1,12 +1,12 @@
-//! `keelson run --once`: an agent of its own runs the pods of some manifests, and ends.
+//! `keelson run --once`: starts an agent of its own, runs the pods of some manifests, and stops the agent.
 //!
-//! The manifests are copied into a folder that only this agent reads ([`place`]). pod-sync tells how the pods fare
-//! ([`board`], [`verdict`]). Then the copies go, and with them everything of the pods, as with any manifest that is
-//! taken away; only then is the agent ended.
+//! The manifests are copied into a folder that only this agent reads ([`workspace`]). pod-sync reports the status of the pods
+//! ([`tracker`], [`outcome`]). Then the copies are deleted, so that the agent removes the pods as with any deleted
+//! manifest. After that the agent is stopped.
 
-mod board;
-mod place;
-mod verdict;
+mod outcome;
+mod tracker;
+mod workspace;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,78 +21,84 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use self::board::{Board, Heard};
-use self::place::Place;
-use self::verdict::{Outcome, Report};
+use self::outcome::{Outcome, Report};
+use self::tracker::{PodTracker, PodUpdate};
+use self::workspace::Workspace;
 use super::{Session, up};
 use crate::agent::Agent;
 use crate::args::{RunArgs, UpArgs};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::table::Table;
 
-/// How often the process of the agent and the clock are looked at.
+/// How often the agent's process and the deadlines are checked.
 const TICK: Duration = Duration::from_millis(200);
-/// Between two attempts to reach a service of the agent.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long the pods may take to go beyond their grace.
-const BEYOND_GRACE: Duration = Duration::from_secs(120);
-/// After this long a person is told that the pods are still ending.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How long what the pods have left may take to be removed, and how long the agent may take to end.
-const REMOVAL: Duration = Duration::from_secs(60);
-/// Where pods and volumes lie when nothing else is said.
+/// The pause between two attempts to reach a service of the agent.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the pods may take to end beyond their grace period.
+const REMOVAL_SLACK: Duration = Duration::from_secs(120);
+/// After this time a notice names the pods that are still terminating.
+const NOTICE_DELAY: Duration = Duration::from_secs(3);
+/// How long the cleanup of the pods may take, and how long the agent may take to end.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// The default folder of pods and volumes.
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 
 /// Runs the pods.
-pub(crate) async fn run(session: &Session, args: &RunArgs) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, args: &RunArgs) -> Result<(), CliError> {
     if session.agent.services().await.is_ok() {
-        return Err(Failure::Start {
-            message: format!("an agent runs already in {}", session.global.run_dir.display()),
+        return Err(CliError::StartFailed {
+            message: format!("an agent already runs in {}", session.global.run_dir.display()),
             hint: "`keelson apply` gives it pods; another agent needs its own --run-dir and runtime".into(),
         });
     }
     let init = check(args).await?;
     let mut signals = Signals::new()?;
-    let files = place::read(&args.files)?;
-    let place = Place::new(&session.global.run_dir, &files)?;
+    let files = workspace::read(&args.files)?;
+    let workspace = Workspace::new(&session.global.run_dir, &files)?;
     drop(files);
-    let mut child = start(session, args, &init, &place)?;
+    let mut child = start(session, args, &init, &workspace)?;
     let root = args.root_dir.clone().unwrap_or_else(|| DEFAULT_ROOT.into());
-    let mut once =
-        Once { session, args, place: &place, child: &mut child, signals: &mut signals, root: &root };
-    let outcome = once.each_to_its_end().await;
-    let ended = end(&mut child).await;
+    let mut once = OnceRun {
+        session,
+        args,
+        workspace: &workspace,
+        child: &mut child,
+        signals: &mut signals,
+        root: &root,
+    };
+    let outcome = once.run_pods().await;
+    let stopped = stop(&mut child).await;
     let reports = match outcome {
         Ok(reports) => reports,
-        Err(failure) => {
-            up::show_log(&place.log(), 0);
-            return Err(failure);
+        Err(error) => {
+            up::show_log(&workspace.log(), 0);
+            return Err(error);
         }
     };
-    drop(place);
+    drop(workspace);
     show(session, &reports)?;
-    ended?;
+    stopped?;
     let failed = reports.iter().filter(|report| report.result.is_failure()).count();
-    if failed == 0 { Ok(()) } else { Err(Failure::Some { failed, total: reports.len() }) }
+    if failed == 0 { Ok(()) } else { Err(CliError::SomeFailed { failed, total: reports.len() }) }
 }
 
-/// Checks what can be checked before the start; the binary of init.
-async fn check(args: &RunArgs) -> Result<PathBuf, Failure> {
+/// Checks the preconditions. Returns the binary of init.
+async fn check(args: &RunArgs) -> Result<PathBuf, CliError> {
     let socket = up::runtime_socket(&args.runtime_endpoint)?;
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::NotRoot {
-            message: "the agent must be started by root: it mounts volumes and makes cgroups".into(),
+        return Err(CliError::NotRoot {
+            message: "the agent must be started by root: it mounts volumes and creates cgroups".into(),
             hint: "`sudo keelson run --once -f …`".into(),
         });
     }
     up::check_runtime(&socket)?;
-    refuse_others(&socket).await?;
+    require_no_other_pods(&socket).await?;
     up::find_init()
 }
 
-/// An agent ends what its runtime runs and no manifest names. That is not what somebody means who runs a pod once.
-async fn refuse_others(socket: &Path) -> Result<(), Failure> {
+/// Refuses a runtime that already runs pods: the agent would end them, because no manifest names them.
+async fn require_no_other_pods(socket: &Path) -> Result<(), CliError> {
     use k8s_cri::v1 as cri;
     let channel = keelson_service_kit::connect_foreign("the container runtime", socket);
     let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
@@ -100,9 +106,9 @@ async fn refuse_others(socket: &Path) -> Result<(), Failure> {
     let filter = cri::PodSandboxFilter { state: Some(state), ..cri::PodSandboxFilter::default() };
     let mut request = tonic::Request::new(cri::ListPodSandboxRequest { filter: Some(filter) });
     request.set_timeout(Duration::from_secs(10));
-    let answer = client.list_pod_sandbox(request).await.map_err(|status| Failure::NoRuntime {
+    let answer = client.list_pod_sandbox(request).await.map_err(|status| CliError::RuntimeUnavailable {
         message: format!(
-            "the container runtime at {} does not tell its pods: {}",
+            "the container runtime at {} does not list its pods: {}",
             socket.display(),
             status.message()
         ),
@@ -122,9 +128,9 @@ async fn refuse_others(socket: &Path) -> Result<(), Failure> {
     }
     let shown = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
     let more = if names.len() > 3 { ", …" } else { "" };
-    Err(Failure::Start {
+    Err(CliError::StartFailed {
         message: format!(
-            "the container runtime at {} runs {} already, which this agent would end: {shown}{more}",
+            "the container runtime at {} already runs {}, which this agent would end: {shown}{more}",
             socket.display(),
             if names.len() == 1 { "a pod".to_owned() } else { format!("{} pods", names.len()) }
         ),
@@ -132,23 +138,23 @@ async fn refuse_others(socket: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Starts keelson-init in a session of its own: an interruption at the terminal is for this command alone, which
-/// ends the pods before it ends the agent.
-fn start(session: &Session, args: &RunArgs, init: &Path, place: &Place) -> Result<Child, Failure> {
+/// Starts keelson-init in a session of its own, so that Ctrl-C at the terminal reaches only this command, which
+/// ends the pods before it stops the agent.
+fn start(session: &Session, args: &RunArgs, init: &Path, workspace: &Workspace) -> Result<Child, CliError> {
     use std::os::unix::process::CommandExt as _;
     let up_args = UpArgs {
         manifests: None,
         node_name: args.node_name.clone(),
         runtime_endpoint: args.runtime_endpoint.clone(),
         root_dir: args.root_dir.clone(),
-        state_dir: Some(place.state()),
+        state_dir: Some(workspace.state()),
         detach: false,
         log_file: None,
         timeout: args.timeout,
         extra: args.extra.clone(),
     };
-    let arguments = up::arguments(&session.global.run_dir, &up_args, Some(&place.manifests()));
-    let log = place.open_log()?;
+    let arguments = up::arguments(&session.global.run_dir, &up_args, Some(&workspace.manifests()));
+    let log = workspace.open_log()?;
     let mut command = Command::new(init);
     command
         .args(arguments)
@@ -169,13 +175,13 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let hear = |kind| unix::signal(kind).map_err(|source| Failure::Runtime { source });
-        Ok(Self { interrupt: hear(SignalKind::interrupt())?, terminate: hear(SignalKind::terminate())? })
+    fn new() -> Result<Self, CliError> {
+        let listen = |kind| unix::signal(kind).map_err(|source| CliError::AsyncRuntime { source });
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
     async fn next(&mut self) {
-        // Cancel-safe: a signal that is not taken here stays in its stream.
+        // Cancel-safe: a signal that is not received stays in its receiver.
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
@@ -183,126 +189,129 @@ impl Signals {
     }
 }
 
-/// pod-sync's stream, read by a task of its own; it goes when this is dropped.
-struct Feed {
-    heard: mpsc::Receiver<Heard>,
+/// pod-sync's stream, read by a task that is aborted when this is dropped.
+struct PodWatch {
+    updates: mpsc::Receiver<PodUpdate>,
     task: AbortHandle,
 }
 
-impl Drop for Feed {
+impl Drop for PodWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Feed {
-    fn begin(agent: &Agent) -> Self {
-        let (sender, heard) = mpsc::channel(64);
-        let task = tokio::spawn(feed(agent.clone(), sender)).abort_handle();
-        Self { heard, task }
+impl PodWatch {
+    fn start(agent: &Agent) -> Self {
+        let (sender, updates) = mpsc::channel(64);
+        let task = tokio::spawn(read_pod_updates(agent.clone(), sender)).abort_handle();
+        Self { updates, task }
     }
 }
 
-/// Reads pod-sync's stream, again and again.
-async fn feed(agent: Agent, sender: mpsc::Sender<Heard>) {
+/// Reads pod-sync's stream, and reopens it when it ends.
+async fn read_pod_updates(agent: Agent, sender: mpsc::Sender<PodUpdate>) {
     loop {
         if let Ok(answer) = agent.pod_sync().watch_pods(agent.request(WatchPodsRequest {})).await {
             let mut stream = answer.into_inner();
-            let mut next = Some(Heard::Opened);
-            while let Some(heard) = next {
-                if sender.send(heard).await.is_err() {
+            let mut next = Some(PodUpdate::Opened);
+            while let Some(update) = next {
+                if sender.send(update).await.is_err() {
                     return;
                 }
                 next = match stream.message().await {
                     Ok(Some(message)) => match message.item {
-                        Some(Item::Pod(pod)) => Some(Heard::Pod(Box::new(pod))),
-                        Some(Item::GoneUid(uid)) => Some(Heard::Gone(uid)),
-                        Some(Item::Synced(_)) => Some(Heard::Synced),
+                        Some(Item::Pod(pod)) => Some(PodUpdate::Pod(Box::new(pod))),
+                        Some(Item::GoneUid(uid)) => Some(PodUpdate::Gone(uid)),
+                        Some(Item::Synced(_)) => Some(PodUpdate::Synced),
                         None => None,
                     },
                     Ok(None) | Err(_) => None,
                 };
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// One run.
-struct Once<'a> {
+/// The state of one run.
+struct OnceRun<'a> {
     session: &'a Session,
     args: &'a RunArgs,
-    place: &'a Place,
+    workspace: &'a Workspace,
     child: &'a mut Child,
     signals: &'a mut Signals,
     root: &'a Path,
 }
 
-/// Why a wait is over.
+/// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    /// What was waited for is so.
+enum WaitResult {
+    /// The condition holds.
     Done,
-    /// A signal has come.
+    /// A signal was received.
     Interrupted,
-    /// The time is up.
+    /// The time limit has passed.
     TimedOut,
 }
 
-impl Once<'_> {
-    /// From the first manifest to the last container; the agent goes on running.
-    async fn each_to_its_end(&mut self) -> Result<Vec<Report>, Failure> {
-        let mut feed = Feed::begin(&self.session.agent);
-        let mut board = Board::new(self.args.timeout);
-        let waited = self.until(&mut feed, &mut board, None, Board::is_decided).await?;
-        let interrupted = waited == Wait::Interrupted;
+impl OnceRun<'_> {
+    /// Runs the pods to their end and removes them; the agent keeps running.
+    async fn run_pods(&mut self) -> Result<Vec<Report>, CliError> {
+        let mut watch = PodWatch::start(&self.session.agent);
+        let mut tracker = PodTracker::new(self.args.timeout);
+        let waited = self.until(&mut watch, &mut tracker, None, PodTracker::is_decided).await?;
+        let interrupted = waited == WaitResult::Interrupted;
         if interrupted {
-            output::notice("Interrupted: the pods are being ended; once more leaves them where they are.");
+            output::notice("Interrupted: ending the pods. A second signal leaves them as they are.");
         }
-        let mut reports = board.reports(Instant::now(), interrupted);
-        reports.extend(self.refused().await);
-        let left = self.remove(&mut feed, &mut board).await?;
-        if left.is_empty() {
+        let mut reports = tracker.reports(Instant::now(), interrupted);
+        reports.extend(self.refused_manifests().await);
+        let remaining = self.remove(&mut watch, &mut tracker).await?;
+        if remaining.is_empty() {
             return Ok(reports);
         }
-        for report in reports.iter_mut().filter(|report| left.contains(&report.uid)) {
+        for report in reports.iter_mut().filter(|report| remaining.contains(&report.uid)) {
             report.result = if report.result.is_failure() { report.result } else { Outcome::Failed };
-            report.message = "it is not gone: what it has left stays on this machine".to_owned();
+            report.message = "the pod was not fully removed: parts of it remain on this machine".to_owned();
         }
         Ok(reports)
     }
 
-    /// Follows the pods until `over` holds, a signal comes, the time is up, or the agent is gone.
+    /// Follows the pods until `is_done` holds, a signal is received, or the time limit passes.
+    ///
+    /// # Errors
+    /// The agent has ended, or one of its services has failed.
     async fn until(
         &mut self,
-        feed: &mut Feed,
-        board: &mut Board,
+        watch: &mut PodWatch,
+        tracker: &mut PodTracker,
         limit: Option<Duration>,
-        over: impl Fn(&Board, Instant) -> bool,
-    ) -> Result<Wait, Failure> {
-        let begun = Instant::now();
+        is_done: impl Fn(&PodTracker, Instant) -> bool,
+    ) -> Result<WaitResult, CliError> {
+        let started_at = Instant::now();
         loop {
             let now = Instant::now();
-            if over(board, now) {
-                return Ok(Wait::Done);
+            if is_done(tracker, now) {
+                return Ok(WaitResult::Done);
             }
-            if limit.is_some_and(|limit| now.duration_since(begun) >= limit) {
-                return Ok(Wait::TimedOut);
+            if limit.is_some_and(|limit| now.duration_since(started_at) >= limit) {
+                return Ok(WaitResult::TimedOut);
             }
-            // Each arm is cancel-safe: a message or signal that is not taken stays where it is.
+            // Each arm is cancel-safe: a message or signal that is not received stays in its channel.
             tokio::select! {
-                () = self.signals.next() => return Ok(Wait::Interrupted),
-                heard = feed.heard.recv() => if let Some(heard) = heard { board.hear(heard, Instant::now()) },
-                () = tokio::time::sleep(TICK) => self.still_there().await?,
+                () = self.signals.next() => return Ok(WaitResult::Interrupted),
+                update = watch.updates.recv() => if let Some(update) = update { tracker.apply(update, Instant::now()) },
+                () = tokio::time::sleep(TICK) => self.check_agent().await?,
             }
         }
     }
 
-    /// The agent's own trouble ends the run.
-    async fn still_there(&mut self) -> Result<(), Failure> {
-        let hint = || "mend what its last lines above name".to_owned();
+    /// Fails if the agent has ended or one of its services has failed.
+    async fn check_agent(&mut self) -> Result<(), CliError> {
+        let hint = || "correct the cause, which its last lines above name".to_owned();
         if let Ok(Some(status)) = self.child.try_wait() {
-            return Err(Failure::Start {
+            return Err(CliError::StartFailed {
                 message: format!("keelson-init has ended: {status}"),
                 hint: hint(),
             });
@@ -317,108 +326,112 @@ impl Once<'_> {
             return Ok(());
         }
         let message = format!("these services have failed: {}", failed.join(", "));
-        Err(Failure::Start { message, hint: hint() })
+        Err(CliError::StartFailed { message, hint: hint() })
     }
 
-    /// The manifests that are not used.
-    async fn refused(&self) -> Vec<Report> {
+    /// A report for each refused manifest.
+    async fn refused_manifests(&self) -> Vec<Report> {
         let sources = self.session.agent.sources().await.unwrap_or_default();
         let problems = sources.into_iter().flat_map(|source| source.problems);
         problems
             .map(|problem| Report {
                 namespace: String::new(),
-                name: self.place.named(&super::get_sources::place(&problem)),
+                name: self.workspace.with_original_names(&super::get_sources::location(&problem)),
                 uid: String::new(),
                 result: Outcome::Refused,
                 phase: String::new(),
                 reason: "InvalidManifest".to_owned(),
-                message: self.place.named(&problem.message),
+                message: self.workspace.with_original_names(&problem.message),
                 failed_containers: Vec::new(),
             })
             .collect()
     }
 
-    /// Takes the manifests away and waits until nothing of the pods is left. What is left all the same, by UID.
-    async fn remove(&mut self, feed: &mut Feed, board: &mut Board) -> Result<BTreeSet<String>, Failure> {
-        let (uids, grace) = (board.uids(), board.longest_grace());
-        self.place.withdraw();
-        let gone = |board: &Board, _: Instant| board.is_empty();
-        let mut waited = self.until(feed, board, Some(PATIENCE), gone).await?;
-        if waited == Wait::TimedOut {
-            output::notice(&format!("Ending: {}", board.names().join(", ")));
-            waited = self.until(feed, board, Some(grace + BEYOND_GRACE), gone).await?;
+    /// Deletes the manifests and waits until the pods are removed. Returns the UIDs of those that are not.
+    async fn remove(
+        &mut self,
+        watch: &mut PodWatch,
+        tracker: &mut PodTracker,
+    ) -> Result<BTreeSet<String>, CliError> {
+        let (uids, grace) = (tracker.uids(), tracker.longest_grace());
+        self.workspace.delete_manifests();
+        let gone = |tracker: &PodTracker, _: Instant| tracker.is_empty();
+        let mut waited = self.until(watch, tracker, Some(NOTICE_DELAY), gone).await?;
+        if waited == WaitResult::TimedOut {
+            output::notice(&format!("Ending: {}", tracker.names().join(", ")));
+            waited = self.until(watch, tracker, Some(grace + REMOVAL_SLACK), gone).await?;
         }
-        if waited != Wait::Done {
-            return Ok(board.uids());
+        if waited != WaitResult::Done {
+            return Ok(tracker.uids());
         }
-        let limit = Instant::now() + REMOVAL;
+        let limit = Instant::now() + CLEANUP_TIMEOUT;
         loop {
-            let left = self.left(&uids).await;
-            if left.is_empty() || Instant::now() >= limit {
-                return Ok(left);
+            let remaining = self.remaining(&uids).await;
+            if remaining.is_empty() || Instant::now() >= limit {
+                return Ok(remaining);
             }
             // Cancel-safe: see `Signals::next`.
             tokio::select! {
-                () = self.signals.next() => return Ok(left),
-                () = tokio::time::sleep(PAUSE) => self.still_there().await?,
+                () = self.signals.next() => return Ok(remaining),
+                () = tokio::time::sleep(RETRY_INTERVAL) => self.check_agent().await?,
             }
         }
     }
 
-    /// The pods of which the runtime or the root folder has something.
-    async fn left(&self, uids: &BTreeSet<String>) -> BTreeSet<String> {
-        let mut left = match self.in_runtime().await {
-            Ok(held) => uids.intersection(&held).cloned().collect(),
-            // Nobody knows.
+    /// The pods that still have parts in the runtime or the root folder.
+    async fn remaining(&self, uids: &BTreeSet<String>) -> BTreeSet<String> {
+        let mut remaining = match self.in_runtime().await {
+            Ok(found) => uids.intersection(&found).cloned().collect(),
+            // Unknown, so count all of them.
             Err(_) => uids.clone(),
         };
         let has_folder = |uid: &&String| self.root.join("pods").join(uid.as_str()).exists();
-        left.extend(uids.iter().filter(has_folder).cloned());
-        left
+        remaining.extend(uids.iter().filter(has_folder).cloned());
+        remaining
     }
 
-    /// The pods of which the runtime holds something.
+    /// The UIDs of the pods in the runtime.
     async fn in_runtime(&self) -> Result<BTreeSet<String>, tonic::Status> {
         let agent = &self.session.agent;
         let request = agent.request(runtime::WatchPodsRequest::default());
         let mut stream = agent.runtime().watch_pods(request).await?.into_inner();
-        let mut held = BTreeSet::new();
+        let mut found = BTreeSet::new();
         while let Some(message) = stream.message().await? {
             match message.item {
                 Some(runtime::watch_pods_response::Item::Pod(pod)) => {
-                    held.insert(pod.uid);
+                    found.insert(pod.uid);
                 }
-                Some(runtime::watch_pods_response::Item::Synced(_)) => return Ok(held),
+                Some(runtime::watch_pods_response::Item::Synced(_)) => return Ok(found),
                 _ => {}
             }
         }
-        Err(tonic::Status::unavailable("runtime-shim has ended the stream"))
+        Err(tonic::Status::unavailable("runtime-shim ended the stream"))
     }
 }
 
-/// Ends the agent, however it fares.
-async fn end(child: &mut Child) -> Result<(), Failure> {
+/// Stops the agent with SIGTERM, then with SIGKILL.
+async fn stop(child: &mut Child) -> Result<(), CliError> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    for (signal, limit) in [(Signal::TERM, REMOVAL), (Signal::KILL, PATIENCE)] {
+    for (signal, limit) in [(Signal::TERM, CLEANUP_TIMEOUT), (Signal::KILL, NOTICE_DELAY)] {
         if let Some(pid) = pid.filter(|_| matches!(child.try_wait(), Ok(None))) {
-            // It fails only for a process that has just ended.
+            // Fails only if the process has just ended.
             let _ = kill_process(pid, signal);
         }
-        let begun = Instant::now();
-        while begun.elapsed() < limit {
+        let started_at = Instant::now();
+        while started_at.elapsed() < limit {
             if !matches!(child.try_wait(), Ok(None)) {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    Err(Failure::TimedOut {
+    Err(CliError::TimedOut {
         message: format!("keelson-init (process {}) does not end", child.id()),
-        hint: "its services hang in the kernel; `keelson get services` names them".into(),
+        hint: "one of its services hangs in the kernel; `keelson get services` shows which".into(),
     })
 }
 
-fn show(session: &Session, reports: &[Report]) -> Result<(), Failure> {
+fn show(session: &Session, reports: &[Report]) -> Result<(), CliError> {
     if output::is_document(session.format()) {
         return output::print_document(session.format(), &json!({"items": reports}));
     }
@@ -443,7 +456,7 @@ mod tests {
     use crate::args::{Cli, Command as Chosen};
 
     #[test]
-    fn once_and_a_manifest_are_asked_for() {
+    fn run_requires_once_and_a_manifest() {
         let parsed = |args: &[&str]| Cli::try_parse_from([&["keelson", "run"], args].concat());
         assert!(parsed(&["-f", "pod.yaml"]).is_err());
         assert!(parsed(&["--once"]).is_err());

@@ -1,4 +1,4 @@
-//! `keelson top`: what services, pods and the node use, again and again.
+//! `keelson top`: CPU and memory of services, pods and the node, refreshed.
 
 mod rows;
 
@@ -11,58 +11,58 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Session;
 use crate::agent::Agent;
 use crate::args::{TopArgs, TopWhat};
-use crate::error::Failure;
-use crate::figures::{Rates, Sort};
+use crate::error::CliError;
+use crate::metrics::{CpuRates, Sort};
 use crate::output;
 use crate::screen::Screen;
 use crate::table::Table;
 use rows::{NodeRow, PodRow, ServiceRow};
 
-/// A service that takes longer than this is shown as one that does not answer.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// The time between the two looks of a single table.
-const ONCE: Duration = Duration::from_secs(1);
+/// A service that takes longer than this counts as not answering.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest time between the two samples of a single table.
+const MAX_FIRST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows it once, or until the person ends it.
-pub(crate) async fn run(session: &Session, args: &TopArgs) -> Result<(), Failure> {
+/// Shows one measurement, or refreshes it until a key ends it.
+pub(crate) async fn run(session: &Session, args: &TopArgs) -> Result<(), CliError> {
     let mut view = View {
-        agent: session.agent.within(PATIENCE),
+        agent: session.agent.with_deadline(CALL_TIMEOUT),
         what: args.what,
         sort: args.sort,
         with_header: !args.no_headers,
-        rates: Rates::default(),
+        rates: CpuRates::default(),
     };
     let is_document = output::is_document(session.format());
     if args.once || is_document || !std::io::stdout().is_terminal() {
-        // Rates need two looks.
-        view.look(session).await?;
-        tokio::time::sleep(args.interval.min(ONCE)).await;
-        let seen = view.look(session).await?;
+        // CPU rates need two samples.
+        view.refresh(session).await?;
+        tokio::time::sleep(args.interval.min(MAX_FIRST_INTERVAL)).await;
+        let snapshot = view.refresh(session).await?;
         if is_document {
-            return output::print_document(session.format(), &seen.document(view.what));
+            return output::print_document(session.format(), &snapshot.document(view.what));
         }
-        seen.notices.iter().for_each(|notice| output::notice(notice));
-        return output::print(&seen.text(session, &view));
+        snapshot.notices.iter().for_each(|notice| output::notice(notice));
+        return output::print(&snapshot.text(session, &view));
     }
     live(session, view, args.interval).await
 }
 
 /// Draws until a key or a signal ends it.
-async fn live(session: &Session, mut view: View, interval: Duration) -> Result<(), Failure> {
-    let source = |source| Failure::Runtime { source };
-    let mut ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()]
+async fn live(session: &Session, mut view: View, interval: Duration) -> Result<(), CliError> {
+    let source = |source| CliError::AsyncRuntime { source };
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()]
         .map(signal)
         .into_iter()
         .collect::<Result<Vec<_>, _>>()
         .map_err(source)?;
-    let [interrupt, terminate, hangup] = ends.as_mut_slice() else { return Ok(()) };
-    // The first look must be possible; it is made before the screen is taken, so that an error stays readable.
-    let mut seen = Box::pin(view.look(session)).await?;
-    let mut screen = Screen::take()?;
-    let mut due = tokio::time::Instant::now() + interval.min(ONCE);
+    let [interrupt, terminate, hangup] = signals.as_mut_slice() else { return Ok(()) };
+    // The first refresh must succeed. It runs before the alternate screen, so that an error stays readable.
+    let mut snapshot = Box::pin(view.refresh(session)).await?;
+    let mut screen = Screen::enter()?;
+    let mut due = tokio::time::Instant::now() + interval.min(MAX_FIRST_INTERVAL);
     loop {
-        screen.draw(&seen.screen(session, &view))?;
-        // Cancel-safe: a key or signal that comes meanwhile is kept, and a look that is cut off is made anew.
+        screen.draw(&snapshot.screen(session, &view))?;
+        // Cancel-safe: keys and signals stay in their channels, and an aborted refresh is repeated.
         let key = tokio::select! {
             key = screen.key() => Some(key),
             _ = interrupt.recv() => return Ok(()),
@@ -78,48 +78,48 @@ async fn live(session: &Session, mut view: View, interval: Duration) -> Result<(
             Some(b'n') => view.sort = Sort::Name,
             Some(_) => {}
             None => {
-                let look = Box::pin(view.look(session));
+                let refresh = Box::pin(view.refresh(session));
                 // Cancel-safe: see above.
-                let looked = tokio::select! {
-                    looked = look => Some(looked),
-                    () = ended(&mut screen) => None,
+                let result = tokio::select! {
+                    result = refresh => Some(result),
+                    () = wait_for_quit(&mut screen) => None,
                     _ = interrupt.recv() => None,
                     _ = terminate.recv() => None,
                 };
-                match looked {
+                match result {
                     None => return Ok(()),
-                    Some(Ok(new)) => seen = new,
-                    Some(Err(failure)) => seen.notices = vec![failure.to_string()],
+                    Some(Ok(new)) => snapshot = new,
+                    Some(Err(error)) => snapshot.notices = vec![error.to_string()],
                 }
                 due = tokio::time::Instant::now() + interval;
             }
         }
-        seen.sort(view.sort);
+        snapshot.sort(view.sort);
     }
 }
 
-/// Waits for a key that ends the view; other keys are lost.
-async fn ended(screen: &mut Screen) {
+/// Waits for a key that ends the view; other keys are ignored.
+async fn wait_for_quit(screen: &mut Screen) {
     while !matches!(screen.key().await, b'q' | 3 | 4) {}
 }
 
-/// What is looked at, and how it was at the last look.
+/// What is shown, and the samples of the previous refresh.
 #[derive(Debug)]
 struct View {
     agent: Agent,
     what: Option<TopWhat>,
     sort: Sort,
     with_header: bool,
-    rates: Rates,
+    rates: CpuRates,
 }
 
-/// What one look has shown.
+/// The result of one refresh.
 #[derive(Debug, Default)]
-struct Seen {
+struct Snapshot {
     node: Option<NodeRow>,
     services: Option<Vec<ServiceRow>>,
     pods: Option<Vec<PodRow>>,
-    /// Who did not answer.
+    /// Errors of services that did not answer.
     notices: Vec<String>,
 }
 
@@ -128,8 +128,8 @@ impl View {
         self.what.is_none_or(|own| own == what)
     }
 
-    /// Asks side by side. What does not answer is a notice as long as anything does.
-    async fn look(&mut self, session: &Session) -> Result<Seen, Failure> {
+    /// Calls the services concurrently. Errors become notices as long as any call succeeds.
+    async fn refresh(&mut self, session: &Session) -> Result<Snapshot, CliError> {
         let agent = &self.agent;
         let node = async { if self.shows(TopWhat::Node) { Some(rows::node(agent).await) } else { None } };
         let services =
@@ -138,57 +138,61 @@ impl View {
             if self.shows(TopWhat::Pods) { Some(rows::pods(agent, &session.scope()).await) } else { None }
         };
         let (node, services, pods) = futures_util::future::join3(node, services, pods).await;
-        let mut failures = Vec::new();
-        let mut seen = Seen::default();
+        let mut errors = Vec::new();
+        let mut snapshot = Snapshot::default();
         match services {
-            Some(Ok(services)) => seen.services = Some(services),
-            Some(Err(failure)) => failures.push(failure),
+            Some(Ok(services)) => snapshot.services = Some(services),
+            Some(Err(error)) => errors.push(error),
             None => {}
         }
         match node {
-            Some(Ok(node)) => seen.node = Some(node),
-            Some(Err(failure)) => failures.push(failure),
+            Some(Ok(node)) => snapshot.node = Some(node),
+            Some(Err(error)) => errors.push(error),
             None => {}
         }
         match pods {
-            Some(Ok((pods, absent))) => {
-                seen.pods = Some(pods);
-                seen.notices.extend(absent.map(|failure| failure.to_string()));
+            Some(Ok((pods, missing))) => {
+                snapshot.pods = Some(pods);
+                snapshot.notices.extend(missing.map(|error| error.to_string()));
             }
-            Some(Err(failure)) => failures.push(failure),
+            Some(Err(error)) => errors.push(error),
             None => {}
         }
-        if seen.node.is_none() && seen.services.is_none() && seen.pods.is_none() && !failures.is_empty() {
-            return Err(failures.swap_remove(0));
+        if snapshot.node.is_none()
+            && snapshot.services.is_none()
+            && snapshot.pods.is_none()
+            && !errors.is_empty()
+        {
+            return Err(errors.swap_remove(0));
         }
-        for failure in failures {
-            let text = failure.to_string();
-            if !seen.notices.contains(&text) {
-                seen.notices.push(text);
+        for error in errors {
+            let text = error.to_string();
+            if !snapshot.notices.contains(&text) {
+                snapshot.notices.push(text);
             }
         }
-        seen.rate(&mut self.rates);
-        seen.sort(self.sort);
-        Ok(seen)
+        snapshot.apply_rates(&mut self.rates);
+        snapshot.sort(self.sort);
+        Ok(snapshot)
     }
 }
 
-impl Seen {
-    fn rate(&mut self, rates: &mut Rates) {
+impl Snapshot {
+    fn apply_rates(&mut self, rates: &mut CpuRates) {
         let node = self.node.iter_mut().map(|row| &mut row.used);
         let services = self.services.iter_mut().flatten().map(|row| &mut row.used);
         let pods = self.pods.iter_mut().flatten().map(|row| &mut row.used);
         let mut known = std::collections::HashSet::new();
         for used in node.chain(services).chain(pods) {
-            used.rate(rates);
+            used.apply_rate(rates);
             known.insert(used.key.clone());
         }
-        rates.keep(|who| known.contains(who));
+        rates.retain(|key| known.contains(key));
     }
 
     fn sort(&mut self, sort: Sort) {
-        self.services.iter_mut().for_each(|rows| rows.sort_by(|a, b| a.used.order(&b.used, sort)));
-        self.pods.iter_mut().for_each(|rows| rows.sort_by(|a, b| a.used.order(&b.used, sort)));
+        self.services.iter_mut().for_each(|rows| rows.sort_by(|a, b| a.used.compare(&b.used, sort)));
+        self.pods.iter_mut().for_each(|rows| rows.sort_by(|a, b| a.used.compare(&b.used, sort)));
     }
 
     fn text(&self, session: &Session, view: &View) -> String {
@@ -220,7 +224,7 @@ impl Seen {
         tables.join("\n")
     }
 
-    /// The text with the notices above it, where they are seen.
+    /// The notices, the tables and the keys.
     fn screen(&self, session: &Session, view: &View) -> String {
         let mut text = String::new();
         for notice in &self.notices {

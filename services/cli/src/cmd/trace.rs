@@ -6,15 +6,15 @@ use keelson_proto::keelson::admin::v1::{ListSpansRequest, ListSpansResponse};
 use serde_json::{Value, json};
 
 use super::Session;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
 use crate::terminal;
-use crate::waterfall::{self, LastStart, Step};
+use crate::waterfall::{self, LastStart, ServiceSpan};
 
 /// The services that take part in the start of a pod.
-const PART: [ServiceName; 6] = [
+const SERVICES: [ServiceName; 6] = [
     ServiceName::PodConfig,
     ServiceName::PodSync,
     ServiceName::ResourceManager,
@@ -23,24 +23,25 @@ const PART: [ServiceName; 6] = [
     ServiceName::NodeStatus,
 ];
 
-type Answer = (ServiceName, Result<ListSpansResponse, Failure>);
+/// What a service answered.
+type Answer = (ServiceName, Result<ListSpansResponse, CliError>);
 
-/// Shows the last start of each pod that is named.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+/// Shows the last start of each named pod.
+pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), CliError> {
     let all = pods::list(&session.agent).await?;
     let mut documents = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let entry = pods::resolve(&session.agent, &all, &session.scope(), name).await?;
-        let (start, told) = gather(session, entry).await;
-        let start = start.ok_or_else(|| nothing(entry, &told))?;
+        let (start, details) = gather(session, entry).await;
+        let start = start.ok_or_else(|| no_spans_error(entry, &details))?;
         if output::is_document(session.format()) {
-            documents.push(document(entry, &start, &told));
+            documents.push(document(entry, &start, &details));
             continue;
         }
         let gap = if index > 0 { "\n" } else { "" };
         let width = terminal::size().map(|size| usize::try_from(size.width).unwrap_or(usize::MAX));
         let drawn = waterfall::draw(&start, width);
-        output::print(&format!("{gap}{}\n\n{drawn}{}", heading(entry, &start), footing(&start, &told)))?;
+        output::print(&format!("{gap}{}\n\n{drawn}{}", heading(entry, &start), footing(&start, &details)))?;
     }
     match documents.as_slice() {
         [] => Ok(()),
@@ -49,48 +50,49 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
     }
 }
 
-/// What is said beside the spans.
+/// The trace's id and what is missing from it.
 #[derive(Debug, Default)]
-struct Told {
-    trace: String,
-    /// Services that have nothing or not all to tell, and why.
+struct TraceDetails {
+    trace_id: String,
+    /// Services whose spans are missing or incomplete, and why.
     missing: Vec<(ServiceName, String)>,
-    /// Spans that were given up.
+    /// Spans that services dropped because the trace was too long.
     left_out: u32,
 }
 
-/// Asks every service, and chooses the newest trace with a start in it. A pod has a trace for each change that it has
-/// seen; the one of the latest is in its document, and pod-config and pod-sync know others by the pod's UID.
-async fn gather(session: &Session, entry: &PodEntry) -> (Option<LastStart>, Told) {
+/// Reads the spans of all services and selects the newest trace that contains a start. A pod has a trace for each of its
+/// changes; the id of the latest is in its document, and pod-config and pod-sync find others by the pod's UID.
+async fn gather(session: &Session, entry: &PodEntry) -> (Option<LastStart>, TraceDetails) {
     let mut ids: Vec<String> =
         entry.document.traceparent.split('-').nth(1).map(ToOwned::to_owned).into_iter().collect();
     let by_pod = ListSpansRequest { trace_ids: ids.clone(), pod_uid: entry.document.uid.clone() };
-    for (_, answer) in ask(session, &by_pod).await {
+    for (_, answer) in list_spans(session, &by_pod).await {
         ids.extend(answer.into_iter().flat_map(|answer| answer.traces).map(|trace| trace.trace_id));
     }
     ids.sort_unstable();
     ids.dedup();
-    let answers = ask(session, &ListSpansRequest { trace_ids: ids.clone(), pod_uid: String::new() }).await;
+    let answers =
+        list_spans(session, &ListSpansRequest { trace_ids: ids.clone(), pod_uid: String::new() }).await;
     let newest = ids.iter().max_by_key(|id| {
         let steps = steps(&answers, id);
-        let begin = steps.iter().map(Step::start).min();
-        (steps.iter().any(Step::is_start), begin)
+        let begin = steps.iter().map(ServiceSpan::start).min();
+        (steps.iter().any(ServiceSpan::is_start), begin)
     });
     let Some(id) = newest.cloned() else {
-        return (None, Told { missing: absent(&answers), ..Told::default() });
+        return (None, TraceDetails { missing: errors_of(&answers), ..TraceDetails::default() });
     };
     let left_out = traces(&answers, &id).map(|(_, trace)| trace.left_out).sum();
     let start = waterfall::last_start(steps(&answers, &id));
-    let mut missing = absent(&answers);
+    let mut missing = errors_of(&answers);
     if let Some(start) = &start {
-        missing.extend(begun_later(&answers, start));
+        missing.extend(restarted_since(&answers, start));
     }
-    (start, Told { trace: id, missing, left_out })
+    (start, TraceDetails { trace_id: id, missing, left_out })
 }
 
-async fn ask(session: &Session, request: &ListSpansRequest) -> Vec<Answer> {
+async fn list_spans(session: &Session, request: &ListSpansRequest) -> Vec<Answer> {
     join_all(
-        PART.map(|service| async move { (service, session.agent.spans(service, request.clone()).await) }),
+        SERVICES.map(|service| async move { (service, session.agent.spans(service, request.clone()).await) }),
     )
     .await
 }
@@ -99,35 +101,35 @@ fn traces<'a>(
     answers: &'a [Answer],
     id: &'a str,
 ) -> impl Iterator<Item = (ServiceName, &'a keelson_proto::keelson::admin::v1::Trace)> {
-    let told = answers.iter().filter_map(|(service, answer)| Some((*service, answer.as_ref().ok()?)));
-    told.flat_map(move |(service, answer)| {
+    let answered = answers.iter().filter_map(|(service, answer)| Some((*service, answer.as_ref().ok()?)));
+    answered.flat_map(move |(service, answer)| {
         answer.traces.iter().filter(move |trace| trace.trace_id == id).map(move |trace| (service, trace))
     })
 }
 
-fn steps(answers: &[Answer], id: &str) -> Vec<Step> {
+fn steps(answers: &[Answer], id: &str) -> Vec<ServiceSpan> {
     let of = |(service, trace): (ServiceName, &keelson_proto::keelson::admin::v1::Trace)| {
-        let step = move |span| Step { service: service.to_string(), span };
+        let step = move |span| ServiceSpan { service: service.to_string(), span };
         trace.spans.clone().into_iter().map(step)
     };
     traces(answers, id).flat_map(of).collect()
 }
 
-fn absent(answers: &[Answer]) -> Vec<(ServiceName, String)> {
+fn errors_of(answers: &[Answer]) -> Vec<(ServiceName, String)> {
     let failed =
         answers.iter().filter_map(|(service, answer)| Some((*service, answer.as_ref().err()?.to_string())));
     failed.collect()
 }
 
-/// Services that began after the start had: what their processes did before is lost.
-fn begun_later(answers: &[Answer], start: &LastStart) -> Vec<(ServiceName, String)> {
+/// Services that were started after the start began: the earlier spans of their processes are lost.
+fn restarted_since(answers: &[Answer], start: &LastStart) -> Vec<(ServiceName, String)> {
     let late = answers.iter().filter_map(|(service, answer)| {
         let began = answer.as_ref().ok()?.started_unix_nanos;
         let text = if began > start.end {
-            format!("{service} was started anew after this start and has nothing to tell of it")
+            format!("{service} was restarted after this start and has no spans of it")
         } else if began > start.begin {
             let after = waterfall::time(began - start.begin);
-            format!("{service} began {after} into this start; what it did before is lost")
+            format!("{service} was started {after} into this start; its earlier spans are lost")
         } else {
             return None;
         };
@@ -136,17 +138,17 @@ fn begun_later(answers: &[Answer], start: &LastStart) -> Vec<(ServiceName, Strin
     late.collect()
 }
 
-fn nothing(entry: &PodEntry, told: &Told) -> Failure {
-    let why = match told.missing.as_slice() {
-        [] => "each service keeps the last starts since its own process began".to_owned(),
+fn no_spans_error(entry: &PodEntry, details: &TraceDetails) -> CliError {
+    let why = match details.missing.as_slice() {
+        [] => "each service keeps only the last starts since its own process began".to_owned(),
         missing => missing.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; "),
     };
-    Failure::NotFound {
+    CliError::NotFound {
         what: format!(
-            "no service has kept anything of the start of {}/{}",
+            "no service has kept spans of the start of {}/{}",
             entry.document.namespace, entry.document.name
         ),
-        hint: format!("{why}; `keelson explain pod {}` says how the pod is now", entry.document.name),
+        hint: format!("{why}; `keelson explain pod {}` shows the state of the pod", entry.document.name),
     }
 }
 
@@ -157,27 +159,27 @@ fn heading(entry: &PodEntry, start: &LastStart) -> String {
     format!("pod/{} in {}: {end}, since {when}", entry.document.name, entry.document.namespace)
 }
 
-fn footing(start: &LastStart, told: &Told) -> String {
+fn footing(start: &LastStart, details: &TraceDetails) -> String {
     let mut text = String::new();
-    let mut line = |told: &str| {
+    let mut line = |sentence: &str| {
         text.push_str(if text.is_empty() { "\n" } else { "" });
-        text.push_str(told);
+        text.push_str(sentence);
         text.push('\n');
     };
-    for (_, why) in &told.missing {
+    for (_, why) in &details.missing {
         line(why);
     }
     if start.others > 0 {
-        line(&format!("{} spans of earlier starts and of what came later are not shown.", start.others));
+        line(&format!("{} spans before and after this start are not shown.", start.others));
     }
-    if told.left_out > 0 {
-        line(&format!("{} spans were too many and are lost.", told.left_out));
+    if details.left_out > 0 {
+        line(&format!("{} spans are lost: the trace had too many.", details.left_out));
     }
-    line(&format!("Trace {}.", told.trace));
+    line(&format!("Trace {}.", details.trace_id));
     text
 }
 
-fn document(entry: &PodEntry, start: &LastStart, told: &Told) -> Value {
+fn document(entry: &PodEntry, start: &LastStart, details: &TraceDetails) -> Value {
     let spans = start.rows.iter().map(|(depth, step)| {
         json!({
             "service": step.service,
@@ -196,13 +198,13 @@ fn document(entry: &PodEntry, start: &LastStart, told: &Told) -> Value {
             "name": entry.document.name,
             "uid": entry.document.uid,
         },
-        "traceId": told.trace,
+        "traceId": details.trace_id,
         "startUnixNanos": start.begin,
         "durationNanos": start.end - start.begin,
         "ready": start.ready,
         "spans": spans.collect::<Vec<_>>(),
-        "missing": told.missing.iter().map(|(service, why)| json!({"service": service.as_str(), "message": why})).collect::<Vec<_>>(),
+        "missing": details.missing.iter().map(|(service, why)| json!({"service": service.as_str(), "message": why})).collect::<Vec<_>>(),
         "otherSpans": start.others,
-        "lostSpans": told.left_out,
+        "lostSpans": details.left_out,
     })
 }

@@ -14,20 +14,20 @@ use keelson_proto::keelson::supervisor::v1::Service;
 
 use super::Session;
 use crate::args::{DEFAULT_RUN_DIR, UpArgs};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 
 const LIBEXEC: &str = "/usr/libexec/keelson";
 const DEFAULT_MANIFESTS: &str = "/etc/keelson/manifests";
-/// Lines of the log that are shown when the agent ends at once.
-const LOG_TAIL: usize = 8;
-/// How long all services must hold out before those that only miss something count as up.
-const SETTLED: Duration = Duration::from_secs(5);
+/// The number of log lines shown when the agent ends at once.
+const LOG_TAIL_LINES: usize = 8;
+/// How long all services must have been running before degraded ones count as up.
+const DEGRADED_GRACE: Duration = Duration::from_secs(5);
 
 /// Starts keelson-init in place of this process, or in the background.
-pub(crate) async fn run(session: &Session, args: &UpArgs) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, args: &UpArgs) -> Result<(), CliError> {
     if let Ok(services) = session.agent.services().await {
-        return already(session, args, &services).await;
+        return already_running(session, args, &services).await;
     }
     let (init, arguments) = prepare(session, args)?;
     if args.detach {
@@ -37,26 +37,26 @@ pub(crate) async fn run(session: &Session, args: &UpArgs) -> Result<(), Failure>
     Err(cannot_run(&init, &source))
 }
 
-async fn already(session: &Session, args: &UpArgs, services: &[Service]) -> Result<(), Failure> {
-    let place = session.global.run_dir.display();
+async fn already_running(session: &Session, args: &UpArgs, services: &[Service]) -> Result<(), CliError> {
+    let run_dir = session.global.run_dir.display();
     if !args.detach {
-        return Err(Failure::Start {
-            message: format!("an agent with {} services runs already in {place}", services.len()),
-            hint: "`keelson get services`; another agent needs its own --run-dir, --state-dir, --root-dir and runtime"
+        return Err(CliError::StartFailed {
+            message: format!("an agent with {} services already runs in {run_dir}", services.len()),
+            hint: "`keelson get services` shows it; another agent needs its own --run-dir, --state-dir, --root-dir and runtime"
                 .into(),
         });
     }
     wait_until_up(session, args, None).await?;
-    output::print(&format!("The agent runs already in {place}.\n"))
+    output::print(&format!("The agent already runs in {run_dir}.\n"))
 }
 
-/// Checks what can be checked before the start, and says what to run.
-fn prepare(session: &Session, args: &UpArgs) -> Result<(PathBuf, Vec<OsString>), Failure> {
+/// Checks the preconditions. Returns the binary of init and its arguments.
+fn prepare(session: &Session, args: &UpArgs) -> Result<(PathBuf, Vec<OsString>), CliError> {
     let runtime = runtime_socket(&args.runtime_endpoint)?;
     let manifests = manifests(args)?;
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::NotRoot {
-            message: "the agent must be started by root: it mounts volumes and makes cgroups".into(),
+        return Err(CliError::NotRoot {
+            message: "the agent must be started by root: it mounts volumes and creates cgroups".into(),
             hint: "`sudo keelson up`".into(),
         });
     }
@@ -64,66 +64,66 @@ fn prepare(session: &Session, args: &UpArgs) -> Result<(PathBuf, Vec<OsString>),
     Ok((find_init()?, arguments(&session.global.run_dir, args, manifests.as_deref())))
 }
 
-pub(super) fn runtime_socket(endpoint: &str) -> Result<PathBuf, Failure> {
+pub(super) fn runtime_socket(endpoint: &str) -> Result<PathBuf, CliError> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     if path.starts_with('/') {
         return Ok(path.into());
     }
-    Err(Failure::Usage {
-        message: format!("the runtime endpoint {endpoint:?} is no unix socket"),
-        hint: "--runtime-endpoint unix:///path/of/the.sock".into(),
+    Err(CliError::Usage {
+        message: format!("the runtime endpoint {endpoint:?} is not a unix socket"),
+        hint: "use --runtime-endpoint unix:///path/of/the.sock".into(),
     })
 }
 
-fn manifests(args: &UpArgs) -> Result<Option<PathBuf>, Failure> {
+fn manifests(args: &UpArgs) -> Result<Option<PathBuf>, CliError> {
     let Some(given) = &args.manifests else {
         let default = PathBuf::from(DEFAULT_MANIFESTS);
         return Ok(default.is_dir().then_some(default));
     };
     match fs::metadata(given).and_then(|_| std::path::absolute(given)) {
         Ok(path) => Ok(Some(path)),
-        Err(source) => Err(Failure::Start {
-            message: format!("cannot use the manifests {}: {source}", given.display()),
+        Err(source) => Err(CliError::StartFailed {
+            message: format!("cannot use the manifests at {}: {source}", given.display()),
             hint: format!("`mkdir -p {}`, or leave --manifests out and use `keelson apply`", given.display()),
         }),
     }
 }
 
-pub(super) fn check_runtime(socket: &Path) -> Result<(), Failure> {
+pub(super) fn check_runtime(socket: &Path) -> Result<(), CliError> {
     let Err(source) = UnixStream::connect(socket) else { return Ok(()) };
-    let what = match source.kind() {
-        io::ErrorKind::NotFound => "there is no such socket".to_owned(),
-        io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+    let reason = match source.kind() {
+        io::ErrorKind::NotFound => "the socket does not exist".to_owned(),
+        io::ErrorKind::ConnectionRefused => "nothing listens there".to_owned(),
         _ => source.to_string(),
     };
-    Err(Failure::NoRuntime {
-        message: format!("no container runtime at {}: {what}", socket.display()),
+    Err(CliError::RuntimeUnavailable {
+        message: format!("no container runtime at {}: {reason}", socket.display()),
         hint: "install and start containerd (`apt-get install containerd`, `systemctl start containerd`), \
                or name another socket with --runtime-endpoint unix:///…"
             .into(),
     })
 }
 
-/// Beside this executable, else in the folder of the packages, else on the PATH.
-pub(super) fn find_init() -> Result<PathBuf, Failure> {
+/// Finds keelson-init next to this executable, else in the folder of the packages, else on the PATH.
+pub(super) fn find_init() -> Result<PathBuf, CliError> {
     let name = ServiceName::Init.binary();
     let own = std::env::current_exe().and_then(fs::canonicalize).ok();
-    let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let own_folder = own.as_deref().and_then(Path::parent).map(Path::to_owned);
     let on_path = std::env::var_os("PATH");
     let on_path = on_path.iter().flat_map(std::env::split_paths).filter(|folder| folder.is_absolute());
-    beside
+    own_folder
         .into_iter()
         .chain([PathBuf::from(LIBEXEC)])
         .chain(on_path)
         .map(|folder| folder.join(name))
         .find(|candidate| candidate.is_file())
-        .ok_or_else(|| Failure::Start {
-            message: format!("{name} is neither beside this command nor in {LIBEXEC} nor on the PATH"),
+        .ok_or_else(|| CliError::StartFailed {
+            message: format!("{name} is neither next to this command nor in {LIBEXEC} nor on the PATH"),
             hint: "install all binaries of one release into one folder".into(),
         })
 }
 
-/// The command line of keelson-init: the kubelet's flags, and two of its own for folders.
+/// The command line of keelson-init: the kubelet's flags, and two of its own.
 pub(super) fn arguments(run_dir: &Path, args: &UpArgs, manifests: Option<&Path>) -> Vec<OsString> {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut list: Vec<OsString> = Vec::new();
@@ -153,8 +153,8 @@ pub(super) fn arguments(run_dir: &Path, args: &UpArgs, manifests: Option<&Path>)
     list
 }
 
-pub(super) fn cannot_run(init: &Path, source: &io::Error) -> Failure {
-    Failure::Start {
+pub(super) fn cannot_run(init: &Path, source: &io::Error) -> CliError {
+    CliError::StartFailed {
         message: format!("cannot run {}: {source}", init.display()),
         hint: "install all binaries of one release into one folder".into(),
     }
@@ -165,12 +165,12 @@ async fn detached(
     args: &UpArgs,
     init: &Path,
     arguments: &[OsString],
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let run_dir = &session.global.run_dir;
     let log = args.log_file.clone().unwrap_or_else(|| run_dir.join("keelson.log"));
-    let unwritable = |source: io::Error| Failure::Start {
+    let unwritable = |source: io::Error| CliError::StartFailed {
         message: format!("cannot write the log {}: {source}", log.display()),
-        hint: "--log-file names another".into(),
+        hint: "name another file with --log-file".into(),
     };
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).map_err(unwritable)?;
@@ -185,9 +185,9 @@ async fn detached(
     }
     let mut child = command.spawn().map_err(|source| cannot_run(init, &source))?;
     let pid = child.id();
-    if let Err(failure) = wait_until_up(session, args, Some(&mut child)).await {
+    if let Err(error) = wait_until_up(session, args, Some(&mut child)).await {
         show_log(&log, begin);
-        return Err(failure);
+        return Err(error);
     }
     output::print(&format!(
         "The agent runs in {} (process {pid}); its log is {}.\n",
@@ -201,94 +201,94 @@ pub(super) fn show_log(log: &Path, begin: u64) {
     let new = usize::try_from(begin).ok().and_then(|begin| bytes.get(begin..)).unwrap_or(&bytes);
     let text = String::from_utf8_lossy(new);
     let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
-    for line in &lines[lines.len().saturating_sub(LOG_TAIL)..] {
+    for line in &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..] {
         output::notice(line);
     }
 }
 
-/// What the services together amount to.
+/// The combined state of all services.
 #[derive(Debug, PartialEq, Eq)]
-enum Together {
-    /// Every one runs.
+enum AgentState {
+    /// All services are running.
     Up,
-    /// Every one runs, these miss something.
+    /// All services are running; these are degraded.
     Degraded(Vec<String>),
-    /// These are not there yet.
-    Coming(Vec<String>),
-    /// These will not come up by themselves.
+    /// These are not running yet.
+    Starting(Vec<String>),
+    /// These have failed and will not start by themselves.
     Failed(Vec<String>),
 }
 
-fn judge(services: &[Service]) -> Together {
-    let told = |state: &str| -> Vec<String> {
+fn agent_state(services: &[Service]) -> AgentState {
+    let in_state = |state: &str| -> Vec<String> {
         services.iter().filter(|s| s.state == state).map(|s| format!("{} ({})", s.name, s.message)).collect()
     };
-    let failed = told("failed");
+    let failed = in_state("failed");
     if !failed.is_empty() {
-        return Together::Failed(failed);
+        return AgentState::Failed(failed);
     }
     let runs = |name: ServiceName| {
         services.iter().any(|s| s.name == name.as_str() && matches!(s.state.as_str(), "running" | "degraded"))
     };
     let missing: Vec<String> =
         ServiceName::supervised().filter(|name| !runs(*name)).map(|n| n.to_string()).collect();
-    let degraded = told("degraded");
+    let degraded = in_state("degraded");
     match (missing.is_empty(), degraded.is_empty()) {
-        (false, _) => Together::Coming(missing),
-        (true, true) => Together::Up,
-        (true, false) => Together::Degraded(degraded),
+        (false, _) => AgentState::Starting(missing),
+        (true, true) => AgentState::Up,
+        (true, false) => AgentState::Degraded(degraded),
     }
 }
 
-/// Asks init until all services run. `child` is a keelson-init that must not end meanwhile.
+/// Polls init until all services are running. `child` is the keelson-init that was started; it must not end.
 async fn wait_until_up(
     session: &Session,
     args: &UpArgs,
     mut child: Option<&mut Child>,
-) -> Result<(), Failure> {
-    let begun = Instant::now();
-    let mut settled: Option<Instant> = None;
+) -> Result<(), CliError> {
+    let started_at = Instant::now();
+    let mut running_since: Option<Instant> = None;
     loop {
         if let Some(child) = child.as_deref_mut()
             && let Ok(Some(status)) = child.try_wait()
         {
-            return Err(Failure::Start {
+            return Err(CliError::StartFailed {
                 message: format!("keelson-init has ended: {status}"),
-                hint: "mend what its last lines above name".into(),
+                hint: "correct the cause, which its last lines above name".into(),
             });
         }
-        let state = session.agent.services().await.map(|services| judge(&services));
+        let state = session.agent.services().await.map(|services| agent_state(&services));
         match state {
-            Ok(Together::Up) => return Ok(()),
-            Ok(Together::Failed(services)) => {
-                return Err(Failure::Start {
+            Ok(AgentState::Up) => return Ok(()),
+            Ok(AgentState::Failed(services)) => {
+                return Err(CliError::StartFailed {
                     message: format!("these services have failed: {}", services.join(", ")),
-                    hint: "mend what they name, then `keelson services restart NAME`".into(),
+                    hint: "correct the cause, then `keelson services restart NAME`".into(),
                 });
             }
-            Ok(Together::Degraded(services)) => {
-                if settled.get_or_insert_with(Instant::now).elapsed() >= SETTLED {
+            Ok(AgentState::Degraded(services)) => {
+                if running_since.get_or_insert_with(Instant::now).elapsed() >= DEGRADED_GRACE {
                     output::notice(&format!(
-                        "All services run; these miss something: {}",
+                        "All services are running; these are degraded: {}",
                         services.join(", ")
                     ));
                     return Ok(());
                 }
             }
-            Ok(Together::Coming(services)) if begun.elapsed() >= args.timeout => {
-                return Err(not_up("these services are not up in time", &services));
+            Ok(AgentState::Starting(services)) if started_at.elapsed() >= args.timeout => {
+                return Err(timeout_error(&services));
             }
-            Err(failure) if begun.elapsed() >= args.timeout => return Err(failure),
-            Ok(Together::Coming(_)) | Err(_) => settled = None,
+            Err(error) if started_at.elapsed() >= args.timeout => return Err(error),
+            Ok(AgentState::Starting(_)) | Err(_) => running_since = None,
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-fn not_up(what: &str, services: &[String]) -> Failure {
-    Failure::TimedOut {
-        message: format!("{what}: {}", services.join(", ")),
-        hint: "`keelson get services`; the agent goes on trying".into(),
+fn timeout_error(services: &[String]) -> CliError {
+    CliError::TimedOut {
+        message: format!("these services are not running in time: {}", services.join(", ")),
+        hint: "`keelson get services` shows their state; the agent keeps trying".into(),
     }
 }
 
@@ -359,13 +359,13 @@ mod tests {
         };
         let mut all: Vec<Service> =
             ServiceName::supervised().map(|n| service(n.as_str(), "running")).collect();
-        assert_eq!(judge(&all), Together::Up);
+        assert_eq!(agent_state(&all), AgentState::Up);
         all[0].state = "degraded".into();
-        assert!(matches!(judge(&all), Together::Degraded(list) if list.len() == 1));
+        assert!(matches!(agent_state(&all), AgentState::Degraded(list) if list.len() == 1));
         all[1].state = "backing-off".into();
-        assert_eq!(judge(&all), Together::Coming(vec!["runtime-shim".into()]));
+        assert_eq!(agent_state(&all), AgentState::Starting(vec!["runtime-shim".into()]));
         all[2].state = "failed".into();
-        assert!(matches!(judge(&all), Together::Failed(list) if list.len() == 1));
-        assert!(matches!(judge(&[]), Together::Coming(list) if list.len() == 7));
+        assert!(matches!(agent_state(&all), AgentState::Failed(list) if list.len() == 1));
+        assert!(matches!(agent_state(&[]), AgentState::Starting(list) if list.len() == 7));
     }
 }

@@ -5,40 +5,42 @@ use keelson_proto::keelson::admin::v1::GetProgressResponse;
 use serde_json::{Value, json};
 
 use super::Session;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::table::Table;
 
+/// The version of this command.
 const CLIENT: &str = env!("CARGO_PKG_VERSION");
 
-/// Shows the versions; those of the services are asked for side by side.
-pub(crate) async fn run(session: &Session, only_client: bool) -> Result<(), Failure> {
+/// Shows the versions of this command and of the services.
+pub(crate) async fn run(session: &Session, only_client: bool) -> Result<(), CliError> {
     let answers = if only_client { Vec::new() } else { session.agent.progress().await };
-    let nobody = !answers.is_empty() && answers.iter().all(|(_, answer)| answer.is_err());
+    let all_failed = !answers.is_empty() && answers.iter().all(|(_, answer)| answer.is_err());
     if output::is_document(session.format()) {
         output::print_document(session.format(), &document(&answers))?;
     } else {
         let mut text = format!("keelson {CLIENT}\n");
-        if !answers.is_empty() && !nobody {
+        if !answers.is_empty() && !all_failed {
             text.push('\n');
             text.push_str(&table(&answers).render(0));
         }
         output::print(&text)?;
     }
     match answers.into_iter().next() {
-        Some((_, Err(failure))) if nobody => Err(failure),
+        Some((_, Err(error))) if all_failed => Err(error),
         _ => Ok(()),
     }
 }
 
-type Answers = [(ServiceName, Result<GetProgressResponse, Failure>)];
+/// The answer of each service.
+type Answers = [(ServiceName, Result<GetProgressResponse, CliError>)];
 
 fn table(answers: &Answers) -> Table {
     let mut table = Table::new(["SERVICE", "VERSION", "MESSAGE"]);
     for (service, answer) in answers {
         let (version, message) = match answer {
             Ok(progress) => (progress.version.clone(), String::new()),
-            Err(failure) => ("<unknown>".into(), failure.to_string()),
+            Err(error) => ("<unknown>".into(), error.to_string()),
         };
         table.row(vec![service.to_string(), version, message]);
     }
@@ -50,8 +52,8 @@ fn document(answers: &Answers) -> Value {
         .iter()
         .map(|(service, answer)| match answer {
             Ok(progress) => json!({"name": service.as_str(), "version": progress.version}),
-            Err(failure) => {
-                json!({"name": service.as_str(), "version": null, "message": failure.to_string()})
+            Err(error) => {
+                json!({"name": service.as_str(), "version": null, "message": error.to_string()})
             }
         })
         .collect();

@@ -6,17 +6,17 @@ use keelson_etcd::{Entry, Expect, NodeKeys, Operation, Written};
 use serde::Serialize;
 use serde_json::json;
 
-use super::objects::{self, Wanted};
-use super::{Fleet, Nodes, configuration, failure};
+use super::objects::{self, DesiredObject};
+use super::{Fleet, Nodes, configuration, from_etcd_error};
 use crate::cmd::manifests;
 use crate::cmd::{Session, apply, delete};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 
-/// An object that stands under its key now.
+/// A stored object.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Stored {
+struct StoredObject {
     kind: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace: String,
@@ -24,28 +24,28 @@ struct Stored {
     node: String,
     result: &'static str,
     resource_version: String,
-    /// How messages name it.
+    /// The name in messages.
     #[serde(skip)]
     label: String,
 }
 
-/// Stores each file; a file that is refused does not keep the others back.
-pub(crate) async fn run(session: &Session, fleet: &Fleet, files: &[PathBuf]) -> Result<(), Failure> {
+/// Stores each file; a refused file does not stop the others.
+pub(crate) async fn run(session: &Session, fleet: &Fleet, files: &[PathBuf]) -> Result<(), CliError> {
     apply::without_namespace(session)?;
     let paths = manifests::paths(files)?;
-    let (mut items, mut failures) = (Vec::new(), Vec::new());
+    let (mut items, mut errors) = (Vec::new(), Vec::new());
     let mut nodes = None;
     for path in &paths {
         match store(fleet, path, &mut nodes, session, &mut items).await {
             Ok(()) => {}
-            Err(failure) if failure.is_unreachable() => return Err(failure),
-            Err(failure) => failures.push(failure),
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => errors.push(error),
         }
     }
     if output::is_document(session.format()) {
         output::print_document(session.format(), &json!({"items": items}))?;
     }
-    delete::all_or_some(session, failures, paths.len())
+    delete::all_or_some(session, errors, paths.len())
 }
 
 async fn store(
@@ -53,68 +53,68 @@ async fn store(
     path: &Path,
     nodes: &mut Option<Nodes>,
     session: &Session,
-    items: &mut Vec<Stored>,
-) -> Result<(), Failure> {
+    items: &mut Vec<StoredObject>,
+) -> Result<(), CliError> {
     let file = manifests::read(path)?;
-    let wrong = |reason: String| Failure::Manifest { path: file.path.clone(), reason };
+    let invalid = |reason: String| CliError::Manifest { path: file.path.clone(), reason };
     let documents = manifests::documents(&file)?;
-    if let Some(assigned) = configuration::in_manifest(&file, &documents).map_err(wrong)? {
-        let node = fleet.target("", nodes).await?;
-        configuration::is_taken(fleet, &node).await?;
+    if let Some(assigned) = configuration::in_manifest(&file, &documents).map_err(invalid)? {
+        let node = fleet.target_node("", nodes).await?;
+        configuration::check_accepted(fleet, &node).await?;
         let (key, label) = (NodeKeys::new(&node).config(), "config".to_owned());
-        let put = Put { key, value: assigned.text, label, read: assigned.read, node };
-        let (result, revision) = put.run(fleet).await?;
-        return tell(
+        let request = PutRequest { key, value: assigned.text, label, read: assigned.read, node };
+        let (result, revision) = request.run(fleet).await?;
+        return report(
             session,
             items,
-            put.stored(keelson_config::KUBELET_KIND, "", "config", result, revision),
+            request.stored(keelson_config::KUBELET_KIND, "", "config", result, revision),
         );
     }
-    let wanted = objects::wanted(&documents).map_err(wrong)?;
-    if wanted.is_empty() {
-        return Err(wrong("no Pod, Secret, ConfigMap or KubeletConfiguration in this manifest".into()));
+    let objects = objects::desired_objects(&documents).map_err(invalid)?;
+    if objects.is_empty() {
+        return Err(invalid("no Pod, Secret, ConfigMap or KubeletConfiguration in this manifest".into()));
     }
-    for object in &wanted {
+    for object in &objects {
         if !object.ignored.is_empty() {
             output::notice(&format!(
-                "warning: {}: {}/{}: only a control plane writes these fields, and they are not stored: {}",
+                "warning: {}: {}/{}: these fields are not stored, because only a control plane may write them: {}",
                 file.path.display(),
                 object.namespace,
                 object.name,
                 object.ignored.join(", ")
             ));
         }
-        let node = fleet.target(&object.node, nodes).await?;
-        let put = Put::of(object, node);
-        let (result, revision) = put.run(fleet).await?;
+        let node = fleet.target_node(&object.node, nodes).await?;
+        let request = PutRequest::of(object, node);
+        let (result, revision) = request.run(fleet).await?;
         let (kind, namespace) = (object.kind.as_str(), &*object.namespace);
-        tell(session, items, put.stored(kind, namespace, &object.name, result, revision))?;
+        report(session, items, request.stored(kind, namespace, &object.name, result, revision))?;
     }
     Ok(())
 }
 
-fn tell(session: &Session, items: &mut Vec<Stored>, stored: Stored) -> Result<(), Failure> {
+fn report(session: &Session, items: &mut Vec<StoredObject>, stored: StoredObject) -> Result<(), CliError> {
     if !output::is_document(session.format()) {
-        let Stored { label, result, node, .. } = &stored;
+        let StoredObject { label, result, node, .. } = &stored;
         output::print(&format!("{label} {result} on {node}\n"))?;
     }
     items.push(stored);
     Ok(())
 }
 
-/// A value for a key of a node.
-struct Put {
+/// A value to write to a key of a node.
+struct PutRequest {
     key: String,
     value: Vec<u8>,
-    /// How messages name it.
+    /// The name in messages.
     label: String,
-    /// The change that its author has read.
+    /// The revision that the author of the value has read.
     read: Option<i64>,
     node: String,
 }
 
-impl Put {
-    fn of(object: &Wanted, node: String) -> Self {
+impl PutRequest {
+    fn of(object: &DesiredObject, node: String) -> Self {
         Self {
             key: object.key(&node),
             value: object.value.to_string().into_bytes(),
@@ -131,8 +131,8 @@ impl Put {
         name: &str,
         result: &'static str,
         revision: i64,
-    ) -> Stored {
-        Stored {
+    ) -> StoredObject {
+        StoredObject {
             kind,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -143,42 +143,42 @@ impl Put {
         }
     }
 
-    /// Puts it where it stands. What another writer has changed since its author has read it, or since this command has, is
-    /// not overwritten. What came of it, and the revision.
-    async fn run(&self, fleet: &Fleet) -> Result<(&'static str, i64), Failure> {
-        let now = fleet.etcd.get(&self.key).await.map_err(failure)?;
-        self.over(fleet, now).await
+    /// Writes the value. A change by another writer since the author read the object, or since this command did, is not
+    /// overwritten. Returns the result and the revision.
+    async fn run(&self, fleet: &Fleet) -> Result<(&'static str, i64), CliError> {
+        let now = fleet.etcd.get(&self.key).await.map_err(from_etcd_error)?;
+        self.replace(fleet, now).await
     }
 
-    /// Puts it over what has been read. It is tried once: after an answer that was lost, a try may have been made and
-    /// overwritten by somebody who has read it, and would be put over what he wrote.
-    async fn over(&self, fleet: &Fleet, now: Option<Entry>) -> Result<(&'static str, i64), Failure> {
+    /// Replaces the entry `now` that was read. It is tried only once: if the answer is lost, the write may have succeeded and
+    /// have been overwritten by another writer, whose change a second try would overwrite.
+    async fn replace(&self, fleet: &Fleet, now: Option<Entry>) -> Result<(&'static str, i64), CliError> {
         let Self { key, value, .. } = self;
         let revision = now.as_ref().map(|entry| entry.mod_revision);
         if self.read.is_some() && self.read != revision {
-            return Err(self.changed(revision));
+            return Err(self.conflict_error(revision));
         }
         if let Some(entry) = now.filter(|entry| entry.value == *value) {
             return Ok(("unchanged", entry.mod_revision));
         }
         let expect = revision.map_or(Expect::Absent, Expect::Revision);
-        let put = Operation::Put { key: key.clone(), value: value.clone(), lease: 0 };
-        match fleet.etcd.write(&[(key.clone(), expect)], &[put]).await.map_err(failure)? {
+        let request = Operation::Put { key: key.clone(), value: value.clone(), lease: 0 };
+        match fleet.etcd.write(&[(key.clone(), expect)], &[request]).await.map_err(from_etcd_error)? {
             Written::Done(new) => Ok((if revision.is_some() { "changed" } else { "created" }, new)),
             Written::Conflict(found) => match found.into_iter().next().flatten() {
                 Some(entry) if entry.value == *value => Ok(("unchanged", entry.mod_revision)),
-                found => Err(self.changed(found.map(|entry| entry.mod_revision))),
+                found => Err(self.conflict_error(found.map(|entry| entry.mod_revision))),
             },
         }
     }
 
-    fn changed(&self, now: Option<i64>) -> Failure {
+    fn conflict_error(&self, now: Option<i64>) -> CliError {
         let Self { label, node, .. } = self;
         let found = now.map_or_else(|| "it is gone".to_owned(), |now| format!("it is {now} now"));
         let (message, hint) = match (self.read, label.split_once('/')) {
             (None, _) => (
-                format!("{label} on {node} was changed by somebody else while it was applied"),
-                "look at it, then apply again".to_owned(),
+                format!("{label} on {node} was changed by another writer during the apply"),
+                "check the change, then apply again".to_owned(),
             ),
             (Some(read), Some((kind, name))) => (
                 format!(
@@ -194,11 +194,11 @@ impl Put {
                 format!(
                     "`keelson get {label} --etcd …` again and carry your change over, or leave the line \
                      \"{}\" out to overwrite it",
-                    configuration::REVISION.trim_end()
+                    configuration::REVISION_PREFIX.trim_end()
                 ),
             ),
         };
-        Failure::Answer { message, hint: Some(hint) }
+        CliError::Failed { message, hint: Some(hint) }
     }
 }
 
@@ -211,38 +211,35 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_somebody_has_written_since_it_was_read_is_not_overwritten_by_a_second_try() {
+    async fn apply_does_not_overwrite_a_change_made_since_its_read() {
         let scratch = Scratch::new().unwrap();
         let cluster = EtcdCluster::start(&scratch.path().join("e"), 1).unwrap();
         let fleet = Fleet { etcd: Etcd::new(Settings::plain(cluster.endpoints())), node: None };
-        let put = |value: &str| Put {
+        let request = |value: &str| PutRequest {
             key: NodeKeys::new("n1").pod("default", "web"),
             value: value.into(),
             label: "pod/web".into(),
             read: None,
             node: "n1".into(),
         };
-        let now = async || fleet.etcd.get(&put("").key).await.unwrap();
-        let mine = put("mine");
-        for seen in [None, Some("first")] {
-            if let Some(first) = seen {
-                put(first).run(&fleet).await.unwrap();
+        let now = async || fleet.etcd.get(&request("").key).await.unwrap();
+        let mine = request("mine");
+        for existing in [None, Some("first")] {
+            if let Some(first) = existing {
+                request(first).run(&fleet).await.unwrap();
             }
             let read = now().await;
-            // Made, but its answer was lost; then somebody reads it and writes over it.
-            mine.over(&fleet, read.clone()).await.unwrap();
-            let (result, theirs) = put("theirs").run(&fleet).await.unwrap();
+            // The write succeeds, but its answer is lost; then another writer reads and replaces the value.
+            mine.replace(&fleet, read.clone()).await.unwrap();
+            let (result, theirs) = request("theirs").run(&fleet).await.unwrap();
             assert_eq!(result, "changed");
-            let failure = mine.over(&fleet, read.clone()).await.unwrap_err();
-            assert_eq!(
-                failure.to_string(),
-                "pod/web on n1 was changed by somebody else while it was applied"
-            );
-            assert_eq!(failure.hint().unwrap(), "look at it, then apply again");
+            let error = mine.replace(&fleet, read.clone()).await.unwrap_err();
+            assert_eq!(error.to_string(), "pod/web on n1 was changed by another writer during the apply");
+            assert_eq!(error.hint().unwrap(), "check the change, then apply again");
             let entry = now().await.unwrap();
             assert_eq!((entry.value.as_slice(), entry.mod_revision), (&b"theirs"[..], theirs));
-            // Who wrote the same has done no harm.
-            let (result, revision) = put("theirs").over(&fleet, read).await.unwrap();
+            // Writing the value that is already there is no conflict.
+            let (result, revision) = request("theirs").replace(&fleet, read).await.unwrap();
             assert_eq!((result, revision), ("unchanged", theirs));
         }
     }

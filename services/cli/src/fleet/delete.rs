@@ -5,71 +5,71 @@ use std::time::{Duration, Instant};
 use keelson_etcd::{Expect, NodeKeys, Operation, Written};
 use serde_json::Value;
 
-use super::{Fleet, Nodes, failure, objects};
+use super::{Fleet, Nodes, from_etcd_error, objects};
 use crate::args::{DeleteArgs, DeleteWhat};
 use crate::cmd::manifests::{self, NamedObject, ObjectKind};
 use crate::cmd::{Session, delete};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::pods::bare_name;
 
-/// Between two looks whether a pod is gone.
-const LOOK: Duration = Duration::from_millis(200);
-/// Between two looks whether its node lives.
-const LOOK_FOR_NODE: Duration = Duration::from_secs(1);
-/// After this long a person is told that and why nothing seems to happen.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The interval of checks whether a pod is gone.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval of checks whether its node has a lease.
+const NODE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// After this time a notice says what is being waited for.
+const NOTICE_DELAY: Duration = Duration::from_secs(3);
 
-/// An object that is on its way out.
-struct Leaving<'a> {
+/// An object whose key has been deleted.
+struct DeletedObject<'a> {
     object: &'a NamedObject,
     node: String,
-    /// Of the pod that the node has told, if it has.
+    /// The UID that the node has reported, if any.
     uid: Option<String>,
 }
 
-/// Removes what is named from the keys of its node, and waits until the node has no pod of it any more.
-pub(crate) async fn run(session: &Session, fleet: &Fleet, args: &DeleteArgs) -> Result<(), Failure> {
-    let wanted = wanted(session, args)?;
-    let nodes = fleet.chosen().await?;
-    let (mut leaving, mut failures) = (Vec::new(), Vec::new());
-    for object in &wanted {
+/// Deletes the keys of the named objects, and waits until the node no longer reports their pods.
+pub(crate) async fn run(session: &Session, fleet: &Fleet, args: &DeleteArgs) -> Result<(), CliError> {
+    let targets = delete_targets(session, args)?;
+    let nodes = fleet.selected_nodes().await?;
+    let (mut deleted_objects, mut errors) = (Vec::new(), Vec::new());
+    for object in &targets {
         match remove(fleet, &nodes, object).await {
-            Ok(object) => leaving.push(object),
-            Err(failure) if failure.is_unreachable() => return Err(failure),
-            Err(failure) => failures.push(failure),
+            Ok(object) => deleted_objects.push(object),
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => errors.push(error),
         }
     }
     let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
-    for pod in leaving {
-        let Leaving { object, node, .. } = &pod;
+    for pod in deleted_objects {
+        let DeletedObject { object, node, .. } = &pod;
         let label = object.kind.label(&object.name);
         let is_pod = object.kind == ObjectKind::Pod;
         let mut is_alive = nodes.is_alive(node);
         let mut is_gone = !is_pod;
         if is_pod && is_alive && args.wait {
-            is_gone = until_gone(fleet, &pod, &label, deadline).await?;
+            is_gone = wait_until_gone(fleet, &pod, &label, deadline).await?;
             is_alive = is_gone;
         }
         if is_pod && !is_alive {
-            output::notice(&format!("The node {node} is away; {label} ends when it is back."));
+            output::notice(&format!("The node {node} is down; {label} ends when the node is back."));
         }
         let what = if is_gone { "deleted" } else { "is being deleted" };
         output::print(&format!("{label} {what} on {node}\n"))?;
     }
-    delete::all_or_some(session, failures, wanted.len())
+    delete::all_or_some(session, errors, targets.len())
 }
 
-fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<NamedObject>, Failure> {
-    let usage = |message: &str, hint: &str| Failure::Usage { message: message.into(), hint: hint.into() };
+fn delete_targets(session: &Session, args: &DeleteArgs) -> Result<Vec<NamedObject>, CliError> {
+    let usage = |message: &str, hint: &str| CliError::Usage { message: message.into(), hint: hint.into() };
     match &args.what {
         Some(_) if !args.files.is_empty() => {
-            Err(usage("pods are named both on the command line and by -f", "one of the two"))
+            Err(usage("pods are named both on the command line and with -f", "use one of the two"))
         }
         Some(_) if session.global.all_namespaces => {
-            Err(usage("a pod to be deleted is in one namespace", "-n instead of -A"))
+            Err(usage("`keelson delete` takes no -A", "name the namespace with -n"))
         }
-        // Carried out before any object is looked for.
+        // The caller handles this before it looks for objects.
         Some(DeleteWhat::Config) => Ok(Vec::new()),
         Some(DeleteWhat::Pod { names }) => {
             let namespace = &session.global.namespace;
@@ -81,34 +81,39 @@ fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<NamedObject>, Fail
             };
             Ok(names.iter().map(pod).collect())
         }
-        None if args.files.is_empty() => {
-            Err(usage("nothing to delete is named", "`keelson delete pod NAME` or `keelson delete -f FILE`"))
-        }
+        None if args.files.is_empty() => Err(usage(
+            "the command names nothing to delete",
+            "`keelson delete pod NAME` or `keelson delete -f FILE`",
+        )),
         None => {
-            let mut wanted = Vec::new();
+            let mut targets = Vec::new();
             for path in manifests::paths(&args.files)? {
-                wanted.extend(manifests::objects(&manifests::read(&path)?)?);
+                targets.extend(manifests::objects(&manifests::read(&path)?)?);
             }
-            Ok(wanted)
+            Ok(targets)
         }
     }
 }
 
-/// Removes the key of the node that is said, or of the only one that has it.
-async fn remove<'a>(fleet: &Fleet, nodes: &Nodes, object: &'a NamedObject) -> Result<Leaving<'a>, Failure> {
+/// Deletes the object's key of the requested node, or of the only node that has one.
+async fn remove<'a>(
+    fleet: &Fleet,
+    nodes: &Nodes,
+    object: &'a NamedObject,
+) -> Result<DeletedObject<'a>, CliError> {
     let label = object.kind.label(&object.name);
-    let said = fleet.said(&object.node)?;
+    let requested = fleet.requested_node(&object.node)?;
     let mut found = Vec::new();
-    for node in said.map_or_else(|| nodes.names(), |node| [node.to_owned()].into()) {
+    for node in requested.map_or_else(|| nodes.names(), |node| [node.to_owned()].into()) {
         let key = objects::key(&node, object.kind, &object.namespace, &object.name);
-        if let Some(entry) = fleet.etcd.get(&key).await.map_err(failure)? {
+        if let Some(entry) = fleet.etcd.get(&key).await.map_err(from_etcd_error)? {
             found.push((node, entry));
         }
     }
     let (node, entry) = match found.as_slice() {
         [] => {
-            let place = said.map_or_else(|| "on any node".to_owned(), |node| format!("on {node}"));
-            return Err(Failure::NotFound {
+            let place = requested.map_or_else(|| "on any node".to_owned(), |node| format!("on {node}"));
+            return Err(CliError::NotFound {
                 what: format!("there is no {label} in namespace {} {place}", object.namespace),
                 hint: "`keelson get pods -A --etcd …` lists all pods".into(),
             });
@@ -116,52 +121,55 @@ async fn remove<'a>(fleet: &Fleet, nodes: &Nodes, object: &'a NamedObject) -> Re
         [one] => one,
         several => {
             let list: Vec<&str> = several.iter().map(|(node, _)| node.as_str()).collect();
-            return Err(Failure::Usage {
+            return Err(CliError::Usage {
                 message: format!("{label} is on several nodes: {}", list.join(", ")),
-                hint: "--node says which is meant".into(),
+                hint: "choose one with --node".into(),
             });
         }
     };
-    let uid =
-        if object.kind == ObjectKind::Pod { told_uid(fleet, object, node).await?.flatten() } else { None };
+    let uid = if object.kind == ObjectKind::Pod {
+        reported_uid(fleet, object, node).await?.flatten()
+    } else {
+        None
+    };
     let expected = [(entry.key.clone(), Expect::Revision(entry.mod_revision))];
     let operation = Operation::Delete { key: entry.key.clone() };
-    match fleet.etcd.write(&expected, &[operation]).await.map_err(failure)? {
-        Written::Done(_) => Ok(Leaving { object, node: node.clone(), uid }),
-        Written::Conflict(_) => Err(Failure::Answer {
-            message: format!("{label} on {node} was changed while it was to be deleted"),
-            hint: Some("look at it, then delete it again".into()),
+    match fleet.etcd.write(&expected, &[operation]).await.map_err(from_etcd_error)? {
+        Written::Done(_) => Ok(DeletedObject { object, node: node.clone(), uid }),
+        Written::Conflict(_) => Err(CliError::Failed {
+            message: format!("{label} on {node} was changed during the deletion"),
+            hint: Some("check the change, then delete it again".into()),
         }),
     }
 }
 
-/// What a node tells of a pod of the name: its UID, as far as there is one. `None` while it tells of no pod.
-async fn told_uid(
+/// The UID of the pod of that name that a node reports, if it has one. `None`: the node reports no such pod.
+async fn reported_uid(
     fleet: &Fleet,
     object: &NamedObject,
     node: &str,
-) -> Result<Option<Option<String>>, Failure> {
+) -> Result<Option<Option<String>>, CliError> {
     let key = NodeKeys::new(node).pod_status(&object.namespace, &object.name);
-    let told = fleet.etcd.get(&key).await.map_err(failure)?;
+    let status = fleet.etcd.get(&key).await.map_err(from_etcd_error)?;
     let uid = |pod: Value| pod.pointer("/metadata/uid").and_then(Value::as_str).map(ToOwned::to_owned);
-    Ok(told.map(|entry| objects::read(&entry).and_then(uid)))
+    Ok(status.map(|entry| objects::read(&entry).and_then(uid)))
 }
 
-/// Waits until the node tells of the pod no more; one of the name that was applied meanwhile is another pod. False when the
-/// node has gone away before.
-async fn until_gone(
+/// Waits until the node no longer reports the pod; a pod of the same name with another UID does not count. Returns false if
+/// the node goes down before.
+async fn wait_until_gone(
     fleet: &Fleet,
-    pod: &Leaving<'_>,
+    pod: &DeletedObject<'_>,
     label: &str,
     deadline: Option<Instant>,
-) -> Result<bool, Failure> {
-    let Leaving { object, node, .. } = pod;
+) -> Result<bool, CliError> {
+    let DeletedObject { object, node, .. } = pod;
     let lease = NodeKeys::new(node).lease();
     let mut uid = pod.uid.clone();
-    let begun = Instant::now();
-    let (mut look_for_node, mut is_told) = (begun + LOOK_FOR_NODE, false);
+    let started_at = Instant::now();
+    let (mut next_node_check, mut is_noticed) = (started_at + NODE_POLL_INTERVAL, false);
     loop {
-        match told_uid(fleet, object, node).await? {
+        match reported_uid(fleet, object, node).await? {
             None => return Ok(true),
             Some(Some(now)) => {
                 if *uid.get_or_insert_with(|| now.clone()) != now {
@@ -172,23 +180,23 @@ async fn until_gone(
         }
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
-            return Err(Failure::TimedOut {
-                message: format!("{label} is not gone from {node} yet; it goes on ending"),
-                hint: format!("`keelson explain {label}` on the node says what it waits for"),
+            return Err(CliError::TimedOut {
+                message: format!("{label} is not gone from {node} yet; it is still terminating"),
+                hint: format!("`keelson explain {label}` on the node shows what it waits for"),
             });
         }
-        if now >= look_for_node {
-            if fleet.etcd.get(&lease).await.map_err(failure)?.is_none() {
+        if now >= next_node_check {
+            if fleet.etcd.get(&lease).await.map_err(from_etcd_error)?.is_none() {
                 return Ok(false);
             }
-            look_for_node = now + LOOK_FOR_NODE;
+            next_node_check = now + NODE_POLL_INTERVAL;
         }
-        if !is_told && now.duration_since(begun) >= PATIENCE {
+        if !is_noticed && now.duration_since(started_at) >= NOTICE_DELAY {
             output::notice(&format!(
-                "{label} is ending on {node}; `keelson explain {label}` there says what it waits for."
+                "{label} is terminating on {node}; `keelson explain {label}` there shows what it waits for."
             ));
-            is_told = true;
+            is_noticed = true;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

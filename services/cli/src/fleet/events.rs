@@ -1,4 +1,4 @@
-//! `keelson get events --etcd`: what the nodes have told of the last hour, once or with each new one.
+//! `keelson get events --etcd`: the events that the nodes reported in the last hour, once or as a watch.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,30 @@ use serde_json::{Value, json};
 
 use super::get::place;
 use super::watch::{self, Keys, View};
-use super::{Fleet, failure};
+use super::{Fleet, from_etcd_error};
 use crate::args::WatchArgs;
 use crate::cmd::Session;
-use crate::cmd::get_events::{self, Choice};
-use crate::error::Failure;
+use crate::cmd::get_events::{self, EventFilter};
+use crate::error::CliError;
 use crate::human;
 use crate::output;
-use crate::seen::Row;
+use crate::row_tracker::Row;
 use crate::table::Table;
 use crate::watch::Printer;
 
-/// An event as its node has told it last.
+/// The last report of an event by its node.
 #[derive(Debug, Clone, PartialEq)]
-struct Told {
+struct ReportedEvent {
     node: String,
     event: Event,
-    /// The service that told it.
+    /// The service that reported it.
     source: String,
     document: Value,
 }
 
-impl Told {
-    /// `None` for what is no event.
-    fn of(node: &str, entry: &Entry) -> Option<Self> {
+impl ReportedEvent {
+    /// Reads an event; `None` if the entry is not one.
+    fn parse(node: &str, entry: &Entry) -> Option<Self> {
         let document: Value = serde_json::from_slice(&entry.value).ok()?;
         let (last, _) = entry.key.rsplit('/').next()?.split_once('-')?;
         let at = |pointer: &str| document.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -54,7 +54,7 @@ impl Told {
         Some(Self { node: node.to_owned(), event, source, document })
     }
 
-    /// What it has in common with the same event before it happened again.
+    /// The identity of the event, which all its repetitions share.
     fn id(&self) -> String {
         let Event { r#type, reason, message, kind, namespace, name, uid, field_path, .. } = &self.event;
         let first = self.event.first_unix_nanos.to_string();
@@ -69,7 +69,7 @@ impl Told {
         cells
     }
 
-    /// As a watch shows it.
+    /// The event as a watch shows it.
     fn row(&self, session: &Session) -> Row {
         let mark = format!("{} {}", self.event.count, self.event.last_unix_nanos);
         if output::is_document(session.format()) {
@@ -86,58 +86,67 @@ pub(crate) async fn run(
     fleet: &Fleet,
     about: Option<&str>,
     args: WatchArgs,
-) -> Result<(), Failure> {
-    let choice = Choice::of(session, about)?;
+) -> Result<(), CliError> {
+    let filter = EventFilter::new(session, about)?;
     if args.watch {
-        return follow(session, fleet, &choice, args).await;
+        return follow(session, fleet, &filter, args).await;
     }
-    let mut told = Vec::new();
-    for node in fleet.chosen().await?.names() {
-        let entries = fleet.etcd.list(&NodeKeys::new(&node).events()).await.map_err(failure)?.entries;
-        told.extend(events_of(&node, &choice, entries.iter()));
+    let mut events = Vec::new();
+    for node in fleet.selected_nodes().await?.names() {
+        let entries = fleet.etcd.list(&NodeKeys::new(&node).events()).await.map_err(from_etcd_error)?.entries;
+        events.extend(events_of(&node, &filter, entries.iter()));
     }
-    told.sort_by_key(|told| told.event.last_unix_nanos);
+    events.sort_by_key(|reported| reported.event.last_unix_nanos);
     if output::is_document(session.format()) {
-        let items: Vec<Value> = told.into_iter().map(|told| told.document).collect();
+        let items: Vec<Value> = events.into_iter().map(|reported| reported.document).collect();
         let list = json!({"apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": items});
         return output::print_document(session.format(), &list);
     }
-    if told.is_empty() {
+    if events.is_empty() {
         output::notice(&format!("No events found on {}.", place(fleet)));
         return Ok(());
     }
     let mut table = Table::with_header(header(session));
-    for told in &told {
-        table.row(told.cells(session, session.now));
+    for reported in &events {
+        table.row(reported.cells(session, session.now));
     }
     output::print(&table.render(0))
 }
 
-/// The events of a node that are chosen, in the order of their time. A node leaves each time that an event happened under a key
-/// of its own; the last one tells of all.
-fn events_of<'a>(node: &str, choice: &Choice, entries: impl Iterator<Item = &'a Entry>) -> Vec<Told> {
-    let mut last: BTreeMap<String, Told> = BTreeMap::new();
-    for told in entries.filter_map(|entry| Told::of(node, entry)) {
-        if choice.holds(&told.event, Some(node)) {
-            last.insert(told.id(), told);
+/// The selected events of a node, sorted by time. A node writes each occurrence of an event under a key
+/// of its own; the last one covers all.
+fn events_of<'a>(
+    node: &str,
+    filter: &EventFilter,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> Vec<ReportedEvent> {
+    let mut last: BTreeMap<String, ReportedEvent> = BTreeMap::new();
+    for reported in entries.filter_map(|entry| ReportedEvent::parse(node, entry)) {
+        if filter.matches(&reported.event, Some(node)) {
+            last.insert(reported.id(), reported);
         }
     }
-    let mut all: Vec<Told> = last.into_values().collect();
-    all.sort_by_key(|told| told.event.last_unix_nanos);
+    let mut all: Vec<ReportedEvent> = last.into_values().collect();
+    all.sort_by_key(|reported| reported.event.last_unix_nanos);
     all
 }
 
-/// That of the events of this machine, and which node it was.
+/// The header for events of this machine, with the node.
 fn header(session: &Session) -> Vec<String> {
     let mut header = get_events::header(session);
     header.insert(header.len() - 1, "NODE".to_owned());
     header
 }
 
-async fn follow(session: &Session, fleet: &Fleet, choice: &Choice, args: WatchArgs) -> Result<(), Failure> {
+async fn follow(
+    session: &Session,
+    fleet: &Fleet,
+    filter: &EventFilter,
+    args: WatchArgs,
+) -> Result<(), CliError> {
     let rows = |node: &str, keys: &Keys| {
-        let told = events_of(node, choice, keys.values());
-        Ok(told.iter().map(|told| (told.id(), told.row(session))).collect())
+        let events = events_of(node, filter, keys.values());
+        Ok(events.iter().map(|reported| (reported.id(), reported.row(session))).collect())
     };
     let printer = Printer::new(session.format(), args, header(session), "TYPE");
     watch::follow(fleet, View { printer, range: NodeKeys::events, rows, is_of_events: true }).await
@@ -154,19 +163,19 @@ mod tests {
 
     const MINUTE: i64 = 60_000_000_000;
 
-    /// What the command line chooses of events, and how it shows them.
-    fn asked(args: &[&str]) -> (Session, Choice) {
+    /// The session and the filter of a command line.
+    fn session_and_filter(args: &[&str]) -> (Session, EventFilter) {
         let cli = Cli::try_parse_from(["keelson", "get", "events"].iter().chain(args)).unwrap();
         let Command::Get(get) = cli.command else { panic!("{:?}", cli.command) };
         let GetWhat::Events { about, .. } = get.what else { panic!("{:?}", get.what) };
         let agent = Agent::new("/nowhere".into(), cli.global.request_timeout);
         let session =
             Session { agent, colour: Colour::for_stdout(true), now: 60 * MINUTE, global: cli.global };
-        let choice = Choice::of(&session, about.as_deref()).unwrap();
-        (session, choice)
+        let filter = EventFilter::new(&session, about.as_deref()).unwrap();
+        (session, filter)
     }
 
-    /// As node-status leaves it.
+    /// An entry as node-status writes it.
     fn entry(minute: i64, sequence: u64, count: u32, namespace: &str, name: &str, reason: &str) -> Entry {
         let kind = if namespace.is_empty() { "Node" } else { "Pod" };
         let value = json!({
@@ -185,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_happened_again_is_one_and_those_of_other_objects_are_left_out() {
+    fn repeated_event_is_listed_once_and_other_objects_are_left_out() {
         let entries = [
             entry(1, 1, 1, "default", "web", "BackOff"),
             entry(2, 2, 1, "", "n1", "Rebooted"),
@@ -202,18 +211,21 @@ mod tests {
             (&["--for", "node/n1"], &["Rebooted n1 1"]),
             (&["--for", "pod/n1"], &[]),
         ] {
-            let (_, choice) = asked(args);
-            let told = events_of("n1", &choice, entries.iter());
-            let shown: Vec<String> = told
+            let (_, filter) = session_and_filter(args);
+            let events = events_of("n1", &filter, entries.iter());
+            let shown: Vec<String> = events
                 .iter()
-                .map(|told| format!("{} {} {}", told.event.reason, told.event.name, told.event.count))
+                .map(|reported| {
+                    let event = &reported.event;
+                    format!("{} {} {}", event.reason, event.name, event.count)
+                })
                 .collect();
             assert_eq!(shown, expected, "{args:?}");
         }
     }
 
     #[test]
-    fn a_row_is_that_of_an_event_of_this_machine_with_the_node_before_the_message() {
+    fn fleet_event_row_has_the_node_before_the_message() {
         for (args, names, values) in [
             (
                 &[][..],
@@ -226,10 +238,10 @@ mod tests {
                 "default|20m|Warning|BackOff|pod/web|3||pod-sync|59m|n1|it falls",
             ),
         ] {
-            let (session, choice) = asked(args);
-            let told = events_of("n1", &choice, [entry(40, 9, 3, "default", "web", "BackOff")].iter());
+            let (session, filter) = session_and_filter(args);
+            let events = events_of("n1", &filter, [entry(40, 9, 3, "default", "web", "BackOff")].iter());
             assert_eq!(header(&session).join("|"), names);
-            assert_eq!(told[0].cells(&session, session.now).join("|"), values);
+            assert_eq!(events[0].cells(&session, session.now).join("|"), values);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `keelson get pods --etcd` and `keelson get node --etcd`, once or with each change.
+//! `keelson get pods --etcd` and `keelson get node --etcd`, once or as a watch.
 
 use std::collections::BTreeMap;
 
@@ -9,79 +9,79 @@ use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::{Value, json};
 
 use super::watch::{self, Keys, View};
-use super::{Fleet, configuration, failure, objects};
+use super::{Fleet, configuration, from_etcd_error, objects};
 use crate::args::WatchArgs;
 use crate::cmd::manifests::ObjectKind;
 use crate::cmd::{Session, get_node};
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{PodEntry, bare_name};
-use crate::seen::Row;
+use crate::row_tracker::Row;
 use crate::status::summarise;
 use crate::table::Table;
 use crate::watch::Printer;
 
-/// A pod that is wanted or is still there.
-struct Found {
+/// A pod of a node, with its desired and its reported state.
+struct FleetPod {
     node: String,
     namespace: String,
     name: String,
-    /// As it is wanted; `None` for one that is on its way out.
-    wanted: Option<Entry>,
-    /// As its node tells it; `None` before it does.
-    told: Option<Entry>,
+    /// The desired pod; `None` for one that is terminating.
+    desired: Option<Entry>,
+    /// The pod as its node reports it; `None` before the first report.
+    reported: Option<Entry>,
 }
 
-impl Found {
-    /// As it is; as it is wanted where its node has not told of it yet.
-    fn as_it_is(&self) -> Value {
-        self.told.as_ref().or(self.wanted.as_ref()).and_then(objects::read).unwrap_or_default()
+impl FleetPod {
+    /// The reported pod, or the desired one before the first report.
+    fn reported_or_desired(&self) -> Value {
+        self.reported.as_ref().or(self.desired.as_ref()).and_then(objects::read).unwrap_or_default()
     }
 
-    /// As it is wanted, of which the revision tells, with what its node alone knows. Applied again, it takes nothing back that
+    /// The desired pod with its revision and the reported status. Applying the document again reverts nothing that
     /// the node has not done yet.
     fn document(&self) -> Value {
-        let told = self.told.as_ref().and_then(objects::read);
-        let Some(wanted) = &self.wanted else { return told.unwrap_or_default() };
-        let mut pod = objects::shown(wanted, ObjectKind::Pod, &self.namespace, &self.name);
+        let reported = self.reported.as_ref().and_then(objects::read);
+        let Some(desired) = &self.desired else { return reported.unwrap_or_default() };
+        let mut pod = objects::to_document(desired, ObjectKind::Pod, &self.namespace, &self.name);
         if let Some(spec) = pod["spec"].as_object_mut() {
             spec.entry("nodeName").or_insert_with(|| json!(self.node));
         }
         if let Some(pod) = pod.as_object_mut() {
             pod.remove("status");
         }
-        let Some(mut told) = told else { return pod };
+        let Some(mut reported) = reported else { return pod };
         for field in ["uid", "creationTimestamp"] {
-            if let Some(value) = told.pointer(&format!("/metadata/{field}")) {
+            if let Some(value) = reported.pointer(&format!("/metadata/{field}")) {
                 pod["metadata"][field] = value.clone();
             }
         }
-        if told["status"].is_object() {
-            pod["status"] = told["status"].take();
+        if reported["status"].is_object() {
+            pod["status"] = reported["status"].take();
         }
         pod
     }
 }
 
-/// Shows the pods of the fleet, or those that are named.
+/// Shows the pods of the fleet, or the named ones.
 pub(crate) async fn pods(
     session: &Session,
     fleet: &Fleet,
     names: &[String],
     args: WatchArgs,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     if args.watch && names.is_empty() {
         return follow_pods(session, fleet, names, args).await;
     }
-    let nodes = fleet.chosen().await?;
+    let nodes = fleet.selected_nodes().await?;
     let mut found = Vec::new();
     for node in nodes.names() {
-        found.extend(of_node(fleet, &node).await?.into_iter().filter(|pod| is_meant(session, names, pod)));
+        found.extend(of_node(fleet, &node).await?.into_iter().filter(|pod| is_selected(session, names, pod)));
     }
     for name in names.iter().map(|name| bare_name(name)) {
         if !found.iter().any(|pod| pod.name == name) {
-            return Err(Failure::NotFound {
+            return Err(CliError::NotFound {
                 what: format!("there is no pod {name:?} on {}", place(fleet)),
                 hint: "`keelson get pods -A --etcd …` lists all pods".into(),
             });
@@ -91,7 +91,7 @@ pub(crate) async fn pods(
         return follow_pods(session, fleet, names, args).await;
     }
     if output::is_document(session.format()) {
-        let items: Vec<Value> = found.iter().map(Found::document).collect();
+        let items: Vec<Value> = found.iter().map(FleetPod::document).collect();
         if let ([one], 1) = (items.as_slice(), names.len()) {
             return output::print_document(session.format(), one);
         }
@@ -109,43 +109,43 @@ pub(crate) async fn pods(
     output::print(&table.render(0))
 }
 
-/// Whether a pod is in the scope of the command, and is one of those that are named.
-fn is_meant(session: &Session, names: &[String], pod: &Found) -> bool {
-    session.scope().holds(&pod.namespace)
+/// Whether a pod is in the namespace of the command, and is one of the named ones.
+fn is_selected(session: &Session, names: &[String], pod: &FleetPod) -> bool {
+    session.scope().contains(&pod.namespace)
         && (names.is_empty() || names.iter().any(|name| bare_name(name) == pod.name))
 }
 
-/// Which nodes were asked.
+/// The selected nodes, for messages.
 pub(super) fn place(fleet: &Fleet) -> String {
     fleet.node.as_ref().map_or_else(|| "any node".into(), |node| format!("the node {node}"))
 }
 
-async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<Found>, Failure> {
+async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<FleetPod>, CliError> {
     let keys = NodeKeys::new(node);
-    let wanted =
-        fleet.etcd.list(&Range::prefix(&format!("{}pods/", keys.prefix()))).await.map_err(failure)?;
-    let told = fleet.etcd.list(&keys.pod_statuses()).await.map_err(failure)?;
-    Ok(pods_of(node, wanted.entries.into_iter().chain(told.entries)))
+    let desired =
+        fleet.etcd.list(&Range::prefix(&format!("{}pods/", keys.prefix()))).await.map_err(from_etcd_error)?;
+    let reported = fleet.etcd.list(&keys.pod_statuses()).await.map_err(from_etcd_error)?;
+    Ok(pods_of(node, desired.entries.into_iter().chain(reported.entries)))
 }
 
-/// The pods of a node, as they are wanted and as they are.
-fn pods_of(node: &str, entries: impl Iterator<Item = Entry>) -> Vec<Found> {
+/// The pods of a node with their desired and reported states.
+fn pods_of(node: &str, entries: impl Iterator<Item = Entry>) -> Vec<FleetPod> {
     let keys = NodeKeys::new(node);
-    let mut pods: BTreeMap<(String, String), Found> = BTreeMap::new();
+    let mut pods: BTreeMap<(String, String), FleetPod> = BTreeMap::new();
     for entry in entries {
-        let (namespace, name, is_wanted) = match keys.named(&entry.key) {
+        let (namespace, name, is_desired) = match keys.named(&entry.key) {
             Some(Named::Pod { namespace, name }) => (namespace.to_owned(), name.to_owned(), true),
             Some(Named::PodStatus { namespace, name }) => (namespace.to_owned(), name.to_owned(), false),
             _ => continue,
         };
-        let found = pods.entry((namespace.clone(), name.clone())).or_insert_with(|| Found {
+        let found = pods.entry((namespace.clone(), name.clone())).or_insert_with(|| FleetPod {
             node: node.to_owned(),
             namespace,
             name,
-            wanted: None,
-            told: None,
+            desired: None,
+            reported: None,
         });
-        *(if is_wanted { &mut found.wanted } else { &mut found.told }) = Some(entry);
+        *(if is_desired { &mut found.desired } else { &mut found.reported }) = Some(entry);
     }
     pods.into_values().collect()
 }
@@ -158,8 +158,8 @@ fn pod_header(session: &Session) -> Vec<String> {
     header.into_iter().map(ToOwned::to_owned).collect()
 }
 
-fn pod_cells(session: &Session, pod: &Found, is_alive: bool, now: i64) -> Vec<String> {
-    let json = pod.as_it_is();
+fn pod_cells(session: &Session, pod: &FleetPod, is_alive: bool, now: i64) -> Vec<String> {
+    let json = pod.reported_or_desired();
     let typed: Option<Pod> = serde_json::from_value(json.clone()).ok();
     let mut cells = Vec::new();
     if session.global.all_namespaces {
@@ -186,12 +186,12 @@ async fn follow_pods(
     fleet: &Fleet,
     names: &[String],
     args: WatchArgs,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let rows = |node: &str, keys: &Keys| {
         let is_alive = keys.contains_key(&NodeKeys::new(node).lease());
         let pods = pods_of(node, keys.values().cloned());
-        let meant = pods.iter().filter(|pod| is_meant(session, names, pod));
-        Ok(meant
+        let selected = pods.iter().filter(|pod| is_selected(session, names, pod));
+        Ok(selected
             .map(|pod| (format!("{}/{}", pod.namespace, pod.name), pod_row(session, pod, is_alive)))
             .collect())
     };
@@ -200,29 +200,29 @@ async fn follow_pods(
 }
 
 /// A pod as a watch shows it.
-fn pod_row(session: &Session, pod: &Found, is_alive: bool) -> Row {
+fn pod_row(session: &Session, pod: &FleetPod, is_alive: bool) -> Row {
     if output::is_document(session.format()) {
         let document = pod.document();
         return Row { mark: document.to_string(), cells: Vec::new(), document };
     }
-    // At the moment 0 all ages are alike.
+    // At time 0 all ages are equal.
     let mark = pod_cells(session, pod, is_alive, 0).join("\0");
     let now = keelson_service_kit::now_unix_nanos();
     Row { mark, cells: pod_cells(session, pod, is_alive, now), document: Value::Null }
 }
 
-/// Shows the nodes, or the one that is named.
+/// Shows the nodes, or the named one.
 pub(crate) async fn nodes(
     session: &Session,
     fleet: &Fleet,
     name: Option<&str>,
     args: WatchArgs,
-) -> Result<(), Failure> {
-    let nodes = fleet.chosen().await?;
+) -> Result<(), CliError> {
+    let nodes = fleet.selected_nodes().await?;
     if let Some(node) = &fleet.node {
         let keys = Range::prefix(NodeKeys::new(node).prefix());
-        if fleet.etcd.keys(&keys).await.map_err(failure)?.is_empty() {
-            return Err(Failure::NotFound {
+        if fleet.etcd.keys(&keys).await.map_err(from_etcd_error)?.is_empty() {
+            return Err(CliError::NotFound {
                 what: format!("there is no node {node:?} in this etcd"),
                 hint: "`keelson get node --etcd …` without --node lists the nodes".into(),
             });
@@ -231,9 +231,9 @@ pub(crate) async fn nodes(
     if let Some(name) = name
         && !nodes.alive.contains_key(name)
     {
-        return Err(Failure::NotFound {
+        return Err(CliError::NotFound {
             what: format!("there is no node {name:?} in this etcd"),
-            hint: nodes.meant(name),
+            hint: nodes.suggestion(name),
         });
     }
     if args.watch {
@@ -241,7 +241,7 @@ pub(crate) async fn nodes(
     }
     let mut found = Vec::new();
     for node in nodes.names().into_iter().filter(|node| name.is_none_or(|name| name == node)) {
-        let entry = fleet.etcd.get(&NodeKeys::new(&node).node()).await.map_err(failure)?;
+        let entry = fleet.etcd.get(&NodeKeys::new(&node).node()).await.map_err(from_etcd_error)?;
         found.push((nodes.is_alive(&node), node_json(&node, entry.as_ref())));
     }
     if output::is_document(session.format()) {
@@ -272,10 +272,10 @@ pub(crate) async fn nodes(
     output::print(&table.render(0))
 }
 
-/// A node as it tells itself; its name alone where it has not.
+/// The Node that a node has reported, or one with only its name.
 fn node_json(node: &str, entry: Option<&Entry>) -> Value {
-    let told = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
-    told.unwrap_or_else(|| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))
+    let reported = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+    reported.unwrap_or_else(|| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))
 }
 
 fn node_header() -> Vec<String> {
@@ -299,7 +299,7 @@ async fn follow_nodes(
     fleet: &Fleet,
     name: Option<&str>,
     args: WatchArgs,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let rows = |node: &str, keys: &Keys| {
         if name.is_some_and(|name| name != node) {
             return Ok(Vec::new());
@@ -313,13 +313,13 @@ async fn follow_nodes(
 }
 
 /// A node as a watch shows it.
-fn node_row(session: &Session, json: Value, is_alive: bool) -> Result<Row, Failure> {
+fn node_row(session: &Session, json: Value, is_alive: bool) -> Result<Row, CliError> {
     if output::is_document(session.format()) {
         let mark = get_node::without_heartbeats(json.clone()).to_string();
         return Ok(Row { mark, cells: Vec::new(), document: json });
     }
     let node = get_node::read(json)?;
-    // At the moment 0 all ages are alike.
+    // At time 0 all ages are equal.
     let mark = node_cells(&node, is_alive, 0).join("\0");
     let now = keelson_service_kit::now_unix_nanos();
     Ok(Row { mark, cells: node_cells(&node, is_alive, now), document: Value::Null })

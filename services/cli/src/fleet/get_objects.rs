@@ -1,47 +1,47 @@
-//! `keelson get secrets --etcd` and `keelson get configmaps --etcd`: what stands under the keys of the nodes.
+//! `keelson get secrets --etcd` and `keelson get configmaps --etcd`: the objects under the keys of the nodes.
 //!
-//! A table has no values. A document is the object as its owner wants it, with the revision that `keelson apply` compares.
+//! A table has no values. A document is the object as its author wrote it, with the revision that `keelson apply` compares.
 
 use keelson_etcd::keys::Named;
 use keelson_etcd::{Entry, NodeKeys, Range};
 use serde_json::{Value, json};
 
 use super::get::place;
-use super::{Fleet, failure, objects};
+use super::{Fleet, from_etcd_error, objects};
 use crate::cmd::Session;
 use crate::cmd::manifests::ObjectKind;
-use crate::error::Failure;
+use crate::error::CliError;
 use crate::output;
 use crate::table::Table;
 
 /// An object of a node.
-struct Found {
+struct FoundObject {
     node: String,
     namespace: String,
     name: String,
     entry: Entry,
 }
 
-/// Shows the Secrets or ConfigMaps of the fleet, or those that are named.
+/// Shows the Secrets or ConfigMaps of the fleet, or the named ones.
 ///
 /// # Errors
-/// One that is named is not there; or it is on several nodes, and a document of it would not say whose it is.
+/// A named object does not exist, or a single named object is on several nodes and is requested as a document.
 pub(crate) async fn run(
     session: &Session,
     fleet: &Fleet,
     kind: ObjectKind,
     names: &[String],
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let mut found = Vec::new();
-    for node in fleet.chosen().await?.names() {
+    for node in fleet.selected_nodes().await?.names() {
         found.extend(of_node(session, fleet, kind, names, &node).await?);
     }
     let what = kind.as_str().to_lowercase();
     for name in names {
         if !found.iter().any(|object| object.name == *name) {
-            return Err(Failure::NotFound {
+            return Err(CliError::NotFound {
                 what: format!("there is no {} on {}", kind.label(name), place(fleet)),
-                hint: format!("`keelson get {what}s -A --etcd …` lists all"),
+                hint: format!("`keelson get {what}s -A --etcd …` lists all {what}s"),
             });
         }
     }
@@ -58,8 +58,8 @@ pub(crate) async fn run(
     }
     let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
     for object in found {
-        let data =
-            objects::read(&object.entry).map_or_else(|| "?".to_owned(), |value| keys(&value).to_string());
+        let data = objects::read(&object.entry)
+            .map_or_else(|| "?".to_owned(), |value| count_keys(&value).to_string());
         let mut cells = vec![object.name, data, object.node];
         if session.global.all_namespaces {
             cells.insert(0, object.namespace);
@@ -69,42 +69,49 @@ pub(crate) async fn run(
     output::print(&table.render(0))
 }
 
-/// Those of a node that are meant.
+/// The selected objects of a node.
 async fn of_node(
     session: &Session,
     fleet: &Fleet,
     kind: ObjectKind,
     names: &[String],
     node: &str,
-) -> Result<Vec<Found>, Failure> {
+) -> Result<Vec<FoundObject>, CliError> {
     let keys = NodeKeys::new(node);
     let range = Range::prefix(&format!("{}objects/{}/", keys.prefix(), kind.as_str()));
-    let entries = fleet.etcd.list(&range).await.map_err(failure)?.entries;
-    let meant = entries.into_iter().filter_map(|entry| match keys.named(&entry.key)? {
+    let entries = fleet.etcd.list(&range).await.map_err(from_etcd_error)?.entries;
+    let selected = entries.into_iter().filter_map(|entry| match keys.named(&entry.key)? {
         Named::Object { namespace, name, .. }
-            if session.scope().holds(namespace) && (names.is_empty() || names.iter().any(|n| n == name)) =>
+            if session.scope().contains(namespace)
+                && (names.is_empty() || names.iter().any(|n| n == name)) =>
         {
             let (namespace, name) = (namespace.to_owned(), name.to_owned());
-            Some(Found { node: node.to_owned(), namespace, name, entry })
+            Some(FoundObject { node: node.to_owned(), namespace, name, entry })
         }
         _ => None,
     });
-    Ok(meant.collect())
+    Ok(selected.collect())
 }
 
-/// The one that is named, or a list that can be applied.
-fn documents(session: &Session, kind: ObjectKind, names: &[String], found: &[Found]) -> Result<(), Failure> {
+/// Prints the named object, or a list that can be applied.
+fn documents(
+    session: &Session,
+    kind: ObjectKind,
+    names: &[String],
+    found: &[FoundObject],
+) -> Result<(), CliError> {
     if let ([name], [first, others @ ..]) = (names, found)
         && others.iter().any(|other| other.namespace == first.namespace)
     {
         let nodes: Vec<&str> = found.iter().map(|object| object.node.as_str()).collect();
-        return Err(Failure::Usage {
+        return Err(CliError::Usage {
             message: format!("{} is on several nodes: {}", kind.label(name), nodes.join(", ")),
-            hint: "--node says which is meant".into(),
+            hint: "choose one with --node".into(),
         });
     }
-    let shown = |found: &Found| objects::shown(&found.entry, kind, &found.namespace, &found.name);
-    let items: Vec<Value> = found.iter().map(shown).collect();
+    let to_document =
+        |found: &FoundObject| objects::to_document(&found.entry, kind, &found.namespace, &found.name);
+    let items: Vec<Value> = found.iter().map(to_document).collect();
     match (names, items.as_slice()) {
         ([_], [one]) => output::print_document(session.format(), one),
         _ => output::print_document(
@@ -114,8 +121,8 @@ fn documents(session: &Session, kind: ObjectKind, names: &[String], found: &[Fou
     }
 }
 
-/// How many keys with values an object has.
-fn keys(object: &Value) -> usize {
+/// The number of keys in the data of an object.
+fn count_keys(object: &Value) -> usize {
     let of = |field: &str| object[field].as_object().into_iter().flat_map(|map| map.keys());
     let all: std::collections::BTreeSet<&String> =
         ["data", "binaryData", "stringData"].into_iter().flat_map(of).collect();

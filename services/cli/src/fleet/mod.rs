@@ -1,7 +1,7 @@
-//! A fleet over etcd: the nodes behind `--etcd`, without their agents.
+//! A fleet over etcd: commands with `--etcd`, which need no agent.
 //!
-//! `keelson apply`, `get` and `delete` read and write the keys of the nodes (architecture §6), so they work for a node that
-//! is away, too; it does what is wanted when it is back. `logs` and `exec` go to the node's own API.
+//! `keelson apply`, `get` and `delete` read and write the keys of the nodes (architecture §6), so they work also for a node that
+//! is down; it reads the keys when it is back. `logs` and `exec` call the node's own API.
 
 mod apply;
 mod configuration;
@@ -23,37 +23,37 @@ use keelson_etcd::{Etcd, EtcdError, NodeKeys, Range};
 use crate::args::{Command, DeleteWhat, EtcdArgs, GetWhat};
 use crate::cmd::Session;
 use crate::cmd::manifests::ObjectKind;
-use crate::error::Failure;
-use crate::near::near;
+use crate::error::CliError;
+use crate::suggest::similar_names;
 
-/// What a command with `--etcd` works on.
+/// The etcd and the node of a command with `--etcd`.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     etcd: Etcd,
-    /// `--node`.
+    /// The value of `--node`.
     node: Option<String>,
 }
 
-/// What the keys alone say of the nodes.
+/// The nodes that have keys.
 #[derive(Debug, Default)]
 struct Nodes {
-    /// Every node with a key, and whether it lives.
+    /// Every node with a key, and whether it has a lease.
     alive: BTreeMap<String, bool>,
 }
 
 impl Fleet {
-    fn new(args: &EtcdArgs) -> Result<Self, Failure> {
+    fn new(args: &EtcdArgs) -> Result<Self, CliError> {
         for endpoint in &args.etcd {
             if EtcdEndpoint::parse(endpoint).is_none() {
-                return Err(Failure::Usage {
-                    message: format!("{endpoint:?} is no endpoint of etcd: it {}", EtcdEndpoint::RULE),
-                    hint: "name the members with commas between them".into(),
+                return Err(CliError::Usage {
+                    message: format!("{endpoint:?} is not an etcd endpoint: it {}", EtcdEndpoint::RULE),
+                    hint: "separate the members with commas".into(),
                 });
             }
         }
         if let Some(node) = args.node.as_deref().filter(|node| node.is_empty() || node.contains('/')) {
-            return Err(Failure::Usage {
-                message: format!("--node {node:?} is no name of a node"),
+            return Err(CliError::Usage {
+                message: format!("--node {node:?} is not a valid node name"),
                 hint: "`keelson get node --etcd …` lists the nodes".into(),
             });
         }
@@ -68,9 +68,9 @@ impl Fleet {
         Ok(Self { etcd: Etcd::new(settings), node: args.node.clone() })
     }
 
-    /// The nodes that have any key.
-    async fn nodes(&self) -> Result<Nodes, Failure> {
-        let keys = self.etcd.keys(&Range::prefix(NODES)).await.map_err(failure)?;
+    /// All nodes that have a key.
+    async fn nodes(&self) -> Result<Nodes, CliError> {
+        let keys = self.etcd.keys(&Range::prefix(NODES)).await.map_err(from_etcd_error)?;
         let mut nodes = Nodes::default();
         for (node, named) in keys.iter().filter_map(|key| of_any_node(key)) {
             *nodes.alive.entry(node.to_owned()).or_default() |= named == Named::Lease;
@@ -78,28 +78,28 @@ impl Fleet {
         Ok(nodes)
     }
 
-    /// The nodes that a reading command is about: the one of `--node`, else all.
-    async fn chosen(&self) -> Result<Nodes, Failure> {
+    /// The nodes of a read command: the one of `--node`, else all.
+    async fn selected_nodes(&self) -> Result<Nodes, CliError> {
         let Some(node) = &self.node else { return self.nodes().await };
-        let alive = self.etcd.get(&NodeKeys::new(node).lease()).await.map_err(failure)?.is_some();
+        let alive = self.etcd.get(&NodeKeys::new(node).lease()).await.map_err(from_etcd_error)?.is_some();
         Ok(Nodes { alive: [(node.clone(), alive)].into() })
     }
 
-    /// The node that somebody has said: `--node`, else the one that the object names.
-    fn said<'a>(&'a self, named: &'a str) -> Result<Option<&'a str>, Failure> {
+    /// The requested node: `--node`, else the one that the object names.
+    fn requested_node<'a>(&'a self, named: &'a str) -> Result<Option<&'a str>, CliError> {
         let named = Some(named).filter(|named| !named.is_empty());
         match (self.node.as_deref(), named) {
-            (Some(node), Some(named)) if named != node => Err(Failure::Usage {
+            (Some(node), Some(named)) if named != node => Err(CliError::Usage {
                 message: format!("spec.nodeName is {named:?} and --node is {node:?}"),
-                hint: "one of the two".into(),
+                hint: "use one of the two, or make them equal".into(),
             }),
             (node, named) => Ok(node.or(named)),
         }
     }
 
-    /// The node that an object goes to: the one that is said, else the only one there is.
-    async fn target(&self, named: &str, nodes: &mut Option<Nodes>) -> Result<String, Failure> {
-        if let Some(node) = self.said(named)? {
+    /// The node that an object goes to: the requested one, else the only one.
+    async fn target_node(&self, named: &str, nodes: &mut Option<Nodes>) -> Result<String, CliError> {
+        if let Some(node) = self.requested_node(named)? {
             return Ok(node.to_owned());
         }
         let known = match nodes.take() {
@@ -111,11 +111,11 @@ impl Fleet {
             [only] => Ok((*only).clone()),
             all => {
                 let list: Vec<&str> = all.iter().map(|name| name.as_str()).collect();
-                Err(Failure::Usage {
-                    message: "it is not said which node this is for".into(),
+                Err(CliError::Usage {
+                    message: "the command does not name a node".into(),
                     hint: match list.as_slice() {
-                        [] => "--node NAME; no node has any key yet".into(),
-                        list => format!("--node with one of: {}", list.join(", ")),
+                        [] => "add --node NAME; no node has a key yet".into(),
+                        list => format!("add --node with one of: {}", list.join(", ")),
                     },
                 })
             }
@@ -132,52 +132,52 @@ impl Nodes {
         self.alive.get(node).copied().unwrap_or(false)
     }
 
-    /// Which of the nodes somebody may have meant.
-    fn meant(&self, name: &str) -> String {
-        let near = near(name, self.alive.keys().map(String::as_str));
-        if near.is_empty() {
+    /// The hint for an unknown node name.
+    fn suggestion(&self, name: &str) -> String {
+        let similar = similar_names(name, self.alive.keys().map(String::as_str));
+        if similar.is_empty() {
             "`keelson get node --etcd …` lists the nodes".into()
         } else {
-            format!("did you mean {}?", near.join(" or "))
+            format!("did you mean {}?", similar.join(" or "))
         }
     }
 }
 
-/// What a failed call means for the person.
-fn failure(error: EtcdError) -> Failure {
+/// The error for a failed call of etcd.
+fn from_etcd_error(error: EtcdError) -> CliError {
     let message = error.to_string();
     match error {
-        EtcdError::Unreachable { .. } => Failure::NoEtcd {
+        EtcdError::Unreachable { .. } => CliError::EtcdUnavailable {
             message,
-            hint: "look whether the members run and --etcd names their client ports".into(),
+            hint: "check that the members are running and that --etcd names their client ports".into(),
         },
-        EtcdError::Refused { .. } => Failure::Answer {
+        EtcdError::Refused { .. } => CliError::Failed {
             message,
-            hint: Some("--etcd-cert and --etcd-key, or --etcd-user, say who you are; a role on the node's keys is needed".into()),
+            hint: Some("set --etcd-cert and --etcd-key, or --etcd-user; the user needs a role on the node's keys".into()),
         },
-        EtcdError::TooLarge { .. } => Failure::Answer {
+        EtcdError::TooLarge { .. } => CliError::Failed {
             message,
             hint: Some(
-                "make the object smaller: etcd takes 1.5 MiB in one request, unless --max-request-bytes of its members says otherwise"
+                "make the object smaller: etcd accepts 1.5 MiB in one request, unless --max-request-bytes of its members is larger"
                     .into(),
             ),
         },
         EtcdError::Credential { field, path, message } => {
             let (flag, path) = (flag(field), path.display());
-            Failure::Usage {
-                message: format!("cannot use {path} that {flag} names: {message}"),
+            CliError::Usage {
+                message: format!("cannot use {path} of {flag}: {message}"),
                 hint: format!("name another file with {flag}"),
             }
         }
         EtcdError::Missing { field, message } => {
             let flag = flag(field);
-            Failure::Usage {
+            CliError::Usage {
                 message: format!("{flag} is not given: {message}"),
                 hint: format!("add {flag} FILE"),
             }
         }
         EtcdError::Endpoint { .. } => {
-            Failure::Usage { message, hint: "`keelson help` lists the flags of --etcd".into() }
+            CliError::Usage { message, hint: "`keelson help` lists the flags of --etcd".into() }
         }
     }
 }
@@ -193,12 +193,12 @@ fn flag(field: &str) -> &str {
     }
 }
 
-/// Carries out a command with `--etcd`.
-pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(), Failure> {
+/// Runs a command with `--etcd`.
+pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(), CliError> {
     let fleet = Fleet::new(&session.global.etcd)?;
-    let other = |name: &str| {
-        Err(Failure::Usage {
-            message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
+    let unsupported = |name: &str| {
+        Err(CliError::Usage {
+            message: format!("`keelson {name}` calls the agent of this machine and takes no --etcd"),
             hint: "run it on the node itself; apply, delete, logs, exec and get of pods, node, events, secrets, configmaps and config take --etcd"
                 .into(),
         })
@@ -220,13 +220,13 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             GetWhat::ConfigMaps { names } => {
                 get_objects::run(session, &fleet, ObjectKind::ConfigMap, names).await
             }
-            GetWhat::Services { .. } => other("get services"),
-            GetWhat::Volumes { .. } => other("get volumes"),
-            GetWhat::Images { .. } => other("get images"),
-            GetWhat::Sources => other("get sources"),
+            GetWhat::Services { .. } => unsupported("get services"),
+            GetWhat::Volumes { .. } => unsupported("get volumes"),
+            GetWhat::Images { .. } => unsupported("get images"),
+            GetWhat::Sources => unsupported("get sources"),
             GetWhat::Config => configuration::get(session, &fleet).await,
         },
-        Command::Up(_) => other("up"),
+        Command::Up(_) => unsupported("up"),
         Command::Logs(args) => {
             session.without_format("logs", "leave -o out")?;
             pods::logs(session, &fleet, args).await
@@ -235,17 +235,17 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             session.without_format("exec", "leave -o out")?;
             pods::exec(session, &fleet, args).await
         }
-        Command::Describe(_) => other("describe"),
-        Command::Explain(_) => other("explain"),
-        Command::Top(_) => other("top"),
-        Command::Trace(_) => other("trace"),
-        Command::Retry(_) => other("retry"),
-        Command::Run(_) => other("run"),
-        Command::Services(_) => other("services"),
-        Command::Grpc(_) => other("grpc"),
-        Command::Config(_) => other("config"),
-        Command::Version(_) => other("version"),
-        Command::Completion(_) => other("completion"),
-        Command::Man(_) => other("man"),
+        Command::Describe(_) => unsupported("describe"),
+        Command::Explain(_) => unsupported("explain"),
+        Command::Top(_) => unsupported("top"),
+        Command::Trace(_) => unsupported("trace"),
+        Command::Retry(_) => unsupported("retry"),
+        Command::Run(_) => unsupported("run"),
+        Command::Services(_) => unsupported("services"),
+        Command::Grpc(_) => unsupported("grpc"),
+        Command::Config(_) => unsupported("config"),
+        Command::Version(_) => unsupported("version"),
+        Command::Completion(_) => unsupported("completion"),
+        Command::Man(_) => unsupported("man"),
     }
 }

@@ -1,7 +1,7 @@
-//! The kubelet API of a node that is another machine.
+//! A client of the kubelet API of a remote node.
 //!
-//! Where it is and which certificate it shows, the node itself tells under its keys, which nobody else may write; so no
-//! authority is needed to know that it is the node. It knows who asks by their certificate.
+//! The node publishes its address and its certificate under its keys, which only the node may write. So no certificate
+//! authority is needed to authenticate the node. The node authenticates the client by its certificate.
 
 use std::fs;
 use std::io;
@@ -26,14 +26,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Fleet, failure};
+use super::{Fleet, from_etcd_error};
 use crate::args::EtcdArgs;
-use crate::error::Failure;
+use crate::error::CliError;
 
-/// How long an address of the node may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(5);
-/// So much is told of an answer that is not the one that was asked for.
-const TELL: usize = 4 << 10;
+/// The timeout of a connection to an address of the node.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The number of bytes of an error response that are shown.
+const MAX_ERROR_BYTES: usize = 4 << 10;
 
 /// The kubelet API of one node.
 #[derive(Debug)]
@@ -46,83 +46,87 @@ pub(super) struct NodeApi {
 }
 
 impl NodeApi {
-    /// As the node tells of itself; `args` say who asks.
+    /// The API of a node from its reported Node, with the client certificate in `args`.
     ///
     /// # Errors
-    /// The node tells of none, or nothing says who asks.
-    pub(super) async fn of(fleet: &Fleet, args: &EtcdArgs, node: &str) -> Result<Self, Failure> {
+    /// The node has reported no API, or `args` have no client certificate.
+    pub(super) async fn of(fleet: &Fleet, args: &EtcdArgs, node: &str) -> Result<Self, CliError> {
         let keys = NodeKeys::new(node);
-        let entry = fleet.etcd.get(&keys.node()).await.map_err(failure)?;
-        let alive = fleet.etcd.get(&keys.lease()).await.map_err(failure)?.is_some();
-        let told: Option<Node> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let told = told.ok_or_else(|| Failure::NotFound {
-            what: format!("the node {node} has told nothing of itself yet"),
+        let entry = fleet.etcd.get(&keys.node()).await.map_err(from_etcd_error)?;
+        let alive = fleet.etcd.get(&keys.lease()).await.map_err(from_etcd_error)?.is_some();
+        let reported: Option<Node> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let reported = reported.ok_or_else(|| CliError::NotFound {
+            what: format!("the node {node} has not reported its status yet"),
             hint: "`keelson get node --etcd …` lists the nodes".into(),
         })?;
-        let port = told.status.daemon_endpoints.kubelet_endpoint.as_ref().map_or(0, |e| e.port);
-        let shown = told.metadata.annotations.get(annotations::SERVING_CERTIFICATE);
-        let shown = shown.and_then(|pem| CertificateDer::from_pem_slice(pem.as_bytes()).ok());
-        let (Some(shown), Some(port)) = (shown, u16::try_from(port).ok().filter(|port| *port > 0)) else {
-            return Err(Failure::Answer {
-                message: format!("the node {node} lets nobody in from outside"),
+        let port = reported.status.daemon_endpoints.kubelet_endpoint.as_ref().map_or(0, |e| e.port);
+        let certificate = reported.metadata.annotations.get(annotations::SERVING_CERTIFICATE);
+        let certificate = certificate.and_then(|pem| CertificateDer::from_pem_slice(pem.as_bytes()).ok());
+        let (Some(certificate), Some(port)) =
+            (certificate, u16::try_from(port).ok().filter(|port| *port > 0))
+        else {
+            return Err(CliError::Failed {
+                message: format!("the API of the node {node} is closed to other machines"),
                 hint: Some(
-                    "authentication.x509.clientCAFile in the KubeletConfiguration of the node names the authorities of those \
-                     whom it lets in"
+                    "set authentication.x509.clientCAFile in the KubeletConfiguration of the node to the authorities of its \
+                     clients"
                         .into(),
                 ),
             });
         };
-        let told_hosts = || told.status.addresses.iter().map(|address| address.address.clone()).collect();
+        let reported_hosts =
+            || reported.status.addresses.iter().map(|address| address.address.clone()).collect();
         let (hosts, port) = match &args.node_address {
-            Some(text) => place(text)?,
-            None => (told_hosts(), port),
+            Some(text) => parse_address(text)?,
+            None => (reported_hosts(), port),
         };
-        Ok(Self { node: node.to_owned(), hosts, port, tls: Arc::new(tls(args, shown)?), alive })
+        Ok(Self { node: node.to_owned(), hosts, port, tls: Arc::new(tls(args, certificate)?), alive })
     }
 
-    /// Asks, and gives the answer if it is a good one.
+    /// Sends a request and returns the response if it is a success.
     ///
     /// # Errors
-    /// The node cannot be reached, does not know who asks, or answers something else.
-    pub(super) async fn ask(
+    /// The node cannot be reached, does not authenticate the client, or answers with another status.
+    pub(super) async fn request(
         &self,
         method: Method,
         path_and_query: &str,
         headers: &[(&str, &str)],
-    ) -> Result<Response<Incoming>, Failure> {
+    ) -> Result<Response<Incoming>, CliError> {
         let (host, stream) = self.connect().await?;
-        let broken =
-            |error: &dyn std::fmt::Display| self.away(&host, &format!("the connection broke: {error}"));
+        let broken = |error: &dyn std::fmt::Display| {
+            self.unreachable_error(&host, &format!("the connection broke: {error}"))
+        };
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
         tokio::spawn(connection.with_upgrades());
         let request = Request::builder().method(method).uri(path_and_query).header("Host", &host);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let request = request.body(Empty::<Bytes>::new()).map_err(|error| Failure::Usage {
-            message: format!("this cannot be asked of a node: {error}"),
-            hint: "look at the names".into(),
+        let request = request.body(Empty::<Bytes>::new()).map_err(|error| CliError::Usage {
+            message: format!("the names do not form a valid request: {error}"),
+            hint: "check the names of the pod and the container".into(),
         })?;
         let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
         if answer.status().is_success() || answer.status() == hyper::StatusCode::SWITCHING_PROTOCOLS {
             return Ok(answer);
         }
-        Err(self.refused(answer).await)
+        Err(self.response_error(answer).await)
     }
 
-    async fn connect(&self) -> Result<(String, TlsStream<TcpStream>), Failure> {
+    async fn connect(&self) -> Result<(String, TlsStream<TcpStream>), CliError> {
         let mut last = None;
         for host in &self.hosts {
             match self.dial(host).await {
                 Ok(stream) => return Ok((host.clone(), stream)),
-                Err(error) => last = Some(self.away(host, &error.to_string())),
+                Err(error) => last = Some(self.unreachable_error(host, &error.to_string())),
             }
         }
-        Err(last.unwrap_or_else(|| self.away("nowhere", "the node tells no address")))
+        Err(last.unwrap_or_else(|| self.unreachable_error("nowhere", "the node reports no address")))
     }
 
     async fn dial(&self, host: &str) -> io::Result<TlsStream<TcpStream>> {
-        let late = || {
-            let text = format!("no connection within {} s", CONNECT.as_secs());
+        let timeout_error = || {
+            let text = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, text)
         };
         let connect = async {
@@ -131,102 +135,104 @@ impl NodeApi {
             let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
             TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream).await
         };
-        tokio::time::timeout(CONNECT, connect).await.map_err(|_| late())?
+        tokio::time::timeout(CONNECT_TIMEOUT, connect).await.map_err(|_| timeout_error())?
     }
 
-    fn away(&self, host: &str, why: &str) -> Failure {
+    fn unreachable_error(&self, host: &str, why: &str) -> CliError {
         let hint = if self.alive {
-            "look whether this machine reaches the node there, and `keelson get services` on the node"
+            "check that this machine can reach that address, and `keelson get services` on the node"
         } else {
-            "the node shows no sign of life; `keelson get node --etcd …` says when it is back"
+            "the node is down; `keelson get node --etcd …` shows when it is back"
         };
         let message = format!("the node {} does not answer at {host}, port {}: {why}", self.node, self.port);
-        Failure::NodeAway { message, hint: hint.into() }
+        CliError::NodeUnreachable { message, hint: hint.into() }
     }
 
-    async fn refused(&self, answer: Response<Incoming>) -> Failure {
+    async fn response_error(&self, answer: Response<Incoming>) -> CliError {
         let status = answer.status().as_u16();
         let mut body = answer.into_body();
         let mut text = Vec::new();
-        while text.len() < TELL {
+        while text.len() < MAX_ERROR_BYTES {
             match body.frame().await {
                 Some(Ok(frame)) => text.extend_from_slice(&frame.into_data().unwrap_or_default()),
                 _ => break,
             }
         }
-        let text = String::from_utf8_lossy(&text[..text.len().min(TELL)]).trim().to_owned();
+        let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_BYTES)]).trim().to_owned();
         let node = &self.node;
         match status {
-            401 | 403 => Failure::NotLetIn {
-                message: format!("the node {node} does not know who you are"),
-                hint: "--node-cert and --node-key with a certificate that an authority in the node's \
+            401 | 403 => CliError::NodeDenied {
+                message: format!("the node {node} does not accept your certificate"),
+                hint: "use --node-cert and --node-key with a certificate that an authority in the node's \
                        authentication.x509.clientCAFile has signed"
                     .into(),
             },
-            404 => Failure::NotFound {
-                what: format!("the node {node} has it not: {text}"),
-                hint: "`keelson get pods -A --etcd …` shows what runs where".into(),
+            404 => CliError::NotFound {
+                what: format!("the node {node} did not find it: {text}"),
+                hint: "`keelson get pods -A --etcd …` lists all pods with their nodes".into(),
             },
-            _ => Failure::Answer { message: format!("the node {node} answers {status}: {text}"), hint: None },
+            _ => {
+                CliError::Failed { message: format!("the node {node} answers {status}: {text}"), hint: None }
+            }
         }
     }
 }
 
 /// `HOST:PORT`, where the host may be an IPv6 address in brackets.
-fn place(text: &str) -> Result<(Vec<String>, u16), Failure> {
+fn parse_address(text: &str) -> Result<(Vec<String>, u16), CliError> {
     let parts = text.rsplit_once(':').and_then(|(host, port)| {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         Some((host, port.parse::<u16>().ok().filter(|port| *port > 0)?))
     });
     match parts {
         Some((host, port)) if !host.is_empty() => Ok((vec![host.to_owned()], port)),
-        _ => Err(Failure::Usage {
-            message: format!("--node-address {text:?} is no host and port"),
+        _ => Err(CliError::Usage {
+            message: format!("--node-address {text:?} is not a host and a port"),
             hint: "write 10.0.0.7:10250, node.example:10250 or [fd00::7]:10250".into(),
         }),
     }
 }
 
-fn tls(args: &EtcdArgs, shown: CertificateDer<'static>) -> Result<ClientConfig, Failure> {
+fn tls(args: &EtcdArgs, certificate: CertificateDer<'static>) -> Result<ClientConfig, CliError> {
     let cert = args.node_cert.as_ref().or(args.etcd_cert.as_ref());
     let key = args.node_key.as_ref().or(args.etcd_key.as_ref());
     let (Some(cert), Some(key)) = (cert, key) else {
-        return Err(Failure::Usage {
-            message: "nothing says who you are to the node".into(),
-            hint: "--node-cert and --node-key name your certificate and its key".into(),
+        return Err(CliError::Usage {
+            message: "the command has no client certificate for the node".into(),
+            hint: "add --node-cert and --node-key with your certificate and its key".into(),
         });
     };
-    let wrong = |path: &Path, why: String| Failure::Usage {
+    let invalid = |path: &Path, why: String| CliError::Usage {
         message: format!("cannot use {}: {why}", path.display()),
-        hint: "--node-cert and --node-key name PEM files".into(),
+        hint: "--node-cert and --node-key take PEM files".into(),
     };
-    let read = |path: &Path| fs::read(path).map_err(|error| wrong(path, error.to_string()));
+    let read = |path: &Path| fs::read(path).map_err(|error| invalid(path, error.to_string()));
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&read(cert)?)
         .collect::<Result<_, _>>()
-        .map_err(|error| wrong(cert, format!("it is no PEM: {error}")))?;
+        .map_err(|error| invalid(cert, format!("not PEM: {error}")))?;
     let own = PrivateKeyDer::from_pem_slice(&read(key)?)
-        .map_err(|error| wrong(key, format!("it has no private key: {error}")))?;
+        .map_err(|error| invalid(key, format!("no private key in it: {error}")))?;
     let provider = Arc::new(ring::default_provider());
-    let expected = Arc::new(Expected { shown, provider: Arc::clone(&provider) });
+    let verifier = Arc::new(PinnedCertificate { certificate, provider: Arc::clone(&provider) });
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(cert, error.to_string()))?
+        .map_err(|error| invalid(cert, error.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(expected)
+        .with_custom_certificate_verifier(verifier)
         .with_client_auth_cert(chain, own)
-        .map_err(|error| wrong(cert, error.to_string()))?;
+        .map_err(|error| invalid(cert, error.to_string()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
 
-/// Takes the certificate that the node has told, and no other.
+/// Accepts only the certificate that the node has reported.
 #[derive(Debug)]
-struct Expected {
-    shown: CertificateDer<'static>,
+struct PinnedCertificate {
+    certificate: CertificateDer<'static>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Expected {
+impl ServerCertVerifier for PinnedCertificate {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
@@ -235,11 +241,11 @@ impl ServerCertVerifier for Expected {
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if *own == self.shown {
+        if *own == self.certificate {
             return Ok(ServerCertVerified::assertion());
         }
         Err(rustls::Error::General(
-            "what answers there shows another certificate than the node has told".into(),
+            "the server presents another certificate than the node has reported".into(),
         ))
     }
 
@@ -273,16 +279,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_host_and_a_port() {
+    fn node_address_is_a_host_and_a_port() {
         for (text, host, port) in [
             ("10.0.0.7:10250", "10.0.0.7", 10250),
             ("node:1", "node", 1),
             ("[fd00::7]:10250", "fd00::7", 10250),
         ] {
-            assert_eq!(place(text).unwrap(), (vec![host.to_owned()], port), "{text}");
+            assert_eq!(parse_address(text).unwrap(), (vec![host.to_owned()], port), "{text}");
         }
         for odd in ["", "node", ":1", "node:", "node:0", "node:70000", "node:x"] {
-            assert!(matches!(place(odd), Err(Failure::Usage { .. })), "{odd}");
+            assert!(matches!(parse_address(odd), Err(CliError::Usage { .. })), "{odd}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What stands under a key: an object as its owner wants it, without what others have written into it.
+//! The objects under the keys: as their author wrote them, without fields that a control plane writes.
 
 use keelson_etcd::{Entry, NodeKeys};
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::cmd::manifests::ObjectKind;
 
-/// Parts of `metadata` that a control plane writes.
-const NOT_THEIRS: [&str; 7] = [
+/// Fields of `metadata` that a control plane writes.
+const CONTROL_PLANE_FIELDS: [&str; 7] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
@@ -18,26 +18,26 @@ const NOT_THEIRS: [&str; 7] = [
     "uid",
 ];
 
-/// Those of them that `keelson get` and an API server do not show of a pod that is simply there.
-const MISSED: [&str; 2] = ["deletionGracePeriodSeconds", "deletionTimestamp"];
+/// Those of them that `keelson get` and an API server show only of a pod that is being deleted; a warning names them.
+const WARNED_FIELDS: [&str; 2] = ["deletionGracePeriodSeconds", "deletionTimestamp"];
 
 /// An object to store.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct DesiredObject {
     pub(super) kind: ObjectKind,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// `spec.nodeName`, empty where nobody says it.
+    /// `spec.nodeName`; empty if not set.
     pub(super) node: String,
-    /// `metadata.resourceVersion`: the change that the author has read.
+    /// `metadata.resourceVersion`: the revision that the author has read.
     pub(super) revision: Option<i64>,
     pub(super) value: Value,
-    /// What was written and is not stored, by its path.
+    /// The paths of fields that are not stored.
     pub(super) ignored: Vec<String>,
 }
 
-impl Wanted {
-    /// Takes an object of a manifest; an error says what is wrong with it, a line for each.
+impl DesiredObject {
+    /// Reads an object of a manifest. An error has a line for each problem.
     pub(super) fn of(document: &Value) -> Result<Self, String> {
         let kind = match (document["apiVersion"].as_str(), document["kind"].as_str()) {
             (Some("v1"), Some("Pod")) => ObjectKind::Pod,
@@ -45,7 +45,7 @@ impl Wanted {
             (Some("v1"), Some("Secret")) => ObjectKind::Secret,
             (group, kind) => {
                 let (group, kind) = (group.unwrap_or_default(), kind.unwrap_or_default());
-                return Err(format!("{kind:?} of {group:?} is no Pod, Secret or ConfigMap of v1"));
+                return Err(format!("{kind:?} of {group:?} is not a Pod, Secret or ConfigMap of v1"));
             }
         };
         let mut value = document.clone();
@@ -57,7 +57,7 @@ impl Wanted {
         let revision = match text(metadata, "resourceVersion").as_str() {
             "" => None,
             written => Some(written.parse().map_err(|_| {
-                format!("metadata.resourceVersion: Invalid value: {written:?}: leave it out, or as `keelson get` gave it")
+                format!("metadata.resourceVersion: Invalid value: {written:?}: leave it out, or keep the value of `keelson get`")
             })?),
         };
         let namespace = match text(metadata, "namespace").as_str() {
@@ -65,16 +65,16 @@ impl Wanted {
             own => own.to_owned(),
         };
         for (field, part) in [("metadata.name", &name), ("metadata.namespace", &namespace)] {
-            if part.is_empty() || !part.bytes().all(is_of_a_name) {
+            if part.is_empty() || !part.bytes().all(is_name_byte) {
                 return Err(format!(
                     "{field}: Invalid value: {part:?}: must be lower case letters, digits, '-' and '.'"
                 ));
             }
         }
         let mut ignored = Vec::new();
-        for key in NOT_THEIRS {
+        for key in CONTROL_PLANE_FIELDS {
             let written = metadata.remove(key).filter(|value| !value.is_null());
-            if written.is_some() && MISSED.contains(&key) {
+            if written.is_some() && WARNED_FIELDS.contains(&key) {
                 ignored.push(format!("metadata.{key}"));
             }
         }
@@ -104,13 +104,13 @@ impl Wanted {
         Ok(Self { kind, namespace, name, node, revision, value, ignored })
     }
 
-    /// Where it stands.
+    /// The object's key for a node.
     pub(super) fn key(&self, node: &str) -> String {
         key(node, self.kind, &self.namespace, &self.name)
     }
 }
 
-/// Where an object of a node stands.
+/// The key of an object of a node.
 pub(super) fn key(node: &str, kind: ObjectKind, namespace: &str, name: &str) -> String {
     let keys = NodeKeys::new(node);
     match kind {
@@ -119,26 +119,26 @@ pub(super) fn key(node: &str, kind: ObjectKind, namespace: &str, name: &str) -> 
     }
 }
 
-fn is_of_a_name(byte: u8) -> bool {
+fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
 }
 
-/// What the node would refuse, so that it is told to whoever is there.
+/// Checks what the node would refuse, so that the author gets the error.
 fn check(pod: &Value) -> Result<(), String> {
     let mut defaulted = pod.clone();
     fill_nulls(&mut defaulted);
     default_pod(&mut defaulted);
     let typed: Pod = serde_json::from_value(defaulted).map_err(|error| error.to_string())?;
-    let mut wrong: Vec<String> =
+    let mut errors: Vec<String> =
         validate_pod(&typed).into_iter().map(|found| format!("{}: {}", found.field, found.message)).collect();
     let allowed = AllowedReferences { config_maps: true, secrets: true };
     if let Some(resource) = static_pod_api_references(&typed, allowed) {
-        wrong.push(format!("spec: Forbidden: it refers to {resource}; without an API server there are none"));
+        errors.push(format!("spec: Forbidden: the pod refers to {resource}, which need an API server"));
     }
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// What the node would refuse of a Secret or a ConfigMap, by the names of the keys: nobody is told a value.
+/// Checks what the node would refuse of a Secret or a ConfigMap. Errors name keys and never values.
 fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String> {
     let is_base64 = |value: &Value| value.as_str().is_some_and(|text| base64::decode(text).is_some());
     let base64: (fn(&Value) -> bool, _) = (is_base64, "must be base64");
@@ -146,30 +146,28 @@ fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String
     let mut object = object.clone();
     fill_nulls(&mut object);
     let fields = if kind == ObjectKind::Secret {
-        [("data", base64, "; what is not yet goes into stringData"), ("stringData", text, "")]
+        [("data", base64, "; use stringData for plain text"), ("stringData", text, "")]
     } else {
         [("data", text, ""), ("binaryData", base64, "")]
     };
-    let mut wrong = Vec::new();
-    for (field, (is_good, rule), way_out) in fields {
+    let mut errors = Vec::new();
+    for (field, (is_good, rule), hint) in fields {
         match &object[field] {
             Value::Null => {}
             Value::Object(map) => {
                 let bad = map.iter().filter(|(_, value)| !is_good(value));
-                wrong.extend(bad.map(|(key, _)| {
-                    format!("{}: {field}[{key}]: Invalid value: {rule}{way_out}", kind.label(name))
+                errors.extend(bad.map(|(key, _)| {
+                    format!("{}: {field}[{key}]: Invalid value: {rule}{hint}", kind.label(name))
                 }));
             }
-            _ => {
-                wrong.push(format!("{}: {field}: Invalid value: must be keys with values", kind.label(name)))
-            }
+            _ => errors.push(format!("{}: {field}: Invalid value: must be a map", kind.label(name))),
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// The documents of a manifest, lists opened, Secrets and ConfigMaps before the pods that may need them.
-pub(super) fn wanted(documents: &[Value]) -> Result<Vec<Wanted>, String> {
+/// The objects of a manifest, lists expanded, Secrets and ConfigMaps before the pods that may need them.
+pub(super) fn desired_objects(documents: &[Value]) -> Result<Vec<DesiredObject>, String> {
     let mut all = Vec::new();
     for document in documents {
         match document["kind"].as_str() {
@@ -183,26 +181,26 @@ pub(super) fn wanted(documents: &[Value]) -> Result<Vec<Wanted>, String> {
                         pod.entry("apiVersion").or_insert_with(|| json!("v1"));
                         pod.entry("kind").or_insert_with(|| json!("Pod"));
                     }
-                    all.push(Wanted::of(&item)?);
+                    all.push(DesiredObject::of(&item)?);
                 }
             }
-            _ => all.push(Wanted::of(document)?),
+            _ => all.push(DesiredObject::of(document)?),
         }
     }
     all.sort_by_key(|object| object.kind == ObjectKind::Pod);
     Ok(all)
 }
 
-/// What stands under a key, JSON or YAML; `None` for what is no object.
+/// Reads the JSON or YAML object under a key; `None` if it is not one.
 pub(super) fn read(entry: &Entry) -> Option<Value> {
     let text = std::str::from_utf8(&entry.value).ok()?;
     let value: Value = serde_json::from_str(text).ok().or_else(|| serde_saphyr::from_str(text).ok())?;
     value.is_object().then_some(value)
 }
 
-/// The object of a key as its owner wants it, with the revision that a later `apply` may name. Of one that cannot be read
-/// there is no more than its name.
-pub(super) fn shown(entry: &Entry, kind: ObjectKind, namespace: &str, name: &str) -> Value {
+/// The object of a key as its author wrote it, with its revision for a later `apply`. Of one that cannot be read
+/// only its name.
+pub(super) fn to_document(entry: &Entry, kind: ObjectKind, namespace: &str, name: &str) -> Value {
     let mut object = json!({"apiVersion": "v1", "kind": kind.as_str(), "metadata": {}});
     if let (Some(to), Some(Value::Object(from))) = (object.as_object_mut(), read(entry)) {
         to.extend(from);
@@ -231,53 +229,53 @@ mod tests {
     }
 
     #[test]
-    fn what_get_has_shown_can_be_applied_again() {
-        let first = Wanted::of(&pod()).unwrap();
+    fn output_of_get_can_be_applied_again() {
+        let first = DesiredObject::of(&pod()).unwrap();
         let value = first.value.to_string().into_bytes();
         let entry = Entry { key: first.key("n1"), value, create_revision: 3, mod_revision: 7, lease: 0 };
-        let mut exported = shown(&entry, ObjectKind::Pod, "default", "web");
+        let mut exported = to_document(&entry, ObjectKind::Pod, "default", "web");
         exported["status"] = json!({"phase": "Running"});
         exported["metadata"]["uid"] = json!("u");
         exported["metadata"]["annotations"] = json!({"kubernetes.io/config.source": "etcd"});
-        let again = Wanted::of(&exported).unwrap();
+        let again = DesiredObject::of(&exported).unwrap();
         assert_eq!((again.revision, first.revision), (Some(7), None));
         assert_eq!(again.value, first.value);
         assert_eq!(again.key("n1"), "/keelson/v1/nodes/n1/pods/default/web");
         assert_eq!(again.ignored, [""; 0]);
         exported["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         exported["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "h"});
-        let ending = Wanted::of(&exported).unwrap();
+        let ending = DesiredObject::of(&exported).unwrap();
         assert_eq!(ending.value, first.value);
         let ignored = ["metadata.deletionTimestamp", "metadata.annotations[kubernetes.io/config.mirror]"];
         assert_eq!(ending.ignored, ignored);
     }
 
     #[test]
-    fn what_stands_under_a_key_is_read_as_json_and_as_yaml_and_has_its_name_and_revision() {
-        let shown = |text: &str| {
+    fn object_under_a_key_is_read_as_json_or_yaml() {
+        let to_document = |text: &str| {
             let value = text.as_bytes().to_vec();
             let entry = Entry { key: "k".into(), value, create_revision: 3, mod_revision: 7, lease: 0 };
-            shown(&entry, ObjectKind::Secret, "web", "key")
+            to_document(&entry, ObjectKind::Secret, "web", "key")
         };
         let expected = json!({
             "apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": "key", "namespace": "web", "resourceVersion": "7"}, "type": "Opaque",
         });
-        assert_eq!(shown(r#"{"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}"#), expected);
-        assert_eq!(shown("metadata: {name: key, resourceVersion: '3'}\ntype: Opaque\n"), expected);
+        assert_eq!(to_document(r#"{"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}"#), expected);
+        assert_eq!(to_document("metadata: {name: key, resourceVersion: '3'}\ntype: Opaque\n"), expected);
         let mut unreadable = expected.clone();
         unreadable.as_object_mut().unwrap().remove("type");
         for text in ["", "[1]", "a: [", "metadata: 7"] {
-            assert_eq!(shown(text), unreadable, "{text}");
+            assert_eq!(to_document(text), unreadable, "{text}");
         }
     }
 
     #[test]
-    fn values_that_are_none_are_refused_by_the_name_of_their_key_and_not_told() {
+    fn invalid_secret_data_error_names_keys_without_values() {
         let error = |kind: &str, field: &str, value: Value| {
             let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "s"}});
             object[field] = value;
-            Wanted::of(&object).err()
+            DesiredObject::of(&object).err()
         };
         for (kind, field, value, expected) in [
             (
@@ -313,15 +311,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_would_refuse_is_refused_here() {
+    fn invalid_objects_are_refused_before_they_are_stored() {
         let with = |pointer: &str, value: Value| {
             let mut other = pod();
             let (parent, field) = pointer.rsplit_once('/').unwrap();
             other.pointer_mut(parent).unwrap()[field] = value;
-            Wanted::of(&other).unwrap_err()
+            DesiredObject::of(&other).unwrap_err()
         };
         for (pointer, value, text) in [
-            ("/kind", json!("Service"), "\"Service\" of \"v1\" is no Pod"),
+            ("/kind", json!("Service"), "\"Service\" of \"v1\" is not a Pod"),
             ("/metadata/name", json!("a/b"), "metadata.name: Invalid value"),
             ("/metadata/namespace", json!("A"), "metadata.namespace: Invalid value"),
             ("/metadata/resourceVersion", json!("new"), "metadata.resourceVersion: Invalid value"),
@@ -335,11 +333,11 @@ mod tests {
     }
 
     #[test]
-    fn what_pods_need_is_stored_before_them() {
+    fn secrets_and_config_maps_are_stored_before_pods() {
         let secret =
             json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "web"}});
         let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "a"}, "spec": pod()["spec"]}]});
-        let kinds: Vec<_> = wanted(&[pod(), list, Value::Null, secret]).unwrap();
+        let kinds: Vec<_> = desired_objects(&[pod(), list, Value::Null, secret]).unwrap();
         let names: Vec<_> =
             kinds.iter().map(|o| (o.kind.as_str(), o.namespace.as_str(), o.name.as_str())).collect();
         assert_eq!(names, [("Secret", "web", "s"), ("Pod", "default", "web"), ("Pod", "default", "a")]);

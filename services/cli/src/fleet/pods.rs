@@ -1,4 +1,4 @@
-//! `keelson logs` and `keelson exec` with `--etcd`: what a pod on some node says, and commands in it.
+//! `keelson logs` and `keelson exec` with `--etcd`: the log of a pod on a remote node, and commands in it.
 
 use bytes::BytesMut;
 use http_body_util::BodyExt as _;
@@ -16,26 +16,26 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use super::node_api::NodeApi;
-use super::{Fleet, failure};
+use super::{Fleet, from_etcd_error};
 use crate::args::{ExecArgs, LogsArgs};
 use crate::cmd::{Session, exec, logs};
-use crate::error::Failure;
-use crate::output::{Pump, Target};
+use crate::error::CliError;
+use crate::output::{OutputWriter, Target};
 use crate::pods::bare_name;
 
-/// Pieces of output that wait for whoever reads them.
-const WAITING: usize = 4;
+/// The number of output messages that are buffered for a slow reader.
+const BUFFERED_MESSAGES: usize = 4;
 
 /// A pod of the fleet.
-struct OnNode {
+struct RemotePod {
     node: String,
     namespace: String,
     name: String,
     pod: Pod,
 }
 
-impl OnNode {
-    /// The path of what is asked of one of its containers.
+impl RemotePod {
+    /// The path of a request for one of its containers.
     fn path(&self, what: &str, container: &str, query: &[(&str, String)]) -> String {
         let mut text = format!("/{what}/{}/{}/{container}?", self.namespace, self.name);
         let pairs = query.iter().map(|(key, value)| (*key, value.as_str()));
@@ -44,33 +44,33 @@ impl OnNode {
     }
 }
 
-/// The pod of that name, of which there has to be one alone.
-async fn find(session: &Session, fleet: &Fleet, name: &str) -> Result<OnNode, Failure> {
+/// Finds the pod of that name; it must be on exactly one node.
+async fn find(session: &Session, fleet: &Fleet, name: &str) -> Result<RemotePod, CliError> {
     let name = bare_name(name);
     let namespace = &session.global.namespace;
     let mut found = Vec::new();
-    for node in fleet.chosen().await?.names() {
+    for node in fleet.selected_nodes().await?.names() {
         let key = NodeKeys::new(&node).pod_status(namespace, name);
-        if let Some(entry) = fleet.etcd.get(&key).await.map_err(failure)? {
+        if let Some(entry) = fleet.etcd.get(&key).await.map_err(from_etcd_error)? {
             found.push((node, entry));
         }
     }
     match found.as_slice() {
-        [] => Err(Failure::NotFound {
-            what: format!("no node tells of a pod {name:?} in the namespace {namespace}"),
-            hint: "`keelson get pods -A --etcd …` shows what runs where".into(),
+        [] => Err(CliError::NotFound {
+            what: format!("no node reports a pod {name:?} in the namespace {namespace}"),
+            hint: "`keelson get pods -A --etcd …` lists all pods with their nodes".into(),
         }),
         [(node, entry)] => {
-            let pod = serde_json::from_slice(&entry.value).map_err(|error| Failure::Answer {
-                message: format!("what the node {node} tells of the pod {name} is no Pod: {error}"),
+            let pod = serde_json::from_slice(&entry.value).map_err(|error| CliError::Failed {
+                message: format!("the status of the pod {name} from the node {node} is not a Pod: {error}"),
                 hint: None,
             })?;
-            Ok(OnNode { node: node.clone(), namespace: namespace.clone(), name: name.to_owned(), pod })
+            Ok(RemotePod { node: node.clone(), namespace: namespace.clone(), name: name.to_owned(), pod })
         }
-        several => Err(Failure::Usage {
+        several => Err(CliError::Usage {
             message: format!("several nodes have a pod {name}"),
             hint: format!(
-                "--node with one of: {}",
+                "add --node with one of: {}",
                 several.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>().join(", ")
             ),
         }),
@@ -78,9 +78,9 @@ async fn find(session: &Session, fleet: &Fleet, name: &str) -> Result<OnNode, Fa
 }
 
 /// Streams the log of a container to standard output.
-pub(super) async fn logs(session: &Session, fleet: &Fleet, args: &LogsArgs) -> Result<(), Failure> {
+pub(super) async fn logs(session: &Session, fleet: &Fleet, args: &LogsArgs) -> Result<(), CliError> {
     let pod = find(session, fleet, &args.pod).await?;
-    let container = logs::choose(&pod.pod, args.container.as_deref())?;
+    let container = logs::choose_container(&pod.pod, args.container.as_deref())?;
     let mut query = Vec::new();
     for (key, is_set) in
         [("follow", args.follow), ("previous", args.previous), ("timestamps", args.timestamps)]
@@ -94,27 +94,27 @@ pub(super) async fn logs(session: &Session, fleet: &Fleet, args: &LogsArgs) -> R
     query.extend(args.since.map(|age| ("sinceSeconds", age.as_secs().max(1).to_string())));
     let api = NodeApi::of(fleet, &session.global.etcd, &pod.node).await?;
     let path = pod.path("containerLogs", &container, &query);
-    let mut body = api.ask(Method::GET, &path, &[]).await?.into_body();
-    let mut pump = Pump::start()?;
+    let mut body = api.request(Method::GET, &path, &[]).await?.into_body();
+    let mut writer = OutputWriter::start()?;
     while let Some(frame) = body.frame().await {
         match frame {
-            Ok(frame) => pump.write(Target::Stdout, frame.into_data().unwrap_or_default().into()).await?,
+            Ok(frame) => writer.write(Target::Stdout, frame.into_data().unwrap_or_default().into()).await?,
             Err(error) => {
-                pump.finish().await?;
-                return Err(Failure::NodeAway {
-                    message: format!("the log broke on its way from the node {}: {error}", pod.node),
-                    hint: "ask again; --since leaves out what was read".into(),
+                writer.finish().await?;
+                return Err(CliError::NodeUnreachable {
+                    message: format!("the stream of the log from the node {} broke: {error}", pod.node),
+                    hint: "run it again; --since skips the lines already read".into(),
                 });
             }
         }
     }
-    pump.finish().await
+    writer.finish().await
 }
 
 /// Runs a command in a container and ends with its exit code.
-pub(super) async fn exec(session: &Session, fleet: &Fleet, args: &ExecArgs) -> Result<(), Failure> {
+pub(super) async fn exec(session: &Session, fleet: &Fleet, args: &ExecArgs) -> Result<(), CliError> {
     let pod = find(session, fleet, &args.pod).await?;
-    let container = logs::choose(&pod.pod, args.container.as_deref())?;
+    let container = logs::choose_container(&pod.pod, args.container.as_deref())?;
     let api = NodeApi::of(fleet, &session.global.etcd, &pod.node).await?;
     let begin = async |tty: bool| {
         let mut query: Vec<(&str, String)> =
@@ -122,22 +122,22 @@ pub(super) async fn exec(session: &Session, fleet: &Fleet, args: &ExecArgs) -> R
         let streams = [("input", args.stdin), ("output", true), ("error", !tty), ("tty", tty)];
         query.extend(streams.into_iter().filter(|(_, on)| *on).map(|(key, _)| (key, "1".to_owned())));
         let path = pod.path("exec", &container, &query);
-        streams_of(&api, &path, args.stdin, tty).await.map_err(exec::Broken::from)
+        exec_streams(&api, &path, args.stdin, tty).await.map_err(exec::ExecError::from)
     };
-    match exec::attended(args, begin).await {
-        Ok(code) => exec::ended(code),
-        Err(exec::Broken::Local(failure)) => Err(failure),
-        Err(exec::Broken::Remote { status, started }) => Err(explain(&pod.node, &status, started)),
+    match exec::run_attached(args, begin).await {
+        Ok(code) => exec::exit_with(code),
+        Err(exec::ExecError::Local(error)) => Err(error),
+        Err(exec::ExecError::Remote { status, started }) => Err(remote_error(&pod.node, &status, started)),
     }
 }
 
-/// The streams of the command, as the agent of this machine would give them.
-async fn streams_of(
+/// The streams of the command, in the messages of the runtime API.
+async fn exec_streams(
     api: &NodeApi,
     path: &str,
     stdin: bool,
     tty: bool,
-) -> Result<ReceiverStream<Result<ExecResponse, Status>>, Failure> {
+) -> Result<ReceiverStream<Result<ExecResponse, Status>>, CliError> {
     let mut messages = Box::pin(exec::input(stdin, tty)?);
     let headers = [
         ("Connection", "Upgrade"),
@@ -145,17 +145,17 @@ async fn streams_of(
         (STREAMS_HEADER, STREAMS),
         ("Content-Length", "0"),
     ];
-    let answer = api.ask(Method::POST, path, &headers).await?;
-    let broken = |error: String| Failure::NodeAway {
-        message: format!("the node does not give the command's streams: {error}"),
-        hint: "try again; `keelson get services` on the node shows how it is".into(),
+    let answer = api.request(Method::POST, path, &headers).await?;
+    let broken = |error: String| CliError::NodeUnreachable {
+        message: format!("the node did not open the command's streams: {error}"),
+        hint: "try again; `keelson get services` on the node shows its state".into(),
     };
     let upgraded = hyper::upgrade::on(answer).await.map_err(|error| broken(error.to_string()))?;
     let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
     let opened = session::open(reader, writer, BytesMut::new(), Wanted::all(stdin, tty)).await;
     let opened = opened.map_err(|error| broken(status::chain(&error)))?;
     let size = if tty { crate::terminal::size() } else { None };
-    let (answers, stream) = mpsc::channel(WAITING);
+    let (answers, stream) = mpsc::channel(BUFFERED_MESSAGES);
     tokio::spawn(async move {
         if let Err(error) = relay(opened, "", size, &mut messages, &answers).await {
             let _ = answers.send(Err(status_of(&error))).await;
@@ -173,20 +173,19 @@ fn status_of(error: &RelayError) -> Status {
     status::error(code, reason, status::chain(error))
 }
 
-/// What a person is told of a command that could not be run, or not to its end.
-fn explain(node: &str, status: &Status, started: bool) -> Failure {
+/// The error for a command that could not be run, or not to its end.
+fn remote_error(node: &str, status: &Status, started: bool) -> CliError {
     let message = status.message().to_owned();
     match status::reason(status).as_deref() {
-        Some("COMMAND_FAILED") => Failure::Answer {
-            message,
-            hint: Some("the command must be there in the container's image".into()),
-        },
-        _ if started => Failure::Answer {
+        Some("COMMAND_FAILED") => {
+            CliError::Failed { message, hint: Some("the command must exist in the container's image".into()) }
+        }
+        _ if started => CliError::Failed {
             message: format!("the connection to the node {node} broke while the command ran: {message}"),
             hint: Some(
-                "how it ended is not known, and it may still run: look before you run it again".into(),
+                "its exit code is unknown, and it may still run: check before you run it again".into(),
             ),
         },
-        _ => Failure::Answer { message, hint: None },
+        _ => CliError::Failed { message, hint: None },
     }
 }

@@ -1,8 +1,8 @@
-//! `get pods --watch`, `get node --watch` and `get events --watch` with `--etcd`: what stands under the keys of the nodes, and
-//! each change of it.
+//! `get pods --watch`, `get node --watch` and `get events --watch` with `--etcd`: shows the objects under the keys of the nodes
+//! and each change of them.
 //!
-//! Every node has a follower of its own, of those keys alone that are shown: a person who looks at pods reads no Secrets.
-//! Which nodes there are is asked again and again, by their keys without values.
+//! Every node has a follower of its own that watches only the keys that are shown, so a watch of pods reads no Secrets.
+//! The list of nodes is polled, by their keys without values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,108 +12,109 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::{Fleet, failure};
-use crate::error::Failure;
+use super::{Fleet, from_etcd_error};
+use crate::error::CliError;
 use crate::output;
-use crate::seen::{Change, Row, Seen};
+use crate::row_tracker::{Change, Row, RowTracker};
 use crate::watch::Printer;
 
-/// How often it is asked which nodes there are.
-const NODES_EVERY: Duration = Duration::from_secs(2);
-/// News that wait to be shown.
-const WAITING: usize = 16;
+/// The interval of polls for the list of nodes.
+const NODES_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The number of changes that are buffered.
+const BUFFERED_CHANGES: usize = 16;
 
 /// The keys of one node that are followed, by key.
 pub(super) type Keys = BTreeMap<String, Entry>;
 
-/// What a watch shows of the nodes.
+/// What a watch shows of each node.
 pub(super) struct View<R> {
-    /// Where it is printed.
+    /// Prints the rows.
     pub(super) printer: Printer,
-    /// The keys of a node that it is made of.
+    /// The keys of a node that are watched.
     pub(super) range: fn(&NodeKeys) -> Range,
-    /// The rows of a node, each with what it is told from the others by.
+    /// Computes the rows of a node, each with its id.
     pub(super) rows: R,
-    /// Whether those are events. They end by themselves, which is no news.
+    /// Whether the rows are events, which expire without being shown as deleted.
     pub(super) is_of_events: bool,
 }
 
-/// The nodes that are followed.
+/// The followed nodes.
 struct Nodes {
     followers: BTreeMap<String, AbortHandle>,
     tasks: JoinSet<()>,
     sender: Sender<(String, News)>,
-    news: Receiver<(String, News)>,
+    changes: Receiver<(String, News)>,
 }
 
-/// What has been shown.
+/// The rows that have been shown.
 struct Shown<R> {
     view: View<R>,
-    seen: Seen,
+    tracker: RowTracker,
     keys: BTreeMap<String, Keys>,
     rows: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Shows what there is, then each change of it, through whatever etcd suffers.
+/// Shows the present objects, then each change, also across outages of etcd.
 ///
 /// # Errors
-/// Always: why it ended.
-pub(super) async fn follow<R>(fleet: &Fleet, view: View<R>) -> Result<(), Failure>
+/// Always: the reason why it ended.
+pub(super) async fn follow<R>(fleet: &Fleet, view: View<R>) -> Result<(), CliError>
 where
-    R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, Failure>,
+    R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, CliError>,
 {
-    let (sender, news) = channel(WAITING);
-    let mut nodes = Nodes { followers: BTreeMap::new(), tasks: JoinSet::new(), sender, news };
-    let mut shown = Shown { view, seen: Seen::default(), keys: BTreeMap::new(), rows: BTreeMap::new() };
-    let first = fleet.chosen().await?.names();
+    let (sender, changes) = channel(BUFFERED_CHANGES);
+    let mut nodes = Nodes { followers: BTreeMap::new(), tasks: JoinSet::new(), sender, changes };
+    let mut shown =
+        Shown { view, tracker: RowTracker::default(), keys: BTreeMap::new(), rows: BTreeMap::new() };
+    let first = fleet.selected_nodes().await?.names();
     first.iter().for_each(|node| nodes.add(fleet, node, shown.view.range));
-    // What is there at first is laid out together.
+    // Align the rows that exist at first together.
     let mut unread = first;
     shown.view.printer.hold();
-    let mut absent = false;
-    let mut look = Instant::now() + NODES_EVERY;
+    let mut is_down = false;
+    let mut next_poll = Instant::now() + NODES_POLL_INTERVAL;
     loop {
         if unread.is_empty() {
             shown.view.printer.release()?;
         }
         // Cancel-safe: `recv` takes nothing before it returns.
         let (node, news) = tokio::select! {
-            news = nodes.news.recv() => match news {
-                Some(news) => news,
+            change = nodes.changes.recv() => match change {
+                Some(change) => change,
                 None => return Ok(()),
             },
-            () = sleep_until(look), if fleet.node.is_none() => {
-                // While etcd does not answer, the followers say so.
+            () = sleep_until(next_poll), if fleet.node.is_none() => {
+                // If etcd does not answer, the followers report it.
                 if let Ok(now) = fleet.nodes().await {
                     let now = now.names();
-                    nodes.turn_to(fleet, &now, &mut shown)?;
+                    nodes.follow_only(fleet, &now, &mut shown)?;
                     unread.retain(|node| now.contains(node));
                 }
-                look = Instant::now() + NODES_EVERY;
+                next_poll = Instant::now() + NODES_POLL_INTERVAL;
                 continue;
             }
         };
         if let News::Lost(error) = news {
-            lost(error, &mut absent)?;
+            report_outage(error, &mut is_down)?;
             continue;
         }
-        if std::mem::take(&mut absent) {
+        if std::mem::take(&mut is_down) {
             output::notice("etcd is back");
         }
-        // One that has left may have said something before.
+        // A removed node may have sent a change before.
         if nodes.followers.contains_key(&node) {
-            shown.take(&node, news)?;
+            shown.apply(&node, news)?;
             unread.remove(&node);
         }
     }
 }
 
-/// Tells once that etcd is away.
-fn lost(error: EtcdError, absent: &mut bool) -> Result<(), Failure> {
+/// Prints one notice when etcd stops answering.
+fn report_outage(error: EtcdError, is_down: &mut bool) -> Result<(), CliError> {
     if !error.is_transient() {
-        return Err(failure(error));
+        return Err(from_etcd_error(error));
     }
-    if !std::mem::replace(absent, true) {
+    if !std::mem::replace(is_down, true) {
         output::notice(&format!("{error}; waiting for etcd to come back"));
     }
     Ok(())
@@ -136,14 +137,14 @@ impl Nodes {
     }
 
     /// Follows these nodes and no others.
-    fn turn_to<R>(
+    fn follow_only<R>(
         &mut self,
         fleet: &Fleet,
         now: &BTreeSet<String>,
         shown: &mut Shown<R>,
-    ) -> Result<(), Failure>
+    ) -> Result<(), CliError>
     where
-        R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, Failure>,
+        R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, CliError>,
     {
         let left: Vec<String> = self.followers.keys().filter(|node| !now.contains(*node)).cloned().collect();
         for node in left {
@@ -157,7 +158,7 @@ impl Nodes {
         {
             self.add(fleet, &node, shown.view.range);
         }
-        // Those that have ended are not kept.
+        // Drop the tasks that have ended.
         while self.tasks.try_join_next().is_some() {}
         Ok(())
     }
@@ -165,9 +166,9 @@ impl Nodes {
 
 impl<R> Shown<R>
 where
-    R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, Failure>,
+    R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, CliError>,
 {
-    fn take(&mut self, node: &str, news: News) -> Result<(), Failure> {
+    fn apply(&mut self, node: &str, news: News) -> Result<(), CliError> {
         let of_events = self.view.is_of_events;
         let keys = self.keys.entry(node.to_owned()).or_default();
         match news {
@@ -197,12 +198,12 @@ where
         self.show(node, rows)
     }
 
-    /// These are the rows of the node now.
-    fn show(&mut self, node: &str, rows: Vec<(String, Row)>) -> Result<(), Failure> {
+    /// Shows the changes from the previous rows of the node to these.
+    fn show(&mut self, node: &str, rows: Vec<(String, Row)>) -> Result<(), CliError> {
         let mut now = BTreeSet::new();
         for (id, row) in rows {
             let id = format!("{node}/{id}");
-            let change = self.seen.set(&id, &row);
+            let change = self.tracker.set(&id, &row);
             now.insert(id);
             if let Some(change) = change {
                 self.view.printer.show(change, row)?;
@@ -210,7 +211,7 @@ where
         }
         let before = self.rows.insert(node.to_owned(), now.clone()).unwrap_or_default();
         for id in before.difference(&now) {
-            if let Some(row) = self.seen.gone(id).filter(|_| !self.view.is_of_events) {
+            if let Some(row) = self.tracker.remove(id).filter(|_| !self.view.is_of_events) {
                 self.view.printer.show(Change::Deleted, row)?;
             }
         }
@@ -218,7 +219,7 @@ where
     }
 }
 
-/// Events come and go between what else is looked at.
+/// Whether a key belongs to the view: watched ranges may also contain events, or other keys between events.
 fn is_shown(key: &str, of_events: bool) -> bool {
     matches!(of_any_node(key), Some((_, Named::Event))) == of_events
 }

@@ -1,4 +1,4 @@
-//! Each command where everything is well.
+//! Each command with a healthy agent.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -15,10 +15,10 @@ use keelson_service_kit::{NewEvent, ObjectRef};
 use serde_json::{Value, json};
 
 use crate::fake::{Fake, World};
-use crate::{SECOND, Said, command, document, keelson, now, world};
+use crate::{CommandResult, SECOND, command, document, keelson, now, world};
 
 #[test]
-fn pods_of_the_namespace_are_a_table() {
+fn get_pods_prints_a_table_of_the_namespace() {
     let fake = Fake::start(world());
     assert_eq!(
         keelson(&fake.run_dir, &["get", "pods"]).ok(),
@@ -37,7 +37,7 @@ fn pods_of_the_namespace_are_a_table() {
 }
 
 #[test]
-fn pods_as_json_are_a_pod_list_with_the_documents_as_they_are() {
+fn get_pods_as_json_is_a_pod_list_of_unchanged_documents() {
     let fake = Fake::start(world());
     let list = keelson(&fake.run_dir, &["get", "pods", "-o", "json"]).json();
     assert_eq!(
@@ -54,7 +54,7 @@ fn pods_as_json_are_a_pod_list_with_the_documents_as_they_are() {
 }
 
 #[test]
-fn yaml_carries_the_same_as_json() {
+fn get_pods_as_yaml_equals_json() {
     let fake = Fake::start(world());
     let yaml = keelson(&fake.run_dir, &["get", "pods", "-A", "-o", "yaml"]).ok();
     let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
@@ -62,17 +62,17 @@ fn yaml_carries_the_same_as_json() {
 }
 
 #[test]
-fn no_pods_is_a_notice_and_an_empty_list() {
+fn get_pods_without_pods_prints_a_notice_or_an_empty_list() {
     let fake = Fake::start(world());
-    let said = keelson(&fake.run_dir, &["get", "pods", "-n", "other"]);
-    assert_eq!((said.code, said.out.as_str()), (Some(0), ""));
-    assert_eq!(said.err, "No pods found in namespace other; -A shows 3 in other namespaces.\n");
+    let result = keelson(&fake.run_dir, &["get", "pods", "-n", "other"]);
+    assert_eq!((result.code, result.out.as_str()), (Some(0), ""));
+    assert_eq!(result.err, "No pods found in namespace other; -A shows 3 in other namespaces.\n");
     let list = keelson(&fake.run_dir, &["get", "pods", "-n", "other", "-o", "json"]).json();
     assert_eq!(list["items"], json!([]));
 }
 
 #[test]
-fn services_are_shown_as_init_tells_them() {
+fn get_services_shows_the_services_of_init() {
     let fake = Fake::start(world());
     assert_eq!(
         keelson(&fake.run_dir, &["get", "services"]).ok(),
@@ -94,12 +94,12 @@ fn services_are_shown_as_init_tells_them() {
 }
 
 #[test]
-fn top_shows_services_once_where_nobody_watches() {
+fn top_without_a_terminal_shows_services_once() {
     let usage = GetUsageResponse { rss_bytes: 8 << 20, pid: 7, ..Default::default() };
     let fake = Fake::start(World { usage, ..world() });
-    let said = keelson(&fake.run_dir, &["top", "services", "--interval", "100ms"]).ok();
+    let result = keelson(&fake.run_dir, &["top", "services", "--interval", "100ms"]).ok();
     assert_eq!(
-        said,
+        result,
         "NAME       STATE         PID    CPU(%)   PSS     RSS     RESTARTS   UPTIME   MESSAGE\n\
          node-api   backing-off   -      -        -       -       5          -        ended with exit code 70\n\
          pod-sync   running       4242   -        5.2Mi   8.0Mi   2          30m\n"
@@ -114,7 +114,7 @@ fn top_shows_services_once_where_nobody_watches() {
 }
 
 #[test]
-fn top_services_goes_on_without_init() {
+fn top_services_works_without_init() {
     let usage =
         GetUsageResponse { rss_bytes: 8 << 20, pss_bytes: Some(4 << 20), pid: 7, ..Default::default() };
     let world = World {
@@ -137,16 +137,16 @@ fn top_services_goes_on_without_init() {
 }
 
 #[test]
-fn a_pod_of_whose_start_nothing_was_kept_is_told_with_a_way_on() {
+fn trace_without_spans_is_an_error_with_a_hint() {
     let fake = Fake::start(world());
-    let said = keelson(&fake.run_dir, &["trace", "pod/web"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("has kept anything of the start of default/web-edge"), "{}", said.err);
-    assert!(said.err.contains("keelson explain pod web-edge"), "{}", said.err);
+    let result = keelson(&fake.run_dir, &["trace", "pod/web"]);
+    assert_eq!(result.code, Some(1), "{}", result.err);
+    assert!(result.err.contains("has kept spans of the start of default/web-edge"), "{}", result.err);
+    assert!(result.err.contains("keelson explain pod web-edge"), "{}", result.err);
 }
 
 #[test]
-fn without_init_each_service_is_asked_itself() {
+fn get_services_without_init_queries_each_service() {
     let services: Vec<ServiceName> =
         ServiceName::supervised().filter(|s| *s != ServiceName::NodeApi).collect();
     let world = World {
@@ -154,9 +154,9 @@ fn without_init_each_service_is_asked_itself() {
         ..world()
     };
     let fake = Fake::start_some(world, &services, &Default::default());
-    let said = keelson(&fake.run_dir, &["get", "services", "-o", "json"]);
-    assert!(said.err.contains("init is not running") && said.err.contains("not known"), "{}", said.err);
-    let list = said.json();
+    let result = keelson(&fake.run_dir, &["get", "services", "-o", "json"]);
+    assert!(result.err.contains("init is not running") && result.err.contains("unknown"), "{}", result.err);
+    let list = result.json();
     let find =
         |name: &str| list["items"].as_array().unwrap().iter().find(|i| i["name"] == name).unwrap().clone();
     let (running, stopped) = (find("pod-sync"), find("node-api"));
@@ -178,7 +178,7 @@ fn without_init_each_service_is_asked_itself() {
 }
 
 #[test]
-fn the_node_is_shown_and_is_the_object_as_json() {
+fn get_node_shows_a_row_or_the_node_as_json() {
     let fake = Fake::start(world());
     assert_eq!(
         keelson(&fake.run_dir, &["get", "node"]).ok(),
@@ -208,7 +208,7 @@ fn world_with_events() -> World {
 }
 
 #[test]
-fn events_of_all_services_are_one_table() {
+fn get_events_merges_the_events_of_all_services() {
     let fake = Fake::start(world_with_events());
     let table = keelson(&fake.run_dir, &["get", "events"]).ok();
     // The first column is the age, which depends on how fast the test runs.
@@ -230,7 +230,7 @@ fn events_of_all_services_are_one_table() {
 }
 
 #[test]
-fn events_as_json_are_an_event_list() {
+fn get_events_as_json_is_an_event_list() {
     let fake = Fake::start(world_with_events());
     let list = keelson(&fake.run_dir, &["get", "events", "-A", "-o", "json"]).json();
     assert_eq!((&list["apiVersion"], &list["kind"]), (&json!("v1"), &json!("EventList")));
@@ -249,7 +249,7 @@ fn events_as_json_are_an_event_list() {
 }
 
 #[test]
-fn annotations_of_an_event_stand_in_its_metadata_sorted_by_key() {
+fn event_json_has_annotations_sorted_by_key() {
     let world = world();
     let object = ObjectRef::pod("default", "web-edge", "u1");
     world.events.normal(object.clone(), "Pulled", "image there");
@@ -311,7 +311,7 @@ pub(crate) fn explanation() -> ExplainPodResponse {
 }
 
 #[test]
-fn sources_tell_what_they_refuse_with_file_and_line() {
+fn get_sources_shows_refused_manifests_with_file_and_line() {
     let fake = Fake::start(world_with_a_refused_manifest());
     assert_eq!(
         keelson(&fake.run_dir, &["get", "sources"]).ok(),
@@ -319,7 +319,7 @@ fn sources_tell_what_they_refuse_with_file_and_line() {
          file   true    2      1          /m\n\
          \n\
          /m/web.yaml:7:3: spec.containers[0].image: Required value\n\
-         \u{20} for 30m; the last good version goes on: default/web-edge\n"
+         \u{20} for 30m; the last good version keeps running: default/web-edge\n"
     );
     let list = keelson(&fake.run_dir, &["get", "sources", "-o", "json"]).json();
     assert_eq!(list["items"][0]["problems"][0]["line"], 7);
@@ -332,7 +332,7 @@ fn explain_lists_the_steps_with_owner_and_next_retry() {
     assert!(text.starts_with("pod/web-edge in default (Pending): Waits for the image busybox.\n"), "{text}");
     assert!(text.contains("✗   source") && text.contains("/m/web.yaml:7:3"), "{text}");
     assert!(text.contains("…   image       app       waiting   30m     runtime-shim       in 60m"), "{text}");
-    assert_eq!(fake.world.told.all(), ["explain u1"]);
+    assert_eq!(fake.world.calls.all(), ["explain u1"]);
     let json = keelson(&fake.run_dir, &["explain", "pod/web-edge", "-o", "json"]).json();
     assert_eq!(json["pod"], json!({"uid": "u1", "namespace": "default", "name": "web-edge"}));
     assert_eq!(json["steps"][0]["owner"], "you");
@@ -341,29 +341,29 @@ fn explain_lists_the_steps_with_owner_and_next_retry() {
 }
 
 #[test]
-fn a_pod_that_never_was_is_explained_by_its_refused_manifest() {
+fn explain_of_an_unknown_pod_shows_its_refused_manifest() {
     let fake = Fake::start(world_with_a_refused_manifest());
-    let said = keelson(&fake.run_dir, &["explain", "pod", "shop"]);
-    assert!(said.failed(1).0.contains("there is no pod \"shop\""), "{said:?}");
-    assert!(said.out.contains("/m/web.yaml:7:3: spec.containers[0].image"), "{}", said.out);
-    let said = keelson(&fake.run_dir, &["describe", "pod", "shop"]);
-    assert!(said.failed(1).1.contains("/m/web.yaml:7:3"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["explain", "pod", "shop"]);
+    assert!(result.failed(1).0.contains("there is no pod \"shop\""), "{result:?}");
+    assert!(result.out.contains("/m/web.yaml:7:3: spec.containers[0].image"), "{}", result.out);
+    let result = keelson(&fake.run_dir, &["describe", "pod", "shop"]);
+    assert!(result.failed(1).1.contains("/m/web.yaml:7:3"), "{result:?}");
 }
 
 #[test]
-fn explain_names_the_reader_of_manifests_while_it_is_away() {
+fn explain_says_that_pod_config_is_down() {
     let there = [ServiceName::Init, ServiceName::PodSync];
     let fake = Fake::start_some(world_with_a_refused_manifest(), &there, &Config::default());
-    let said = keelson(&fake.run_dir, &["explain", "pod", "shop", "-o", "json"]);
-    let (error, hint) = said.failed(69);
+    let result = keelson(&fake.run_dir, &["explain", "pod", "shop", "-o", "json"]);
+    let (error, hint) = result.failed(69);
     assert!(
         error.starts_with("pod-config is not running") && hint.contains("restart pod-config"),
-        "{said:?}"
+        "{result:?}"
     );
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    let step = &told["steps"][0];
-    assert_eq!((&step["owner"], &step["state"]), (&"pod-config".into(), &"waiting".into()), "{told:#}");
-    // What runs is explained all the same, and that nobody reads a newer manifest of it stands first.
+    let explained: Value = serde_json::from_str(&result.out).unwrap();
+    let step = &explained["steps"][0];
+    assert_eq!((&step["owner"], &step["state"]), (&"pod-config".into(), &"waiting".into()), "{explained:#}");
+    // A running pod is explained as well; the first step says that manifests are not read.
     let text = keelson(&fake.run_dir, &["explain", "pod", "web"]).ok();
     let line = text.lines().find(|line| line.contains("source")).unwrap_or_default();
     assert!(line.contains("pod-config is not running") && line.contains("manifest"), "{text}");
@@ -406,29 +406,29 @@ fn describe_node_shows_sizes_and_pods() {
 }
 
 #[test]
-fn logs_are_passed_through_with_every_option() {
+fn logs_passes_all_options_to_the_service() {
     let fake = Fake::start(world());
-    let said = keelson(&fake.run_dir, &["logs", "web"]);
-    assert_eq!((said.out.as_str(), said.code), ("first\nsecond\n", Some(0)));
-    assert!(said.err.contains("app, proxy"), "{}", said.err);
+    let result = keelson(&fake.run_dir, &["logs", "web"]);
+    assert_eq!((result.out.as_str(), result.code), ("first\nsecond\n", Some(0)));
+    assert!(result.err.contains("app, proxy"), "{}", result.err);
     let all =
         ["logs", "pod/web-edge", "-c", "proxy", "-f", "-p", "--tail", "0", "--since", "5m", "--timestamps"];
-    let said = keelson(&fake.run_dir, &[&all[..], &["--limit-bytes", "9"]].concat());
-    assert_eq!(said.err, "");
-    assert_eq!(said.ok(), "first\nsecond\n");
+    let result = keelson(&fake.run_dir, &[&all[..], &["--limit-bytes", "9"]].concat());
+    assert_eq!(result.err, "");
+    assert_eq!(result.ok(), "first\nsecond\n");
     assert_eq!(
-        fake.world.told.all(),
+        fake.world.calls.all(),
         [
             "logs u1/app follow=false previous=false timestamps=false tail=None bytes=None since=false",
             "logs u1/proxy follow=true previous=true timestamps=true tail=Some(0) bytes=Some(9) since=true",
         ]
     );
-    let said = keelson(&fake.run_dir, &["logs", "web", "-c", "none"]);
-    assert!(said.failed(1).1.contains("app, proxy"));
+    let result = keelson(&fake.run_dir, &["logs", "web", "-c", "none"]);
+    assert!(result.failed(1).1.contains("app, proxy"));
 }
 
 #[test]
-fn manifests_are_applied_from_files_folders_and_standard_input() {
+fn apply_reads_files_folders_and_standard_input() {
     let fake = Fake::start(world());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
@@ -446,35 +446,39 @@ fn manifests_are_applied_from_files_folders_and_standard_input() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(b"piped").unwrap();
-    let json = Said::of(child.wait_with_output().unwrap()).json();
+    let json = CommandResult::of(child.wait_with_output().unwrap()).json();
     assert_eq!(json["items"][0]["result"], "created");
-    let told = fake.world.told.all();
-    assert_eq!(told[0], format!("apply {path}: kind: Pod"));
-    assert_eq!(told[2], "apply standard input: piped");
+    let calls = fake.world.calls.all();
+    assert_eq!(calls[0], format!("apply {path}: kind: Pod"));
+    assert_eq!(calls[2], "apply standard input: piped");
 }
 
 #[test]
-fn a_refused_manifest_does_not_keep_the_others_of_its_folder_back() {
+fn apply_continues_after_a_refused_manifest() {
     let fake = Fake::start(world());
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a.yaml"), "broken").unwrap();
     std::fs::write(folder.path().join("b.yaml"), "fine").unwrap();
-    let said = keelson(&fake.run_dir, &["apply", "-f", folder.path().to_str().unwrap()]);
-    assert!(said.failed(1).0.ends_with("a.yaml:4: spec.containers: Required value"), "{said:?}");
-    assert!(said.err.starts_with("error: ") && said.err.contains("a.yaml:1: metadata.name"), "{}", said.err);
-    assert_eq!(said.err.lines().count(), 2, "{}", said.err);
-    assert_eq!(said.out, "pod/web-edge created\n");
+    let result = keelson(&fake.run_dir, &["apply", "-f", folder.path().to_str().unwrap()]);
+    assert!(result.failed(1).0.ends_with("a.yaml:4: spec.containers: Required value"), "{result:?}");
+    assert!(
+        result.err.starts_with("error: ") && result.err.contains("a.yaml:1: metadata.name"),
+        "{}",
+        result.err
+    );
+    assert_eq!(result.err.lines().count(), 2, "{}", result.err);
+    assert_eq!(result.out, "pod/web-edge created\n");
 }
 
 #[test]
 fn delete_waits_until_the_pod_is_gone() {
     let fake = Fake::start(world());
     assert_eq!(keelson(&fake.run_dir, &["delete", "pod", "web"]).ok(), "pod/web-edge deleted\n");
-    assert_eq!(fake.world.told.all(), ["delete default/web-edge"]);
+    assert_eq!(fake.world.calls.all(), ["delete default/web-edge"]);
 }
 
 #[test]
-fn delete_by_file_takes_the_names_of_the_manifest() {
+fn delete_by_file_deletes_the_pods_of_the_manifest() {
     let fake = Fake::start(world());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.yaml");
@@ -483,13 +487,13 @@ fn delete_by_file_takes_the_names_of_the_manifest() {
         "kind: Pod\nmetadata: {name: web}\n---\nmetadata: {name: dns, namespace: system}\n",
     )
     .unwrap();
-    let said = keelson(&fake.run_dir, &["delete", "-f", file.to_str().unwrap()]).ok();
-    assert_eq!(said, "pod/web-edge deleted\npod/dns-edge deleted\n");
-    assert_eq!(fake.world.told.all(), ["delete default/web-edge", "delete system/dns-edge"]);
+    let result = keelson(&fake.run_dir, &["delete", "-f", file.to_str().unwrap()]).ok();
+    assert_eq!(result, "pod/web-edge deleted\npod/dns-edge deleted\n");
+    assert_eq!(fake.world.calls.all(), ["delete default/web-edge", "delete system/dns-edge"]);
 }
 
 #[test]
-fn secrets_and_config_maps_are_stored_and_deleted_beside_pods() {
+fn apply_and_delete_handle_secrets_and_config_maps() {
     let fake = Fake::start(world());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.yaml");
@@ -505,41 +509,41 @@ fn secrets_and_config_maps_are_stored_and_deleted_beside_pods() {
         "pod/web-edge deleted\nsecret/key deleted\n"
     );
     std::fs::write(&file, "kind: ConfigMap\nmetadata: {name: web}\n").unwrap();
-    let said = keelson(&fake.run_dir, &["delete", "-f", path]);
-    assert!(said.failed(1).0.contains("has the name of the pod web-edge"), "{said:?}");
-    assert_eq!(fake.world.told.all()[1..], ["delete default/web-edge", "delete default/key"]);
+    let result = keelson(&fake.run_dir, &["delete", "-f", path]);
+    assert!(result.failed(1).0.contains("has the name of the pod web-edge"), "{result:?}");
+    assert_eq!(fake.world.calls.all()[1..], ["delete default/web-edge", "delete default/key"]);
 }
 
 #[test]
-fn delete_does_not_wait_when_told_so_and_not_longer_than_told() {
+fn delete_respects_wait_and_timeout() {
     let fake = Fake::start(World { keeps_deleted: true, ..world() });
-    let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--wait=false"]);
-    assert_eq!(said.ok(), "pod/web-edge is being deleted\n");
-    let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--timeout", "50ms"]);
-    assert!(said.failed(75).0.contains("not gone yet"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["delete", "pod", "web", "--wait=false"]);
+    assert_eq!(result.ok(), "pod/web-edge is being deleted\n");
+    let result = keelson(&fake.run_dir, &["delete", "pod", "web", "--timeout", "50ms"]);
+    assert!(result.failed(75).0.contains("not gone yet"), "{result:?}");
 }
 
 #[test]
-fn a_pod_of_a_file_is_not_deleted_but_the_file_is_named() {
+fn delete_of_a_static_pod_names_its_file() {
     let fake = Fake::start(world());
-    let said = keelson(&fake.run_dir, &["delete", "pod", "static"]);
-    assert!(said.failed(1).0.contains("/m/static.yaml"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["delete", "pod", "static"]);
+    assert!(result.failed(1).0.contains("/m/static.yaml"), "{result:?}");
 }
 
 #[test]
-fn a_pod_is_retried_and_a_service_restarted_by_name() {
+fn retry_and_services_restart_call_the_services() {
     let fake = Fake::start(world());
     assert_eq!(
         keelson(&fake.run_dir, &["retry", "pod", "dns", "-n", "system"]).ok(),
-        "pod/dns-edge is tried again now\n"
+        "pod/dns-edge is retried now\n"
     );
     assert_eq!(
         keelson(&fake.run_dir, &["services", "restart", "pod-sync"]).ok(),
         "service/pod-sync restarted\n"
     );
-    assert_eq!(fake.world.told.all(), ["retry system/dns-edge", "restart pod-sync"]);
-    let said = keelson(&fake.run_dir, &["services", "restart", "kubelet"]);
-    assert!(said.failed(1).0.contains("there is no service \"kubelet\""));
+    assert_eq!(fake.world.calls.all(), ["retry system/dns-edge", "restart pod-sync"]);
+    let result = keelson(&fake.run_dir, &["services", "restart", "kubelet"]);
+    assert!(result.failed(1).0.contains("there is no service \"kubelet\""));
 }
 
 fn serving(name: ServiceName, state: &str) -> Service {
@@ -553,32 +557,32 @@ fn serving(name: ServiceName, state: &str) -> Service {
 }
 
 #[test]
-fn all_services_are_restarted_one_after_the_other_and_each_serves_again_before_the_next_goes() {
+fn services_restart_all_restarts_one_after_the_other() {
     let services = ServiceName::supervised().map(|name| serving(name, "running")).collect();
     let fake = Fake::start(World { services, ..world() });
-    let said = keelson(&fake.run_dir, &["services", "restart", "--all"]).ok();
+    let result = keelson(&fake.run_dir, &["services", "restart", "--all"]).ok();
     let names: Vec<String> = ServiceName::supervised().map(|name| name.to_string()).collect();
     let lines =
         |prefix: &str, suffix: &str| names.iter().map(|n| format!("{prefix}{n}{suffix}")).collect::<Vec<_>>();
-    assert_eq!(said.lines().collect::<Vec<_>>(), lines("service/", " restarted"));
-    assert_eq!(fake.world.told.all(), lines("restart ", ""));
+    assert_eq!(result.lines().collect::<Vec<_>>(), lines("service/", " restarted"));
+    assert_eq!(fake.world.calls.all(), lines("restart ", ""));
 }
 
 #[test]
-fn a_restarted_service_that_does_not_serve_again_is_told() {
+fn services_restart_reports_a_service_that_does_not_serve() {
     let name = ServiceName::PodSync;
     let restart = |state: &str| {
         let fake = Fake::start(World { services: vec![serving(name, state)], ..world() });
         keelson(&fake.run_dir, &["services", "restart", "pod-sync", "--timeout", "50ms"])
     };
-    let said = restart("starting");
-    let (error, hint) = said.failed(75);
-    assert!(error.contains("it is starting, why") && hint.contains("init goes on"), "{said:?}");
-    let said = restart("failed");
-    assert!(said.failed(1).0.contains("has failed: why"), "{said:?}");
-    let said = restart("degraded");
-    assert_eq!(said.err, "pod-sync misses something: why\n");
-    assert_eq!(said.ok(), "service/pod-sync restarted\n");
+    let result = restart("starting");
+    let (error, hint) = result.failed(75);
+    assert!(error.contains("it is starting, why") && hint.contains("init keeps trying"), "{result:?}");
+    let result = restart("failed");
+    assert!(result.failed(1).0.contains("has failed: why"), "{result:?}");
+    let result = restart("degraded");
+    assert_eq!(result.err, "pod-sync is degraded: why\n");
+    assert_eq!(result.ok(), "service/pod-sync restarted\n");
 }
 
 pub(crate) fn world_with_images() -> World {
@@ -612,7 +616,7 @@ pub(crate) fn world_with_images() -> World {
 }
 
 #[test]
-fn a_long_answer_of_a_method_is_taken_as_any_client_takes_it() {
+fn grpc_call_accepts_a_long_answer() {
     let pod = json!({"kind": "Pod", "metadata": {"annotations": {"long": "x".repeat(5 << 20)}}});
     let fake = Fake::start(World { pods: vec![document("default", "web", "u", pod)], ..world() });
     let answer = keelson(&fake.run_dir, &["grpc", "call", "pod-sync", "ListPods"]).json();
@@ -620,7 +624,7 @@ fn a_long_answer_of_a_method_is_taken_as_any_client_takes_it() {
 }
 
 #[test]
-fn images_are_shown_with_the_pods_that_use_them() {
+fn get_images_shows_the_pods_that_use_them() {
     let fake = Fake::start(world_with_images());
     assert_eq!(
         keelson(&fake.run_dir, &["get", "images"]).ok(),
@@ -651,12 +655,12 @@ fn images_are_shown_with_the_pods_that_use_them() {
     let yaml = keelson(&fake.run_dir, &["get", "images", "-o", "yaml"]).ok();
     let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
     assert_eq!(from_yaml, keelson(&fake.run_dir, &["get", "images", "-o", "json"]).json());
-    let said = keelson(&fake.run_dir, &["get", "images", "nginx"]);
-    assert!(said.failed(1).0.contains("no image \"nginx\""), "{said:?}");
+    let result = keelson(&fake.run_dir, &["get", "images", "nginx"]);
+    assert!(result.failed(1).0.contains("no image \"nginx\""), "{result:?}");
 }
 
 #[test]
-fn volumes_of_a_pod_that_nobody_knows_are_shown_among_all() {
+fn get_volumes_shows_volumes_of_unknown_pods_with_all_namespaces() {
     let orphan = PodVolumes { uid: "u99".into(), state: "unmounting".into(), ..PodVolumes::default() };
     let mount = VolumeMount { name: "data".into(), host_path: "/v/data".into(), read_only: true };
     let orphan = PodVolumes { volumes: vec![mount], ..orphan };
@@ -666,13 +670,13 @@ fn volumes_of_a_pod_that_nobody_knows_are_shown_among_all() {
     let all = keelson(&fake.run_dir, &["get", "volumes", "-A", "-o", "wide"]).ok();
     let last: Vec<&str> = all.lines().last().unwrap().split_whitespace().collect();
     assert_eq!(last, ["<unknown>", "u99", "data", "<unknown>", "unmounting", "-", "/v/data", "true", "u99"]);
-    let said = keelson(&fake.run_dir, &["get", "volumes", "-n", "nowhere"]);
-    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("", "No volumes found.\n", Some(0)));
+    let result = keelson(&fake.run_dir, &["get", "volumes", "-n", "nowhere"]);
+    assert_eq!((result.out.as_str(), result.err.as_str(), result.code), ("", "No volumes found.\n", Some(0)));
     assert!(keelson(&fake.run_dir, &["get", "volumes", "nope"]).failed(1).0.contains("no pod"));
 }
 
 #[test]
-fn the_versions_of_client_and_services_are_shown() {
+fn version_shows_client_and_services() {
     let world =
         World { progress: GetProgressResponse { version: "9.9.9".into(), ..Default::default() }, ..world() };
     let fake = Fake::start(world);
@@ -686,7 +690,7 @@ fn the_versions_of_client_and_services_are_shown() {
 }
 
 #[test]
-fn completions_and_help_need_no_agent() {
+fn completion_and_help_need_no_agent() {
     let nowhere = std::path::Path::new("/nonexistent");
     for shell in ["bash", "zsh", "fish"] {
         assert!(keelson(nowhere, &["completions", shell]).ok().contains("keelson"), "{shell}");

@@ -1,4 +1,4 @@
-//! What a shell is told when it completes a line, and the manual pages.
+//! Shell completion, and the manual pages.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,19 +6,19 @@ use std::process::{Command, Stdio};
 use keelson_config::ServiceName;
 
 use crate::fake::Fake;
-use crate::{Said, command, keelson, world};
+use crate::{CommandResult, command, keelson, world};
 
-/// What bash is told of a line whose last word is to be completed.
+/// The completions of the last word of a line, as bash gets them.
 fn completed(run_dir: &Path, line: &[&str]) -> Vec<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_keelson"));
     command.env("KEELSON_COMPLETE", "bash").env("KEELSON_RUN_DIR", run_dir).env("_CLAP_IFS", "\n");
     command.env("_CLAP_COMPLETE_INDEX", (line.len() - 1).to_string()).env("_CLAP_COMPLETE_COMP_TYPE", "9");
     let output = command.arg("--").args(line).stdin(Stdio::null()).output().unwrap();
-    Said::of(output).ok().lines().map(|word| word.trim_end().to_owned()).collect()
+    CommandResult::of(output).ok().lines().map(|word| word.trim_end().to_owned()).collect()
 }
 
 #[test]
-fn the_names_of_pods_and_services_are_completed() {
+fn completion_offers_pods_services_and_flags() {
     let fake = Fake::start(world());
     let pods = |line: &[&str]| {
         let mut pods = completed(&fake.run_dir, line);
@@ -37,20 +37,20 @@ fn the_names_of_pods_and_services_are_completed() {
 }
 
 #[test]
-fn without_an_agent_or_with_one_that_hangs_there_is_nothing_to_complete() {
+fn completion_is_empty_without_an_agent_that_answers() {
     let folder = tempfile::tempdir().unwrap();
     let line = ["keelson", "logs", "w"];
     assert_eq!(completed(folder.path(), &line), Vec::<String>::new());
     let socket = keelson_config::Paths::socket_below(folder.path(), ServiceName::PodSync);
     std::fs::create_dir(socket.parent().unwrap()).unwrap();
-    let _nobody = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let begun = std::time::Instant::now();
+    let _silent_listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let started_at = std::time::Instant::now();
     assert_eq!(completed(folder.path(), &line), Vec::<String>::new());
-    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+    assert!(started_at.elapsed() < std::time::Duration::from_secs(10));
 }
 
 #[test]
-fn the_script_of_bash_completes_a_line() {
+fn bash_completion_script_completes_a_line() {
     let fake = Fake::start(world());
     let binary = Path::new(env!("CARGO_BIN_EXE_keelson"));
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
@@ -60,12 +60,12 @@ fn the_script_of_bash_completes_a_line() {
                   printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut bash = Command::new("bash");
     bash.args(["--norc", "-c", script]).env("PATH", path).env("KEELSON_RUN_DIR", &fake.run_dir);
-    let said = Said::of(bash.stdin(Stdio::null()).output().unwrap());
-    assert_eq!(said.ok().split_whitespace().collect::<Vec<_>>(), ["web-edge"]);
+    let result = CommandResult::of(bash.stdin(Stdio::null()).output().unwrap());
+    assert_eq!(result.ok().split_whitespace().collect::<Vec<_>>(), ["web-edge"]);
 }
 
 #[test]
-fn completion_scripts_need_no_agent_and_the_old_name_goes_on() {
+fn completion_scripts_need_no_agent_and_have_an_alias() {
     let nowhere = Path::new("/nonexistent");
     for shell in ["bash", "zsh", "fish"] {
         let script = keelson(nowhere, &["completion", shell]).ok();
@@ -76,18 +76,18 @@ fn completion_scripts_need_no_agent_and_the_old_name_goes_on() {
 }
 
 #[test]
-fn there_is_a_manual_page_for_each_command() {
+fn man_writes_a_page_for_each_command() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("man/man1");
-    let said = keelson(Path::new("/nonexistent"), &["man", "--dir", dir.to_str().unwrap()]);
-    assert_eq!((said.code, said.out.as_str()), (Some(0), ""));
+    let result = keelson(Path::new("/nonexistent"), &["man", "--dir", dir.to_str().unwrap()]);
+    assert_eq!((result.code, result.out.as_str()), (Some(0), ""));
     for page in ["keelson", "keelson-get", "keelson-get-pods", "keelson-exec", "keelson-services-restart"] {
         let text = std::fs::read_to_string(dir.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".TH") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
     }
     let first = std::fs::read_to_string(dir.join("keelson.1")).unwrap();
     assert!(first.contains("Exit codes") && first.contains("77"), "{first}");
-    let said = keelson(Path::new("/nonexistent"), &["man", "--dir", "/proc/nowhere"]);
-    assert!(said.failed(1).0.contains("/proc/nowhere"), "{said:?}");
-    assert_eq!(Said::of(command(Path::new("/"), &["man"]).output().unwrap()).code, Some(64));
+    let result = keelson(Path::new("/nonexistent"), &["man", "--dir", "/proc/nowhere"]);
+    assert!(result.failed(1).0.contains("/proc/nowhere"), "{result:?}");
+    assert_eq!(CommandResult::of(command(Path::new("/"), &["man"]).output().unwrap()).code, Some(64));
 }

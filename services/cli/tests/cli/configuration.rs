@@ -24,7 +24,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn each_value_is_shown_with_the_default_file_drop_in_or_flag_that_it_is_from() {
+fn config_show_names_the_origin_of_each_value() {
     let dir = folder();
     assert_eq!(
         keelson(dir.path(), &["config", "show"]).ok(),
@@ -45,7 +45,7 @@ fn each_value_is_shown_with_the_default_file_drop_in_or_flag_that_it_is_from() {
 }
 
 #[test]
-fn as_json_and_yaml_the_values_keep_their_types() {
+fn config_show_as_json_and_yaml_keeps_the_types() {
     let dir = folder();
     let shown = keelson(dir.path(), &["config", "show", "-o", "json"]).json();
     assert_eq!(shown["items"].as_array().unwrap().len(), 4);
@@ -56,12 +56,12 @@ fn as_json_and_yaml_the_values_keep_their_types() {
 }
 
 #[test]
-fn without_a_configuration_the_way_out_is_told() {
+fn config_show_without_a_configuration_prints_a_hint() {
     let dir = tempfile::tempdir().unwrap();
-    let said = keelson(dir.path(), &["config", "show"]);
-    assert_eq!(said.code, Some(1));
-    assert!(said.err.contains("config.json") && said.err.contains("try: "), "{}", said.err);
+    let result = keelson(dir.path(), &["config", "show"]);
+    assert_eq!(result.code, Some(1));
+    assert!(result.err.contains("config.json") && result.err.contains("try: "), "{}", result.err);
     std::fs::write(dir.path().join("config.json"), "[]").unwrap();
-    let said = keelson(dir.path(), &["config", "show"]);
-    assert!(said.code != Some(0) && said.err.contains("this is no configuration"), "{}", said.err);
+    let result = keelson(dir.path(), &["config", "show"]);
+    assert!(result.code != Some(0) && result.err.contains("not a configuration"), "{}", result.err);
 }

@@ -1,4 +1,4 @@
-//! `keelson exec` against containers whose commands are a script of the test.
+//! `keelson exec` with the commands of the fake containers.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -15,29 +15,29 @@ use serde_json::json;
 
 use crate::fake::{Fake, World};
 use crate::running::Running;
-use crate::{Said, command, document, keelson, running_pod, world};
+use crate::{CommandResult, command, document, keelson, running_pod, world};
 
 #[test]
-fn the_exit_code_of_the_command_is_passed_on() {
+fn exec_returns_the_exit_code_of_the_command() {
     let fake = Fake::start(world());
-    let said = keelson(&fake.run_dir, &["exec", "web", "-c", "proxy", "--", "echo", "-n", "hello"]);
-    assert_eq!(said.err, "");
-    assert_eq!(said.ok(), "-n hello\n");
+    let result = keelson(&fake.run_dir, &["exec", "web", "-c", "proxy", "--", "echo", "-n", "hello"]);
+    assert_eq!(result.err, "");
+    assert_eq!(result.ok(), "-n hello\n");
     for (code, expected) in [("3", 3), ("64", 64), ("137", 137), ("255", 255), ("256", 1), ("-1", 1)] {
-        let said = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "exit", code]);
-        assert_eq!(said.code, Some(expected), "{said:?}");
-        assert_eq!(said.out, "");
-        assert_eq!(said.err, format!("bye\nThe command ended with exit code {code}.\n"));
+        let result = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "exit", code]);
+        assert_eq!(result.code, Some(expected), "{result:?}");
+        assert_eq!(result.out, "");
+        assert_eq!(result.err, format!("bye\nThe command ended with exit code {code}.\n"));
     }
-    let said = keelson(&fake.run_dir, &["exec", "dns", "-n", "system", "--", "echo"]);
-    assert!(said.err.contains("Container app, the first of: app, proxy"), "{said:?}");
-    let told = fake.world.told.all();
-    assert_eq!(told[0], "exec /u1/proxy tty=false stdin=false echo -n hello");
-    assert!(told.contains(&"exec /u3/app tty=false stdin=false echo".to_owned()), "{told:?}");
+    let result = keelson(&fake.run_dir, &["exec", "dns", "-n", "system", "--", "echo"]);
+    assert!(result.err.contains("Using container app, the first of: app, proxy"), "{result:?}");
+    let calls = fake.world.calls.all();
+    assert_eq!(calls[0], "exec /u1/proxy tty=false stdin=false echo -n hello");
+    assert!(calls.contains(&"exec /u3/app tty=false stdin=false echo".to_owned()), "{calls:?}");
 }
 
 #[test]
-fn standard_input_is_handed_on_and_its_end_is_told() {
+fn exec_passes_standard_input_and_its_end() {
     let fake = Fake::start(world());
     let mut running = Running::start(&fake.run_dir, &["exec", "-i", "web", "-c", "app", "--", "cat"]);
     let mut stdin = running.stdin.take().unwrap();
@@ -46,12 +46,12 @@ fn standard_input_is_handed_on_and_its_end_is_told() {
     stdin.write_all(b"two\n").unwrap();
     assert_eq!(running.line(), "two");
     drop(stdin);
-    // The output goes on after the end of the input.
+    // The output continues after the end of the input.
     assert_eq!(running.end(), (Some(0), vec!["[end]".to_owned()], Vec::new()));
 }
 
 #[test]
-fn a_large_input_comes_back_whole() {
+fn exec_passes_a_large_input() {
     let fake = Fake::start(world());
     let text: String = (0..200_000).map(|i| format!("{i}\n")).collect();
     let mut child = command(&fake.run_dir, &["exec", "-i", "web", "-c", "app", "--", "cat"])
@@ -63,13 +63,13 @@ fn a_large_input_comes_back_whole() {
     let mut stdin = child.stdin.take().unwrap();
     let input = text.clone();
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()).unwrap());
-    let said = Said::of(child.wait_with_output().unwrap());
+    let result = CommandResult::of(child.wait_with_output().unwrap());
     writer.join().unwrap();
-    assert_eq!(said.ok(), format!("{text}[end]\n"));
+    assert_eq!(result.ok(), format!("{text}[end]\n"));
 }
 
 #[test]
-fn a_reader_of_the_output_that_goes_is_no_error() {
+fn exec_with_a_closed_output_is_no_error() {
     let fake = Fake::start(world());
     let mut child = command(&fake.run_dir, &["exec", "web", "-c", "app", "--", "many", "10000"])
         .stdout(Stdio::piped())
@@ -78,26 +78,26 @@ fn a_reader_of_the_output_that_goes_is_no_error() {
         .unwrap();
     let mut some = [0; 100];
     child.stdout.take().unwrap().read_exact(&mut some).unwrap();
-    let said = Said::of(child.wait_with_output().unwrap());
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let result = CommandResult::of(child.wait_with_output().unwrap());
+    assert_eq!((result.code, result.err.as_str()), (Some(0), ""));
 }
 
 #[test]
-fn ctrl_c_ends_the_command_here_and_closes_its_input_there() {
+fn ctrl_c_ends_exec_and_closes_the_input_of_the_command() {
     let fake = Fake::start(world());
     let mut running = Running::start(&fake.run_dir, &["exec", "-i", "web", "-c", "app", "--", "cat"]);
     running.stdin.as_mut().unwrap().write_all(b"one\n").unwrap();
     assert_eq!(running.line(), "one");
     assert_eq!(running.interrupt(), (Some(2), Vec::new()));
-    let begun = Instant::now();
-    while !fake.world.told.all().contains(&"the command is over".to_owned()) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "the command goes on");
+    let started_at = Instant::now();
+    while !fake.world.calls.all().contains(&"the command is over".to_owned()) {
+        assert!(started_at.elapsed() < Duration::from_secs(60), "the command is still running");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn a_container_that_does_not_run_says_how_it_is() {
+fn exec_error_shows_the_state_of_the_container() {
     let waiting = |state: serde_json::Value| {
         document(
             "default",
@@ -107,68 +107,68 @@ fn a_container_that_does_not_run_says_how_it_is() {
                    "status": {"containerStatuses": [{"name": "app", "state": state}]}}),
         )
     };
-    let told = |pod| {
+    let exec_error = |pod| {
         let fake = Fake::start(World { pods: vec![pod], ..World::default() });
-        let said = keelson(&fake.run_dir, &["exec", "web", "--", "nowhere"]);
-        let (error, hint) = said.failed(1);
+        let result = keelson(&fake.run_dir, &["exec", "web", "--", "nowhere"]);
+        let (error, hint) = result.failed(1);
         (error.to_owned(), hint.to_owned())
     };
-    let (error, hint) = told(waiting(json!({"terminated": {"exitCode": 3, "reason": "Error"}})));
+    let (error, hint) = exec_error(waiting(json!({"terminated": {"exitCode": 3, "reason": "Error"}})));
     assert_eq!(
         error,
         "the container app of the pod web-edge is not running: it has ended with exit code 3 (Error)"
     );
-    assert_eq!(hint, "`keelson logs web-edge -c app` shows its last words");
-    let (error, hint) = told(waiting(json!({"waiting": {"reason": "ImagePullBackOff"}})));
+    assert_eq!(hint, "`keelson logs web-edge -c app` shows its last lines");
+    let (error, hint) = exec_error(waiting(json!({"waiting": {"reason": "ImagePullBackOff"}})));
     assert!(error.ends_with("it waits (ImagePullBackOff)"), "{error}");
-    assert_eq!(hint, "`keelson explain pod web-edge` says what it waits for");
+    assert_eq!(hint, "`keelson explain pod web-edge` shows what it waits for");
 }
 
 #[test]
-fn what_keeps_a_command_from_running_is_told_with_the_way_out() {
+fn exec_errors_have_hints() {
     let fake = Fake::start(world());
-    let said = |command: &str| keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", command]);
-    let absent = said("absent");
+    let result = |command: &str| keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", command]);
+    let absent = result("absent");
     assert!(absent.failed(1).0.contains("executable file not found"), "{absent:?}");
-    let no_runtime = said("no-runtime");
+    let no_runtime = result("no-runtime");
     let (error, hint) = no_runtime.failed(69);
     assert!(error.contains("runtime does not answer") && hint.contains("keelson get node"), "{no_runtime:?}");
-    let idle = said("idle");
+    let idle = result("idle");
     assert!(idle.failed(75).1.contains("streamingConnectionIdleTimeout"), "{idle:?}");
-    let lost = said("lost");
+    let lost = result("lost");
     let (error, hint) = lost.failed(1);
     assert!(error.contains("broke while the command ran") && hint.contains("may still run"), "{lost:?}");
-    assert_eq!(lost.out, "half", "what was said before is not lost");
+    assert_eq!(lost.out, "half", "output before the error is not lost");
     let stranger = keelson(&fake.run_dir, &["exec", "web", "-c", "none", "--", "echo"]);
     assert!(stranger.failed(1).1.contains("app, proxy"), "{stranger:?}");
     assert_eq!(keelson(&fake.run_dir, &["exec", "web", "echo"]).code, Some(64));
 }
 
 #[test]
-fn a_service_that_is_away_is_named() {
+fn exec_error_names_a_service_that_is_down() {
     let fake = Fake::start_some(world(), &[ServiceName::Init, ServiceName::PodSync], &Config::default());
-    let said = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "echo"]);
-    assert!(said.failed(69).0.starts_with("runtime-shim is not running"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "echo"]);
+    assert!(result.failed(69).0.starts_with("runtime-shim is not running"), "{result:?}");
     let socket = Paths::socket_below(&fake.run_dir, ServiceName::RuntimeShim);
     std::fs::create_dir(socket.parent().unwrap()).unwrap();
     let _hangs = UnixListener::bind(&socket).unwrap();
-    let said = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "echo"]);
-    assert!(said.failed(69).0.contains("hangs"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["exec", "web", "-c", "app", "--", "echo"]);
+    assert!(result.failed(69).0.contains("hangs"), "{result:?}");
 }
 
 #[test]
-fn without_pod_sync_the_full_name_and_the_container_do() {
+fn exec_without_pod_sync_works_with_full_names() {
     let fake = Fake::start_some(world(), &[ServiceName::Init, ServiceName::RuntimeShim], &Config::default());
-    let said = keelson(&fake.run_dir, &["exec", "web-edge", "-c", "app", "--", "echo", "x"]);
-    assert!(said.err.contains("pod-sync is not running"), "{said:?}");
-    assert_eq!(said.ok(), "x\n");
-    assert_eq!(fake.world.told.all()[0], "exec default/web-edge/app tty=false stdin=false echo x");
-    let said = keelson(&fake.run_dir, &["exec", "web-edge", "--", "echo", "x"]);
-    assert!(said.failed(69).0.starts_with("pod-sync is not running"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["exec", "web-edge", "-c", "app", "--", "echo", "x"]);
+    assert!(result.err.contains("pod-sync is not running"), "{result:?}");
+    assert_eq!(result.ok(), "x\n");
+    assert_eq!(fake.world.calls.all()[0], "exec default/web-edge/app tty=false stdin=false echo x");
+    let result = keelson(&fake.run_dir, &["exec", "web-edge", "--", "echo", "x"]);
+    assert!(result.failed(69).0.starts_with("pod-sync is not running"), "{result:?}");
 }
 
 #[test]
-fn a_connection_that_breaks_leaves_the_end_open() {
+fn exec_with_a_broken_connection_says_the_command_may_still_run() {
     let folder = tempfile::tempdir().unwrap();
     let start = |service| Fake::start_in(folder.path(), world(), &[service], &Config::default());
     let _pods = start(ServiceName::PodSync);
@@ -184,22 +184,22 @@ fn a_connection_that_breaks_leaves_the_end_open() {
 }
 
 #[test]
-fn a_terminal_is_only_for_somebody_who_types() {
+fn exec_gives_a_terminal_only_for_interactive_input() {
     let fake = Fake::start(world());
     for (args, notice) in [
         (["exec", "-t", "web", "-c", "app", "--", "echo"], "No terminal for the command: -t needs -i.\n"),
         (
             ["exec", "-it", "web", "-c", "app", "--", "echo"],
-            "No terminal for the command: standard input is none.\n",
+            "No terminal for the command: standard input is not a terminal.\n",
         ),
     ] {
-        let said = keelson(&fake.run_dir, &args);
-        assert_eq!((said.code, said.err.as_str()), (Some(0), notice));
+        let result = keelson(&fake.run_dir, &args);
+        assert_eq!((result.code, result.err.as_str()), (Some(0), notice));
     }
-    assert!(fake.world.told.all().iter().all(|told| !told.contains("tty=true")));
+    assert!(fake.world.calls.all().iter().all(|call| !call.contains("tty=true")));
 }
 
-/// A terminal: the side of the person, and the side of the command.
+/// A pseudo-terminal: the person's side and the command's side.
 struct Terminal {
     person: File,
     command: OwnedFd,
@@ -229,7 +229,7 @@ impl Terminal {
         self.command.try_clone().unwrap().into()
     }
 
-    /// Whether keys are lines, are echoed, and Ctrl-C is a signal.
+    /// Whether the terminal reads lines, echoes keys, and turns Ctrl-C into a signal.
     fn is_cooked(&self) -> bool {
         let modes = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
         tcgetattr(&self.command).unwrap().local_modes.contains(modes)
@@ -260,7 +260,7 @@ fn pid(child: &std::process::Child) -> Pid {
 }
 
 #[test]
-fn in_a_terminal_every_key_goes_to_the_command_and_so_does_each_size() {
+fn exec_passes_keys_and_sizes_of_the_terminal() {
     let fake = Fake::start(world());
     let mut terminal = Terminal::new();
     terminal.resize(80, 24);
@@ -268,7 +268,7 @@ fn in_a_terminal_every_key_goes_to_the_command_and_so_does_each_size() {
     let mut child = in_terminal(&terminal, &fake, &["exec", "-it", "web", "-c", "app", "--", "keys"]);
     terminal.until("[80x24]");
     assert!(!terminal.is_cooked());
-    // Ctrl-C, Ctrl-D and Ctrl-Z are keys.
+    // Ctrl-C, Ctrl-D and Ctrl-Z are ordinary keys.
     terminal.type_in(b"a\x03\x04\x1a");
     terminal.until("<1a>");
     terminal.resize(132, 50);
@@ -276,12 +276,12 @@ fn in_a_terminal_every_key_goes_to_the_command_and_so_does_each_size() {
     terminal.until("[132x50]");
     terminal.type_in(b"q");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert!(terminal.is_cooked(), "the terminal is as it was before");
-    assert_eq!(fake.world.told.all()[0], "exec /u1/app tty=true stdin=true keys");
+    assert!(terminal.is_cooked(), "the terminal is restored");
+    assert_eq!(fake.world.calls.all()[0], "exec /u1/app tty=true stdin=true keys");
 }
 
 #[test]
-fn a_signal_that_ends_it_leaves_the_terminal_as_it_was() {
+fn exec_restores_the_terminal_when_a_signal_ends_it() {
     let fake = Fake::start(world());
     for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
         let mut terminal = Terminal::new();
@@ -295,12 +295,12 @@ fn a_signal_that_ends_it_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_failure_is_told_on_a_terminal_that_is_itself_again() {
+fn exec_restores_the_terminal_before_it_prints_an_error() {
     let fake =
         Fake::start(World { pods: vec![running_pod("default", "web-edge", "u1")], ..World::default() });
     let mut terminal = Terminal::new();
     let mut child = in_terminal(&terminal, &fake, &["exec", "-it", "web", "-c", "app", "--", "absent"]);
-    // A terminal that is itself puts the carriage return there that a line needs.
+    // A restored terminal adds the carriage return.
     terminal.until("executable file not found in $PATH\r\n");
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }

@@ -1,4 +1,4 @@
-//! An agent without an agent: every service answers on a real socket from one [`World`].
+//! A fake agent: every service answers on a real socket from one [`World`].
 
 mod shell;
 
@@ -35,7 +35,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What the services answer, and what they were told.
+/// What the services answer, and the calls that they received.
 #[derive(Debug, Default)]
 pub struct World {
     pub pods: Vec<pod_sync::PodDocument>,
@@ -49,22 +49,22 @@ pub struct World {
     pub log: Vec<&'static str>,
     pub images: Vec<runtime::RuntimeImage>,
     pub volumes: Vec<volumes::PodVolumes>,
-    /// What those are told who watch, after the replay.
-    pub pod_news: Feed<pod_sync::WatchPodsResponse>,
-    pub service_news: Feed<supervisor::WatchServicesResponse>,
-    pub volume_news: Feed<volumes::WatchPodVolumesResponse>,
-    /// Pods stay although they were deleted.
+    /// Updates for watches, sent after the replay.
+    pub pod_updates: Updates<pod_sync::WatchPodsResponse>,
+    pub service_updates: Updates<supervisor::WatchServicesResponse>,
+    pub volume_updates: Updates<volumes::WatchPodVolumesResponse>,
+    /// Whether pods remain after their deletion.
     pub keeps_deleted: bool,
     pub events: EventRing,
-    pub told: Told,
+    pub calls: CallLog,
 }
 
 /// Every call that changes something or carries arguments, as text, in order.
 #[derive(Debug, Default)]
-pub struct Told(Mutex<Vec<String>>);
+pub struct CallLog(Mutex<Vec<String>>);
 
-impl Told {
-    fn hear(&self, text: String) {
+impl CallLog {
+    fn record(&self, text: String) {
         self.0.lock().unwrap().push(text);
     }
 
@@ -73,31 +73,31 @@ impl Told {
     }
 }
 
-/// News for those who watch.
+/// A broadcast of updates to all watches.
 #[derive(Debug, Clone)]
-pub struct Feed<T>(broadcast::Sender<T>);
+pub struct Updates<T>(broadcast::Sender<T>);
 
-impl<T: Clone> Default for Feed<T> {
+impl<T: Clone> Default for Updates<T> {
     fn default() -> Self {
         Self(broadcast::channel(64).0)
     }
 }
 
-impl<T: Clone + Send + 'static> Feed<T> {
-    /// Tells all who watch; somebody must.
-    pub fn tell(&self, item: T) {
-        assert!(self.0.send(item).is_ok(), "nobody watches");
+impl<T: Clone + Send + 'static> Updates<T> {
+    /// Sends an update to all watches; there must be one.
+    pub fn send(&self, item: T) {
+        assert!(self.0.send(item).is_ok(), "there is no watch");
     }
 
-    /// A replay and what comes after it.
-    fn after(&self, replay: Vec<T>) -> Response<Boxed<T>> {
-        let news = BroadcastStream::new(self.0.subscribe())
+    /// A stream of the replay and all later updates.
+    fn stream_after(&self, replay: Vec<T>) -> Response<Boxed<T>> {
+        let updates = BroadcastStream::new(self.0.subscribe())
             .map(|item| item.map_err(|e| Status::data_loss(e.to_string())));
-        Response::new(Box::pin(tokio_stream::iter(replay.into_iter().map(Ok)).chain(news)))
+        Response::new(Box::pin(tokio_stream::iter(replay.into_iter().map(Ok)).chain(updates)))
     }
 }
 
-/// A running fake; it ends with the value.
+/// A running fake agent, stopped when dropped.
 pub struct Fake {
     pub run_dir: PathBuf,
     pub world: Arc<World>,
@@ -113,12 +113,12 @@ impl Drop for Fake {
 }
 
 impl Fake {
-    /// All services.
+    /// Starts all services.
     pub fn start(world: World) -> Self {
         Self::start_some(world, &ServiceName::ALL, &Config::default())
     }
 
-    /// Some of the services, with the users of `config`.
+    /// Starts some of the services, with the users of `config`.
     pub fn start_some(world: World, services: &[ServiceName], config: &Config) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut fake = Self::start_in(folder.path(), world, services, config);
@@ -126,7 +126,7 @@ impl Fake {
         fake
     }
 
-    /// Some of the services in a folder that exists.
+    /// Starts some of the services in an existing folder.
     pub fn start_in(run_dir: &Path, world: World, services: &[ServiceName], config: &Config) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -151,7 +151,7 @@ impl Fake {
 
 fn routes(service: ServiceName, world: &Arc<World>) -> Routes {
     let api = Api { world: Arc::clone(world) };
-    // The first services tell the events, the others have none.
+    // Only pod-sync has events.
     let events = if service == ServiceName::PodSync { world.events.clone() } else { EventRing::default() };
     let routes = Routes::new(AdminServer::new(api.clone())).add_service(EventsServer::new(events));
     match service {
@@ -170,8 +170,8 @@ struct Api {
     world: Arc<World>,
 }
 
-fn never<T>() -> Result<Response<T>, Status> {
-    Err(Status::unimplemented("the command has no use for this call"))
+fn unused<T>() -> Result<Response<T>, Status> {
+    Err(Status::unimplemented("the command does not use this call"))
 }
 
 fn stream<T: Send + 'static>(items: Vec<T>) -> Response<Boxed<T>> {
@@ -191,21 +191,21 @@ impl Admin for Api {
         &self,
         _: Request<admin::GetMetricsRequest>,
     ) -> Result<Response<admin::GetMetricsResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn get_config(
         &self,
         _: Request<admin::GetConfigRequest>,
     ) -> Result<Response<admin::GetConfigResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn set_log_level(
         &self,
         _: Request<admin::SetLogLevelRequest>,
     ) -> Result<Response<admin::SetLogLevelResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn get_usage(
@@ -231,11 +231,11 @@ impl Supervisor for Api {
         &self,
         _: Request<supervisor::ListServicesRequest>,
     ) -> Result<Response<supervisor::ListServicesResponse>, Status> {
-        let told = self.world.told.all();
+        let calls = self.world.calls.all();
         let mut services = self.world.services.clone();
         for service in &mut services {
-            let restarts = told.iter().filter(|t| **t == format!("restart {}", service.name)).count();
-            // Each restart has made another process of it.
+            let restarts = calls.iter().filter(|call| **call == format!("restart {}", service.name)).count();
+            // Each restart changes the process id.
             service.pid += u32::try_from(restarts).unwrap();
         }
         Ok(Response::new(supervisor::ListServicesResponse { services }))
@@ -250,14 +250,14 @@ impl Supervisor for Api {
         items.push(Item::Synced(true));
         let items =
             items.into_iter().map(|item| supervisor::WatchServicesResponse { item: Some(item) }).collect();
-        Ok(self.world.service_news.after(items))
+        Ok(self.world.service_updates.stream_after(items))
     }
 
     async fn restart_service(
         &self,
         request: Request<supervisor::RestartServiceRequest>,
     ) -> Result<Response<supervisor::RestartServiceResponse>, Status> {
-        self.world.told.hear(format!("restart {}", request.into_inner().name));
+        self.world.calls.record(format!("restart {}", request.into_inner().name));
         Ok(Response::new(supervisor::RestartServiceResponse {}))
     }
 }
@@ -285,14 +285,14 @@ impl PodSync for Api {
             items.extend(self.world.pods.iter().map(|p| Item::GoneUid(p.uid.clone())));
         }
         let items = items.into_iter().map(|item| pod_sync::WatchPodsResponse { item: Some(item) }).collect();
-        Ok(self.world.pod_news.after(items))
+        Ok(self.world.pod_updates.stream_after(items))
     }
 
     async fn explain_pod(
         &self,
         request: Request<pod_sync::ExplainPodRequest>,
     ) -> Result<Response<pod_sync::ExplainPodResponse>, Status> {
-        self.world.told.hear(format!("explain {}", request.into_inner().uid));
+        self.world.calls.record(format!("explain {}", request.into_inner().uid));
         Ok(Response::new(self.world.explanation.clone()))
     }
 
@@ -308,7 +308,7 @@ impl PodSync for Api {
         request: Request<pod_sync::RetryPodRequest>,
     ) -> Result<Response<pod_sync::RetryPodResponse>, Status> {
         let request = request.into_inner();
-        self.world.told.hear(format!("retry {}/{}", request.namespace, request.name));
+        self.world.calls.record(format!("retry {}/{}", request.namespace, request.name));
         Ok(Response::new(pod_sync::RetryPodResponse {}))
     }
 }
@@ -323,49 +323,49 @@ impl PodConfig for Api {
         &self,
         _: Request<pod_config::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        never()
+        unused()
     }
 
     async fn watch_node(
         &self,
         _: Request<pod_config::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
-        never()
+        unused()
     }
 
     async fn watch_objects(
         &self,
         _: Request<Streaming<pod_config::WatchObjectsRequest>>,
     ) -> Result<Response<Self::WatchObjectsStream>, Status> {
-        never()
+        unused()
     }
 
     async fn get_object(
         &self,
         _: Request<pod_config::GetObjectRequest>,
     ) -> Result<Response<pod_config::GetObjectResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn get_service_env(
         &self,
         _: Request<pod_config::GetServiceEnvRequest>,
     ) -> Result<Response<pod_config::GetServiceEnvResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn mutate(
         &self,
         _: Request<pod_config::MutateRequest>,
     ) -> Result<Response<pod_config::MutateResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn create_token(
         &self,
         _: Request<pod_config::CreateTokenRequest>,
     ) -> Result<Response<pod_config::CreateTokenResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn apply_manifest(
@@ -374,7 +374,7 @@ impl PodConfig for Api {
     ) -> Result<Response<pod_config::ApplyManifestResponse>, Status> {
         let request = request.into_inner();
         let text = String::from_utf8_lossy(&request.manifest).into_owned();
-        self.world.told.hear(format!("apply {}: {text}", request.name_hint));
+        self.world.calls.record(format!("apply {}: {text}", request.name_hint));
         if text.contains("broken") {
             let hint = &request.name_hint;
             let message =
@@ -396,7 +396,7 @@ impl PodConfig for Api {
         request: Request<pod_config::DeleteManifestRequest>,
     ) -> Result<Response<pod_config::DeleteManifestResponse>, Status> {
         let request = request.into_inner();
-        self.world.told.hear(format!("delete {}/{}", request.namespace, request.name));
+        self.world.calls.record(format!("delete {}/{}", request.namespace, request.name));
         if request.name.starts_with("static") {
             let message = "default/static-edge comes from /m/static.yaml; remove that file";
             return Err(error(Code::FailedPrecondition, "NOT_STORED", message));
@@ -461,35 +461,35 @@ impl Runtime for Api {
         &self,
         _: Request<Streaming<runtime::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        never()
+        unused()
     }
 
     async fn watch_pods(
         &self,
         _: Request<runtime::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        never()
+        unused()
     }
 
     async fn get_pod(
         &self,
         _: Request<runtime::GetPodRequest>,
     ) -> Result<Response<runtime::GetPodResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn ensure_image(
         &self,
         _: Request<runtime::EnsureImageRequest>,
     ) -> Result<Response<Self::EnsureImageStream>, Status> {
-        never()
+        unused()
     }
 
     async fn write_container_files(
         &self,
         _: Request<runtime::WriteContainerFilesRequest>,
     ) -> Result<Response<runtime::WriteContainerFilesResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn read_logs(
@@ -497,7 +497,7 @@ impl Runtime for Api {
         request: Request<runtime::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         let r = request.into_inner();
-        self.world.told.hear(format!(
+        self.world.calls.record(format!(
             "logs {}/{} follow={} previous={} timestamps={} tail={:?} bytes={:?} since={}",
             r.pod_uid,
             r.container,
@@ -516,7 +516,7 @@ impl Runtime for Api {
         &self,
         _: Request<runtime::FilesystemStatsRequest>,
     ) -> Result<Response<runtime::FilesystemStatsResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn list_images(
@@ -544,7 +544,7 @@ impl Runtime for Api {
         &self,
         _: Request<runtime::CollectGarbageRequest>,
     ) -> Result<Response<runtime::CollectGarbageResponse>, Status> {
-        never()
+        unused()
     }
 }
 
@@ -559,35 +559,35 @@ impl VolumeManager for Api {
         &self,
         _: Request<Streaming<volumes::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        never()
+        unused()
     }
 
     async fn mount_pod(
         &self,
         _: Request<volumes::MountPodRequest>,
     ) -> Result<Response<Self::MountPodStream>, Status> {
-        never()
+        unused()
     }
 
     async fn unmount_pod(
         &self,
         _: Request<volumes::UnmountPodRequest>,
     ) -> Result<Response<volumes::UnmountPodResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn prepare_container(
         &self,
         _: Request<volumes::PrepareContainerRequest>,
     ) -> Result<Response<volumes::PrepareContainerResponse>, Status> {
-        never()
+        unused()
     }
 
     async fn pod_volume_stats(
         &self,
         _: Request<volumes::PodVolumeStatsRequest>,
     ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
-        never()
+        unused()
     }
 
     async fn watch_pod_volumes(
@@ -599,6 +599,6 @@ impl VolumeManager for Api {
         items.push(Item::Synced(common::Synced {}));
         let items =
             items.into_iter().map(|item| volumes::WatchPodVolumesResponse { item: Some(item) }).collect();
-        Ok(self.world.volume_news.after(items))
+        Ok(self.world.volume_updates.stream_after(items))
     }
 }

@@ -1,4 +1,4 @@
-//! `apply` of a configuration and `get events` with `--etcd`, against a real member.
+//! `apply` of a configuration and `get events` with `--etcd` and a real etcd.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use keelson_etcd::NodeKeys;
 use serde_json::{Value, json};
 
 use crate::fleet_watch::Fleet;
-use crate::{Said, keelson};
+use crate::{CommandResult, keelson};
 
-/// The command with `--etcd`.
-pub fn run(fleet: &Fleet, args: &[&str]) -> Said {
+/// Runs a command with `--etcd`.
+pub fn run(fleet: &Fleet, args: &[&str]) -> CommandResult {
     let endpoints = fleet.cluster.endpoints().join(",");
     keelson(Path::new("/nowhere"), &[args, &["--etcd", &endpoints]].concat())
 }
 
 #[test]
-fn a_configuration_for_a_node_that_refuses_all_is_not_stored_and_the_way_out_is_told() {
+fn apply_to_a_node_that_refuses_all_configurations_fails() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     let keys = NodeKeys::new("n1");
@@ -27,15 +27,15 @@ fn a_configuration_for_a_node_that_refuses_all_is_not_stored_and_the_way_out_is_
     let apply = ["apply", "-f", file.to_str().unwrap()];
     let refusal = ConfigurationStatus::refusing_all("no init\nchange its files".into());
     fleet.put(keys.config_status(), &serde_json::to_value(&refusal).unwrap(), 0);
-    let said = run(&fleet, &apply);
+    let result = run(&fleet, &apply);
     assert_eq!(
-        said.failed(1),
+        result.failed(1),
         ("n1 refuses every configuration under its key: no init", "change its files"),
-        "{said:?}"
+        "{result:?}"
     );
-    assert!(run(&fleet, &["get", "config"]).err.contains("No configuration stands under the key"));
+    assert!(run(&fleet, &["get", "config"]).err.contains("There is no configuration under the key"));
 
-    // One that somebody has put there nevertheless is shown as refused, whatever its revision.
+    // A configuration that another tool has written is shown as refused, with any revision.
     fleet.put(keys.config(), &json!({"maxPods": 7}), 0);
     let shown = run(&fleet, &["get", "config"]).ok();
     assert!(shown.starts_with("# n1: refused@") && shown.contains(": no init\n"), "{shown}");
@@ -43,13 +43,20 @@ fn a_configuration_for_a_node_that_refuses_all_is_not_stored_and_the_way_out_is_
     assert!(table.contains("refused@") && table.contains(": no init"), "{table}");
     assert_eq!(run(&fleet, &["delete", "config"]).ok(), "config deleted on n1\n");
 
-    // Under init the node takes it.
+    // Without the refusal the configuration is stored.
     fleet.delete(keys.config_status());
     assert_eq!(run(&fleet, &apply).ok(), "config created on n1\n");
 }
 
-/// As node-status leaves it; the moment is so many seconds after the beginning of 1970.
-fn tell(fleet: &Fleet, node: &str, seconds: i64, (kind, name): (&str, &str), reason: &str, count: u32) {
+/// Writes an event as node-status does; `seconds` is the time since 1970.
+fn write_event(
+    fleet: &Fleet,
+    node: &str,
+    seconds: i64,
+    (kind, name): (&str, &str),
+    reason: &str,
+    count: u32,
+) {
     let namespace = if kind == "Node" { "" } else { "default" };
     let value = json!({
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": format!("{name}.{seconds:x}"), "namespace": "default"},
@@ -69,14 +76,14 @@ fn rows(table: &str) -> Vec<String> {
 }
 
 #[test]
-fn events_of_all_nodes_are_shown_by_time_each_once_and_then_those_that_come() {
+fn fleet_events_are_sorted_by_time_and_watched() {
     let fleet = Fleet::new(1);
     assert!(run(&fleet, &["get", "events"]).err.contains("No events found on any node."));
     fleet.node("n1");
     fleet.node("n2");
-    tell(&fleet, "n1", 1, ("Pod", "web"), "Started", 1);
-    tell(&fleet, "n2", 2, ("Node", "n2"), "Rebooted", 1);
-    tell(&fleet, "n1", 3, ("Pod", "web"), "Started", 2);
+    write_event(&fleet, "n1", 1, ("Pod", "web"), "Started", 1);
+    write_event(&fleet, "n2", 2, ("Node", "n2"), "Rebooted", 1);
+    write_event(&fleet, "n1", 3, ("Pod", "web"), "Started", 2);
     let table = run(&fleet, &["get", "events"]).ok();
     assert!(table.starts_with("LAST SEEN   TYPE"), "{table}");
     assert_eq!(rows(&table), ["node/n2 1 n2 so it is", "pod/web 2 n1 so it is"], "{table}");
@@ -93,13 +100,13 @@ fn events_of_all_nodes_are_shown_by_time_each_once_and_then_those_that_come() {
     let next = || watch.words().split(' ').skip(2).collect::<Vec<_>>().join(" ");
     assert_eq!(watch.words(), "LAST SEEN TYPE REASON OBJECT COUNT NODE MESSAGE");
     assert_eq!(next(), "Started pod/web 2 n1 so it is");
-    // One whose time has come is no news, nor is a pod that is told.
+    // Neither an expired event nor a reported pod is shown as a change.
     fleet.delete(NodeKeys::new("n1").event(1_000_000_000, "pod-sync", 1));
     fleet.delete(NodeKeys::new("n1").event(3_000_000_000, "pod-sync", 3));
     fleet.put(NodeKeys::new("n1").pod_status("default", "web"), &json!({"kind": "Pod"}), 0);
-    tell(&fleet, "n1", 4, ("Pod", "web"), "Killing", 1);
+    write_event(&fleet, "n1", 4, ("Pod", "web"), "Killing", 1);
     assert_eq!(next(), "Killing pod/web 1 n1 so it is");
-    tell(&fleet, "n1", 5, ("Pod", "web"), "Killing", 2);
+    write_event(&fleet, "n1", 5, ("Pod", "web"), "Killing", 2);
     assert_eq!(next(), "Killing pod/web 2 n1 so it is");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }

@@ -1,4 +1,4 @@
-//! `delete` with `--etcd`, against a real member: what is waited for, and for how long.
+//! `delete` with `--etcd` and a real etcd: what it waits for, and how long.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ fn pod(node: &str) -> Value {
     })
 }
 
-/// The node has told of a pod with this UID.
-fn tell(fleet: &Fleet, node: &str, uid: &str) {
-    let told = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": uid}});
-    fleet.put(NodeKeys::new(node).pod_status("default", "web"), &told, 0);
+/// Lets the node report a pod with this UID.
+fn report_pod(fleet: &Fleet, node: &str, uid: &str) {
+    let pod = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": uid}});
+    fleet.put(NodeKeys::new(node).pod_status("default", "web"), &pod, 0);
 }
 
-/// A command that waits for the end of the pod, and has said so.
+/// A command that waits for the end of the pod and has printed its notice.
 fn deleting(fleet: &Fleet) -> Running {
     let endpoints = fleet.cluster.endpoints().join(",");
     let running = Running::start(
@@ -30,32 +30,35 @@ fn deleting(fleet: &Fleet) -> Running {
         &["delete", "pod", "web", "--timeout", "60s", "--etcd", &endpoints],
     );
     let notice = running.notice();
-    assert_eq!(notice, "pod/web is ending on n1; `keelson explain pod/web` there says what it waits for.");
+    assert_eq!(
+        notice,
+        "pod/web is terminating on n1; `keelson explain pod/web` there shows what it waits for."
+    );
     running
 }
 
 #[test]
-fn a_pod_of_the_name_that_was_applied_meanwhile_is_not_waited_for() {
+fn fleet_delete_does_not_wait_for_a_newer_pod_of_the_name() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
-    fleet.want("n1", "web");
-    tell(&fleet, "n1", "u1");
+    fleet.set_desired("n1", "web");
+    report_pod(&fleet, "n1", "u1");
     let deleting = deleting(&fleet);
-    fleet.want("n1", "web");
-    tell(&fleet, "n1", "u2");
+    fleet.set_desired("n1", "web");
+    report_pod(&fleet, "n1", "u2");
     assert_eq!(deleting.end(), (Some(0), vec!["pod/web deleted on n1".to_owned()], vec![]));
     assert!(run(&fleet, &["get", "pod", "web"]).ok().contains("web "));
 }
 
 #[test]
-fn when_the_node_goes_away_meanwhile_the_wait_is_over_and_it_is_said() {
+fn fleet_delete_stops_waiting_when_the_node_goes_down() {
     let fleet = Fleet::new(1);
     let lease = fleet.node("n1");
-    fleet.want("n1", "web");
-    tell(&fleet, "n1", "u1");
+    fleet.set_desired("n1", "web");
+    report_pod(&fleet, "n1", "u1");
     let deleting = deleting(&fleet);
     fleet.end(lease);
-    let notice = "The node n1 is away; pod/web ends when it is back.";
+    let notice = "The node n1 is down; pod/web ends when the node is back.";
     assert_eq!(
         deleting.end(),
         (Some(0), vec!["pod/web is being deleted on n1".to_owned()], vec![notice.to_owned()])
@@ -63,12 +66,12 @@ fn when_the_node_goes_away_meanwhile_the_wait_is_over_and_it_is_said() {
 }
 
 #[test]
-fn a_manifest_is_deleted_from_the_node_that_it_names_and_a_configuration_otherwise() {
+fn fleet_delete_by_file_uses_the_node_of_the_manifest() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     fleet.node("n2");
-    fleet.want("n1", "web");
-    fleet.want("n2", "web");
+    fleet.set_desired("n1", "web");
+    fleet.set_desired("n2", "web");
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -76,15 +79,15 @@ fn a_manifest_is_deleted_from_the_node_that_it_names_and_a_configuration_otherwi
         path.display().to_string()
     };
     let second = file("web.yaml", &pod("n2").to_string());
-    let said = run(&fleet, &["delete", "-f", &second, "--node", "n1"]);
-    assert_eq!(said.failed(64).0, "spec.nodeName is \"n2\" and --node is \"n1\"");
+    let result = run(&fleet, &["delete", "-f", &second, "--node", "n1"]);
+    assert_eq!(result.failed(64).0, "spec.nodeName is \"n2\" and --node is \"n1\"");
     assert_eq!(run(&fleet, &["delete", "-f", &second]).ok(), "pod/web deleted on n2\n");
-    let said = run(&fleet, &["delete", "-f", &second]);
-    assert!(said.failed(1).0.ends_with("in namespace default on n2"), "{said:?}");
+    let result = run(&fleet, &["delete", "-f", &second]);
+    assert!(result.failed(1).0.ends_with("in namespace default on n2"), "{result:?}");
     assert!(run(&fleet, &["get", "pods"]).ok().ends_with(" n1\n"));
 
     let config =
         file("config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n");
-    let said = run(&fleet, &["delete", "-f", &config]);
-    assert!(said.failed(1).0.contains("`keelson delete config --etcd …`"), "{said:?}");
+    let result = run(&fleet, &["delete", "-f", &config]);
+    assert!(result.failed(1).0.contains("`keelson delete config --etcd …`"), "{result:?}");
 }

@@ -1,4 +1,4 @@
-//! What is read from a fleet, changed and applied again, against a real member: nobody's change is lost.
+//! Objects of a fleet that are read, changed and applied again, with a real etcd: no change is lost.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::fleet::run;
 use crate::fleet_watch::Fleet;
 
-/// Applies a text that stands in a file.
-fn apply(fleet: &Fleet, text: &str, args: &[&str]) -> crate::Said {
+/// Applies a text from a file.
+fn apply(fleet: &Fleet, text: &str, args: &[&str]) -> crate::CommandResult {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("m.yaml");
     std::fs::write(&file, text).unwrap();
@@ -24,19 +24,19 @@ fn pod(image: &str) -> Value {
 }
 
 #[test]
-fn a_pod_is_shown_as_it_is_wanted_with_the_status_that_its_node_tells_and_applied_again_takes_nothing_back() {
+fn fleet_pod_document_can_be_applied_again_without_reverting() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     fleet.node("n2");
     apply(&fleet, &pod("i:v1").to_string(), &["--node", "n1"]).ok();
-    // The node has told of the first version, and does not come to the second.
-    let mut told = pod("i:v1");
-    told["metadata"] = json!({
+    // The node has reported the first version and never reads the second.
+    let mut reported = pod("i:v1");
+    reported["metadata"] = json!({
         "name": "web", "namespace": "default", "uid": "u1", "creationTimestamp": "2026-01-01T00:00:00Z",
         "annotations": {"kubernetes.io/config.source": "etcd"},
     });
-    told["status"] = json!({"phase": "Running"});
-    fleet.put(NodeKeys::new("n1").pod_status("default", "web"), &told, 0);
+    reported["status"] = json!({"phase": "Running"});
+    fleet.put(NodeKeys::new("n1").pod_status("default", "web"), &reported, 0);
     apply(&fleet, &pod("i:v2").to_string(), &["--node", "n1"]).ok();
 
     for shown in [
@@ -53,7 +53,7 @@ fn a_pod_is_shown_as_it_is_wanted_with_the_status_that_its_node_tells_and_applie
     }
     let yaml = run(&fleet, &["get", "pod", "web", "-o", "yaml"]).ok();
     let labelled = yaml.replacen("metadata:\n", "metadata:\n  labels: {tier: front}\n", 1);
-    // The document says which node it is for.
+    // The document names its node.
     assert_eq!(apply(&fleet, &labelled, &[]).ok(), "pod/web changed on n1\n");
     let after = run(&fleet, &["get", "pod", "web", "-o", "json"]).json();
     assert_eq!(after["spec"]["containers"][0]["image"], "i:v2");
@@ -61,16 +61,16 @@ fn a_pod_is_shown_as_it_is_wanted_with_the_status_that_its_node_tells_and_applie
     let older = apply(&fleet, &yaml, &[]);
     assert!(older.failed(1).0.contains("pod/web on n1 has changed since it was read"), "{older:?}");
 
-    // The table is that of what the node tells; so is what nobody wants from etcd.
+    // The table shows the reported pod, also for a pod that is not in etcd.
     let table = run(&fleet, &["get", "pods"]).ok();
     assert!(table.contains(" Running "), "{table}");
-    fleet.put(NodeKeys::new("n2").pod_status("default", "static-n2"), &told, 0);
+    fleet.put(NodeKeys::new("n2").pod_status("default", "static-n2"), &reported, 0);
     let shown = run(&fleet, &["get", "pod", "static-n2", "-o", "json"]).json();
-    assert_eq!(shown, told);
+    assert_eq!(shown, reported);
 }
 
 #[test]
-fn secrets_and_config_maps_are_listed_without_values_and_changed_by_one_after_the_other() {
+fn fleet_secrets_are_listed_without_values_and_can_be_edited() {
     let fleet = Fleet::new(1);
     assert!(run(&fleet, &["get", "secrets"]).err.contains("No secrets found on any node."));
     fleet.node("n1");
@@ -79,7 +79,7 @@ fn secrets_and_config_maps_are_listed_without_values_and_changed_by_one_after_th
     let map =
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: web}\ndata: {port: '80'}\n";
     apply(&fleet, &format!("{secret}---\n{map}"), &["--node", "n1"]).ok();
-    // As another tool may leave it.
+    // As another tool may write it.
     fleet.put(NodeKeys::new("n2").object("Secret", "default", "other"), &json!({"data": {}}), 0);
 
     let rows = |args: &[&str]| -> Vec<String> {
@@ -91,10 +91,13 @@ fn secrets_and_config_maps_are_listed_without_values_and_changed_by_one_after_th
     assert_eq!(rows(&["get", "secret/key"]), ["NAME DATA NODE", "key 2 n1"]);
     assert_eq!(rows(&["get", "secrets", "--node", "n2"]), ["NAME DATA NODE", "other 0 n2"]);
     assert_eq!(rows(&["get", "cm", "-A"]), ["NAMESPACE NAME DATA NODE", "web settings 1 n1"]);
-    let said = run(&fleet, &["get", "configmap", "settings"]);
+    let result = run(&fleet, &["get", "configmap", "settings"]);
     assert_eq!(
-        said.failed(1),
-        ("there is no configmap/settings on any node", "`keelson get configmaps -A --etcd …` lists all")
+        result.failed(1),
+        (
+            "there is no configmap/settings on any node",
+            "`keelson get configmaps -A --etcd …` lists all configmaps"
+        )
     );
 
     let read = run(&fleet, &["get", "secret", "key", "-o", "yaml"]).ok();
@@ -112,25 +115,25 @@ fn secrets_and_config_maps_are_listed_without_values_and_changed_by_one_after_th
         "secret/key unchanged on n1\n"
     );
 
-    // Of two nodes' the document would not say which it is.
+    // A document of an object on two nodes would be ambiguous.
     apply(&fleet, secret, &["--node", "n2"]).ok();
-    let said = run(&fleet, &["get", "secret", "key", "-o", "yaml"]);
-    assert_eq!(said.failed(64), ("secret/key is on several nodes: n1, n2", "--node says which is meant"));
+    let result = run(&fleet, &["get", "secret", "key", "-o", "yaml"]);
+    assert_eq!(result.failed(64), ("secret/key is on several nodes: n1, n2", "choose one with --node"));
     run(&fleet, &["get", "secret", "key", "-o", "yaml", "--node", "n2"]).ok();
 }
 
 #[test]
-fn without_a_fleet_secrets_and_config_maps_are_not_listed_and_the_way_is_told() {
+fn get_secrets_without_etcd_is_an_error_with_a_hint() {
     for what in ["secret", "secrets", "configmap", "configmaps", "cm"] {
-        let said = crate::keelson(Path::new("/nowhere"), &["get", what]);
-        let (error, hint) = said.failed(64);
+        let result = crate::keelson(Path::new("/nowhere"), &["get", what]);
+        let (error, hint) = result.failed(64);
         assert!(error.contains("is about keys of etcd"), "{error}");
         assert!(hint.contains("add --etcd ENDPOINTS"), "{hint}");
     }
 }
 
 #[test]
-fn a_configuration_that_was_shown_and_changed_is_refused_when_somebody_was_faster() {
+fn apply_of_an_outdated_configuration_is_refused() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     let text = "# ours\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
@@ -155,28 +158,28 @@ fn a_configuration_that_was_shown_and_changed_is_refused_when_somebody_was_faste
 }
 
 #[test]
-fn what_cannot_be_stored_is_refused_with_the_way_out() {
+fn fleet_apply_errors_have_hints() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\ndata: {good: Zm9v, token: 'xyzzy!'}\n";
-    let said = apply(&fleet, secret, &[]);
-    let (error, _) = said.failed(1);
+    let result = apply(&fleet, secret, &[]);
+    let (error, _) = result.failed(1);
     assert!(error.contains("secret/key: data[token]: Invalid value: must be base64"), "{error}");
-    assert!(!said.err.contains("xyzzy"), "{}", said.err);
-    // More than a member takes, and more than its server reads.
+    assert!(!result.err.contains("xyzzy"), "{}", result.err);
+    // More than a member accepts, and more than its server reads.
     for length in [1_700_000, 3 << 20] {
         let large = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "large"},
             "data": {"blob": "x".repeat(length)},
         });
-        let said = apply(&fleet, &large.to_string(), &[]);
-        let (error, hint) = said.failed(1);
+        let result = apply(&fleet, &large.to_string(), &[]);
+        let (error, hint) = result.failed(1);
         assert!(error.starts_with("etcd refuses to write "), "{error}");
         assert!(hint.contains("make the object smaller") && hint.contains("--max-request-bytes"), "{hint}");
     }
     for args in [&["-n", "web"][..], &["-A"]] {
-        let said = apply(&fleet, &pod("i").to_string(), args);
-        assert_eq!(said.failed(64).1, "write `metadata.namespace` into the manifest");
+        let result = apply(&fleet, &pod("i").to_string(), args);
+        assert_eq!(result.failed(64).1, "write `metadata.namespace` into the manifest");
     }
     assert!(run(&fleet, &["get", "pods", "-A"]).err.contains("No pods found"));
 }

@@ -1,4 +1,4 @@
-//! `get … --watch --etcd …` against real members: what nodes tell, through the death of members and over what is compacted.
+//! `get … --watch --etcd …` with a real etcd: reports of nodes, also across the death of members and compactions.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ impl Fleet {
         self.write(Operation::Delete { key });
     }
 
-    /// A node that lives until its lease, which comes back, is ended.
+    /// Adds a node with a lease. Returns the lease.
     pub fn node(&self, name: &str) -> i64 {
         let (keys, lease) = (NodeKeys::new(name), self.runtime.block_on(self.etcd.grant(600)).unwrap());
         self.put(keys.node(), &node(name, "True", "1"), 0);
@@ -51,11 +51,11 @@ impl Fleet {
         self.runtime.block_on(self.etcd.revoke(lease)).unwrap();
     }
 
-    pub fn want(&self, node: &str, name: &str) {
+    pub fn set_desired(&self, node: &str, name: &str) {
         self.put(NodeKeys::new(node).pod("default", name), &pod(name, "Pending"), 0);
     }
 
-    fn tell(&self, node: &str, name: &str, phase: &str) {
+    fn report(&self, node: &str, name: &str, phase: &str) {
         self.put(NodeKeys::new(node).pod_status("default", name), &pod(name, phase), 0);
     }
 
@@ -85,46 +85,46 @@ pub fn pod(name: &str, phase: &str) -> Value {
 }
 
 #[test]
-fn pods_of_all_nodes_are_shown_and_then_each_change_of_them() {
+fn fleet_pod_watch_shows_pods_of_all_nodes_and_each_change() {
     let fleet = Fleet::new(1);
     let lease = fleet.node("n1");
     fleet.node("n2");
-    fleet.want("n2", "web");
-    fleet.want("n1", "db");
-    fleet.tell("n1", "db", "Running");
+    fleet.set_desired("n2", "web");
+    fleet.set_desired("n1", "db");
+    fleet.report("n1", "db", "Running");
     let watch = fleet.watch(&["get", "pods"]);
     assert_eq!(watch.words(), "NAME READY STATUS RESTARTS AGE NODE");
     let mut first = [watch.words(), watch.words()];
     first.sort();
     assert_eq!(first, ["db 0/1 Running 0 <unknown> n1", "web 0/1 Pending 0 <unknown> n2"]);
 
-    // Nothing that the table shows: an event, a pod of another namespace, the same again.
+    // The table does not show an event, a pod of another namespace, or an unchanged pod.
     fleet.put(NodeKeys::new("n2").event(7, "pod-sync", 1), &json!({"kind": "Event"}), 0);
     fleet.put(NodeKeys::new("n2").pod("other", "web"), &pod("web", "Pending"), 0);
-    fleet.tell("n2", "web", "Pending");
-    fleet.tell("n2", "web", "Running");
+    fleet.report("n2", "web", "Pending");
+    fleet.report("n2", "web", "Running");
     assert_eq!(watch.words(), "web 0/1 Running 0 <unknown> n2");
-    // A node that is dead tells nothing of its pods.
+    // The pods of a dead node are unknown.
     fleet.end(lease);
     assert_eq!(watch.words(), "db 0/1 Unknown 0 <unknown> n1");
-    // One that is wanted no more is there until its node has ended it.
+    // A deleted pod is shown until its node has ended it.
     fleet.delete(NodeKeys::new("n2").pod("default", "web"));
-    fleet.tell("n2", "web", "Succeeded");
+    fleet.report("n2", "web", "Succeeded");
     assert_eq!(watch.words(), "web 0/1 Succeeded 0 <unknown> n2");
     fleet.delete(NodeKeys::new("n2").pod_status("default", "web"));
     assert_eq!(watch.words(), "web 0/1 Deleted 0 <unknown> n2");
-    // A node that comes later.
-    fleet.want("n3", "late");
+    // A node that is added later.
+    fleet.set_desired("n3", "late");
     assert_eq!(watch.words(), "late 0/1 Unknown 0 <unknown> n3");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
 #[test]
-fn the_pods_that_are_named_are_watched_as_documents_with_what_has_become_of_them() {
+fn fleet_pod_watch_of_named_pods_prints_watch_events() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
-    fleet.want("n1", "web");
-    fleet.want("n1", "db");
+    fleet.set_desired("n1", "web");
+    fleet.set_desired("n1", "db");
     let watch = fleet.watch(&["get", "pods", "web", "--node", "n1", "-o", "json", "--output-watch-events"]);
     let next = || -> (String, String) {
         let line: Value = serde_json::from_str(&watch.line()).unwrap();
@@ -133,8 +133,8 @@ fn the_pods_that_are_named_are_watched_as_documents_with_what_has_become_of_them
         (text(&line["type"]), text(&line["object"]["status"]["phase"]))
     };
     assert_eq!(next().0, "ADDED");
-    fleet.tell("n1", "db", "Running");
-    fleet.tell("n1", "web", "Running");
+    fleet.report("n1", "db", "Running");
+    fleet.report("n1", "web", "Running");
     assert_eq!(next(), ("MODIFIED".to_owned(), "Running".to_owned()));
     fleet.delete(NodeKeys::new("n1").pod_status("default", "web"));
     assert_eq!(next().0, "MODIFIED");
@@ -143,14 +143,14 @@ fn the_pods_that_are_named_are_watched_as_documents_with_what_has_become_of_them
     assert_eq!(watch.interrupt().0, Some(2));
 
     let endpoints = fleet.cluster.endpoints().join(",");
-    let said = keelson(Path::new("/nowhere"), &["get", "pods", "nope", "-w", "--etcd", &endpoints]);
-    assert!(said.failed(1).0.contains("there is no pod \"nope\" on any node"), "{said:?}");
-    let said = keelson(Path::new("/nowhere"), &["get", "node", "nope", "-w", "--etcd", &endpoints]);
-    assert!(said.failed(1).0.contains("there is no node \"nope\""), "{said:?}");
+    let result = keelson(Path::new("/nowhere"), &["get", "pods", "nope", "-w", "--etcd", &endpoints]);
+    assert!(result.failed(1).0.contains("there is no pod \"nope\" on any node"), "{result:?}");
+    let result = keelson(Path::new("/nowhere"), &["get", "node", "nope", "-w", "--etcd", &endpoints]);
+    assert!(result.failed(1).0.contains("there is no node \"nope\""), "{result:?}");
 }
 
 #[test]
-fn nodes_are_shown_as_they_come_die_and_leave_through_the_death_of_a_member() {
+fn fleet_node_watch_survives_the_death_of_a_member() {
     let mut fleet = Fleet::new(3);
     let lease = fleet.node("n1");
     let watch = fleet.watch(&["get", "node"]);
@@ -158,7 +158,7 @@ fn nodes_are_shown_as_they_come_die_and_leave_through_the_death_of_a_member() {
     assert_eq!(watch.words(), "n1 Ready <none> <unknown> v1");
     for member in 0..3 {
         fleet.cluster.kill(member);
-        // A heartbeat alone is no change.
+        // A heartbeat does not count as a change.
         fleet.put(NodeKeys::new("n1").node(), &node("n1", "True", "2"), 0);
         fleet.put(NodeKeys::new("n1").node(), &node("n1", "False", "3"), 0);
         assert_eq!(watch.words(), "n1 NotReady <none> <unknown> v1", "without member {member}");
@@ -171,26 +171,26 @@ fn nodes_are_shown_as_they_come_die_and_leave_through_the_death_of_a_member() {
     fleet.end(lease);
     assert_eq!(watch.words(), "n1 NotReady <none> <unknown> v1");
     fleet.delete(NodeKeys::new("n1").node());
-    assert!(watch.words().starts_with("n1 NotReady"), "without a word of its own it may still have pods");
+    assert!(watch.words().starts_with("n1 NotReady"), "without a Node it may still have pods");
     assert_eq!(watch.words(), "n1 Deleted <none> <unknown> <none>");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
 #[test]
-fn what_was_compacted_while_the_network_was_cut_is_shown_as_it_is_and_the_absence_is_told_once() {
+fn fleet_watch_survives_a_compaction_during_a_network_outage() {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     for name in ["goes", "stays"] {
-        fleet.want("n1", name);
-        fleet.tell("n1", name, "Running");
+        fleet.set_desired("n1", name);
+        fleet.report("n1", name, "Running");
     }
     let relay: Relay = fleet.cluster.relays().unwrap().remove(0);
     let watch = watch(&[format!("http://{}", relay.address())], &["get", "pods"]);
     assert!(watch.words().starts_with("NAME READY STATUS"));
     assert!(watch.words().starts_with("goes 0/1 Running"));
     assert!(watch.words().starts_with("stays 0/1 Running"));
-    // The watch stands before it is cut.
-    fleet.tell("n1", "stays", "Pending");
+    // The watch is established before the connection is cut.
+    fleet.report("n1", "stays", "Pending");
     assert!(watch.words().starts_with("stays 0/1 Pending"));
 
     relay.cut();
@@ -202,8 +202,8 @@ fn what_was_compacted_while_the_network_was_cut_is_shown_as_it_is_and_the_absenc
     );
     fleet.delete(NodeKeys::new("n1").pod("default", "goes"));
     fleet.delete(NodeKeys::new("n1").pod_status("default", "goes"));
-    fleet.tell("n1", "stays", "Running");
-    fleet.want("n1", "comes");
+    fleet.report("n1", "stays", "Running");
+    fleet.set_desired("n1", "comes");
     fleet.runtime.block_on(async {
         let mut client = Client::connect(fleet.cluster.endpoints(), None).await.unwrap();
         let now = client.get("/", None).await.unwrap().header().unwrap().revision();

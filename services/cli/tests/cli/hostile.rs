@@ -1,5 +1,5 @@
-//! Whatever a pod, a manifest, a server or a service says, no command passes on what moves a cursor, names a window or turns text
-//! around: escapes in every text that the services answer with, through every command that shows some.
+//! No command passes on characters that move the cursor, rename the window or reverse text, from any pod, manifest, server or
+//! service: puts escapes into every text of the services' answers, and runs every command that shows them.
 
 use keelson_etcd::NodeKeys;
 use keelson_proto::descriptors;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::fake::{Fake, World};
 use crate::fleet::run;
 use crate::fleet_watch::{self, Fleet};
-use crate::{Said, keelson};
+use crate::{CommandResult, keelson};
 
-/// Moves the cursor, names the window, in one character and in two, and turns the text around.
+/// Moves the cursor, renames the window, with 7-bit and 8-bit controls, and reverses the text.
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;t\u{7}\u{9b}1A\r\u{202e}\u{2066}\u{7f}";
 
-/// What names things to commands, or is a number, a moment or a word from a list in the form of a text.
+/// Fields that name objects for commands, or that hold a number, a time or an enumerated word as text.
 const KEPT: [&str; 22] = [
     "uid",
     "name",
@@ -45,10 +45,10 @@ fn is_kept(field: &str) -> bool {
     KEPT.contains(&field) || field.ends_with("Time") || field.ends_with("At") || field.ends_with("Timestamp")
 }
 
-fn spoil_json(value: &mut Value) {
+fn inject_json(value: &mut Value) {
     match value {
         Value::String(text) => text.push_str(HOSTILE),
-        Value::Array(items) => items.iter_mut().for_each(spoil_json),
+        Value::Array(items) => items.iter_mut().for_each(inject_json),
         Value::Object(fields) => {
             for (field, value) in fields {
                 if value.is_string() && is_kept(field)
@@ -58,39 +58,39 @@ fn spoil_json(value: &mut Value) {
                 {
                     continue;
                 }
-                spoil_json(value);
+                inject_json(value);
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
-fn spoil_field(name: &str, value: &mut Field) {
+fn inject_field(name: &str, value: &mut Field) {
     match value {
         Field::String(text) if !is_kept(name) => text.push_str(HOSTILE),
         Field::Bytes(bytes) if name.ends_with("_json") => {
             let mut json: Value = serde_json::from_slice(bytes).unwrap();
-            spoil_json(&mut json);
+            inject_json(&mut json);
             *bytes = json.to_string().into();
         }
-        Field::Message(message) => spoil_message(message),
-        Field::List(items) => items.iter_mut().for_each(|item| spoil_field(name, item)),
+        Field::Message(message) => inject_message(message),
+        Field::List(items) => items.iter_mut().for_each(|item| inject_field(name, item)),
         _ => {}
     }
 }
 
-fn spoil_message(message: &mut DynamicMessage) {
+fn inject_message(message: &mut DynamicMessage) {
     let fields: Vec<_> = message.descriptor().fields().filter(|field| message.has_field(field)).collect();
     for field in fields {
-        spoil_field(field.name(), message.get_field_mut(&field));
+        inject_field(field.name(), message.get_field_mut(&field));
     }
 }
 
-/// A message with escapes in all of its texts.
-fn spoilt<M: Message + Default>(pool: &DescriptorPool, name: &str, message: &M) -> M {
+/// A message with escapes in all its texts.
+fn with_escapes<M: Message + Default>(pool: &DescriptorPool, name: &str, message: &M) -> M {
     let descriptor = pool.get_message_by_name(name).unwrap();
     let mut dynamic = DynamicMessage::decode(descriptor, message.encode_to_vec().as_slice()).unwrap();
-    spoil_message(&mut dynamic);
+    inject_message(&mut dynamic);
     M::decode(dynamic.encode_to_vec().as_slice()).unwrap()
 }
 
@@ -117,19 +117,19 @@ fn hostile_world() -> World {
     world.images = crate::commands::world_with_images().images;
     let all = |name: &str| format!("keelson.{name}");
     for pod in &mut world.pods {
-        *pod = spoilt(&pool, &all("pod_sync.v1.PodDocument"), pod);
+        *pod = with_escapes(&pool, &all("pod_sync.v1.PodDocument"), pod);
     }
     for service in &mut world.services {
-        *service = spoilt(&pool, &all("supervisor.v1.Service"), service);
+        *service = with_escapes(&pool, &all("supervisor.v1.Service"), service);
     }
     for source in &mut world.sources {
-        *source = spoilt(&pool, &all("pod_config.v1.Source"), source);
+        *source = with_escapes(&pool, &all("pod_config.v1.Source"), source);
     }
     for image in &mut world.images {
-        *image = spoilt(&pool, &all("runtime.v1.RuntimeImage"), image);
+        *image = with_escapes(&pool, &all("runtime.v1.RuntimeImage"), image);
     }
-    world.explanation = spoilt(&pool, &all("pod_sync.v1.ExplainPodResponse"), &world.explanation);
-    spoil_json(&mut world.node);
+    world.explanation = with_escapes(&pool, &all("pod_sync.v1.ExplainPodResponse"), &world.explanation);
+    inject_json(&mut world.node);
     let object = keelson_service_kit::ObjectRef::pod("default", &format!("web-edge{HOSTILE}"), "u1");
     world.events.warning(object, "Failed", format!("the message of a pod{HOSTILE}"));
     world.log = vec!["log\u{1b}[2J\u{9b}1A", "\u{202e}\n"];
@@ -138,22 +138,22 @@ fn hostile_world() -> World {
 
 const FORMATS: [&[&str]; 4] = [&[], &["-o", "wide"], &["-o", "json"], &["-o", "yaml"]];
 
-/// Whether one of the escapes is spelled out in what a command has printed, which has no character that acts.
-fn spells_out(what: &str, said: &Said) -> bool {
+/// Whether the output of a command contains an escaped control character; it must contain no control character itself.
+fn has_escaped_text(what: &str, result: &CommandResult) -> bool {
     let acts = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    for text in [&said.out, &said.err] {
+    for text in [&result.out, &result.err] {
         assert!(!text.chars().any(acts), "{what}: {text:?}");
     }
-    [&said.out, &said.err].iter().any(|text| text.contains("\\u{1b}") || text.contains("\\u001b"))
+    [&result.out, &result.err].iter().any(|text| text.contains("\\u{1b}") || text.contains("\\u001b"))
 }
 
 #[test]
-fn no_command_passes_on_what_acts_on_a_terminal() {
+fn no_command_prints_control_characters() {
     let fake = Fake::start(hostile_world());
-    let mut spelled_out = 0;
+    let mut escaped_outputs = 0;
     for what in [
         &["get", "pods", "-A"][..],
         &["get", "pods", "web-edge"],
@@ -174,26 +174,26 @@ fn no_command_passes_on_what_acts_on_a_terminal() {
         &["grpc", "call", "pod-sync", "ListPods", "{}"],
     ] {
         for format in FORMATS {
-            let said = keelson(&fake.run_dir, &[what, format].concat());
-            spelled_out += usize::from(spells_out(&format!("{what:?} {format:?}"), &said));
+            let result = keelson(&fake.run_dir, &[what, format].concat());
+            escaped_outputs += usize::from(has_escaped_text(&format!("{what:?} {format:?}"), &result));
         }
     }
-    assert!(spelled_out >= 20, "the escapes came through the commands {spelled_out} times only");
+    assert!(escaped_outputs >= 20, "the escapes came through the commands only {escaped_outputs} times");
 }
 
-/// Whoever may write to the store of a fleet, a node among them, writes these.
+/// A fleet with hostile entries, as anyone with write access to its etcd, such as a node, can write them.
 fn hostile_fleet() -> Fleet {
     let fleet = Fleet::new(1);
     fleet.node("n1");
     let keys = NodeKeys::new("n1");
-    let spoilt = |mut value: Value| {
-        spoil_json(&mut value);
+    let with_escapes = |mut value: Value| {
+        inject_json(&mut value);
         value
     };
     let mut node = fleet_watch::node("n1", "True", "1");
     node["status"]["nodeInfo"]["osImage"] = "an OS".into();
     node["status"]["conditions"][0]["message"] = "well".into();
-    fleet.put(keys.node(), &spoilt(node), 0);
+    fleet.put(keys.node(), &with_escapes(node), 0);
     let mut pod = fleet_watch::pod("web", "Running");
     pod["status"]["message"] = "it runs".into();
     pod["status"]["reason"] = "So".into();
@@ -201,13 +201,13 @@ fn hostile_fleet() -> Fleet {
         "name": "main", "ready": false, "restartCount": 1, "image": "i", "imageID": "",
         "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "it waits"}},
     }]);
-    fleet.put(keys.pod("default", "web"), &spoilt(pod.clone()), 0);
-    fleet.put(keys.pod_status("default", "web"), &spoilt(pod), 0);
+    fleet.put(keys.pod("default", "web"), &with_escapes(pod.clone()), 0);
+    fleet.put(keys.pod_status("default", "web"), &with_escapes(pod), 0);
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "default"},
         "data": {"key": "value"},
     });
-    fleet.put(keys.object("ConfigMap", "default", "settings"), &spoilt(object), 0);
+    fleet.put(keys.object("ConfigMap", "default", "settings"), &with_escapes(object), 0);
     let event = json!({
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": "web.1", "namespace": "default"},
         "involvedObject": {"kind": "Pod", "namespace": "default", "name": "web", "uid": "", "fieldPath": "a"},
@@ -215,15 +215,15 @@ fn hostile_fleet() -> Fleet {
         "firstTimestamp": "1970-01-01T00:00:01Z", "lastTimestamp": "1970-01-01T00:00:01Z",
         "source": {"component": "pod-sync", "host": "n1"},
     });
-    fleet.put(keys.event(1_000_000_000, "pod-sync", 1), &spoilt(event), 0);
+    fleet.put(keys.event(1_000_000_000, "pod-sync", 1), &with_escapes(event), 0);
     let refusal = keelson_config::ConfigurationStatus::refusing_all(format!("no init{HOSTILE}"));
     fleet.put(keys.config_status(), &serde_json::to_value(&refusal).unwrap(), 0);
-    fleet.put(keys.config(), &spoilt(json!({"maxPods": 7, "clusterDomain": "d"})), 0);
+    fleet.put(keys.config(), &with_escapes(json!({"maxPods": 7, "clusterDomain": "d"})), 0);
     fleet
 }
 
 #[test]
-fn no_command_for_a_fleet_passes_on_what_acts_on_a_terminal() {
+fn no_fleet_command_prints_control_characters() {
     let fleet = hostile_fleet();
     let mut silent = Vec::new();
     for what in [
@@ -236,11 +236,11 @@ fn no_command_for_a_fleet_passes_on_what_acts_on_a_terminal() {
         &["get", "configmaps", "settings"],
         &["get", "pods", "none\u{1b}[2J"],
     ] {
-        let said = FORMATS.map(|format| {
-            let said = run(&fleet, &[what, format].concat());
-            spells_out(&format!("{what:?} {format:?}"), &said)
+        let result = FORMATS.map(|format| {
+            let result = run(&fleet, &[what, format].concat());
+            has_escaped_text(&format!("{what:?} {format:?}"), &result)
         });
-        if !said.contains(&true) {
+        if !result.contains(&true) {
             silent.push(what);
         }
     }

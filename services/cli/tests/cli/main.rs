@@ -31,15 +31,15 @@ use crate::fake::World;
 
 const SECOND: i64 = 1_000_000_000;
 
-/// What a command said and how it ended.
+/// The exit code and the output of a command.
 #[derive(Debug)]
-struct Said {
+struct CommandResult {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-impl Said {
+impl CommandResult {
     fn of(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -72,16 +72,16 @@ impl Said {
 
 fn command(run_dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_keelson"));
-    let of_ours = std::env::vars_os().map(|(name, _)| name);
-    for name in of_ours.filter(|name| name.to_string_lossy().starts_with("KEELSON_")) {
+    let variables = std::env::vars_os().map(|(name, _)| name);
+    for name in variables.filter(|name| name.to_string_lossy().starts_with("KEELSON_")) {
         command.env_remove(name);
     }
     command.arg("--run-dir").arg(run_dir).args(args).stdin(Stdio::null());
     command
 }
 
-fn keelson(run_dir: &Path, args: &[&str]) -> Said {
-    Said::of(command(run_dir, args).output().unwrap())
+fn keelson(run_dir: &Path, args: &[&str]) -> CommandResult {
+    CommandResult::of(command(run_dir, args).output().unwrap())
 }
 
 fn now() -> i64 {
@@ -99,7 +99,7 @@ fn document(namespace: &str, name: &str, uid: &str, pod: Value) -> PodDocument {
     }
 }
 
-/// A pod that runs, with a field that no struct of ours knows.
+/// A running pod, with a field that our types do not have.
 fn running_pod(namespace: &str, name: &str, uid: &str) -> PodDocument {
     document(
         namespace,
@@ -125,7 +125,7 @@ fn running_pod(namespace: &str, name: &str, uid: &str) -> PodDocument {
     )
 }
 
-/// An agent with three pods of two namespaces on the node `edge`.
+/// An agent with three pods in two namespaces on the node `edge`.
 fn world() -> World {
     World {
         pods: vec![

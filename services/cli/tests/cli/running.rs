@@ -1,4 +1,4 @@
-//! A command that goes on while the test looks at it.
+//! A command that runs while the test reads its output.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::command;
 
-/// How long anything may take on a busy machine.
+/// The timeout of a line of output, generous for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The command, killed when the test fails.
@@ -24,7 +24,7 @@ pub struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -55,16 +55,18 @@ impl Running {
     /// The next line of standard output.
     #[track_caller]
     pub fn line(&self) -> String {
-        self.out.recv_timeout(LIMIT).unwrap_or_else(|e| panic!("no line comes: {e}; {:?}", self.notices()))
+        self.out
+            .recv_timeout(LIMIT)
+            .unwrap_or_else(|e| panic!("no line was printed: {e}; {:?}", self.notices()))
     }
 
-    /// The next line of standard output without the blanks between its words.
+    /// The words of the next line of standard output, separated by single blanks.
     #[track_caller]
     pub fn words(&self) -> String {
         self.line().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// The next notice.
+    /// The next line of standard error.
     #[track_caller]
     pub fn notice(&self) -> String {
         self.err.recv_timeout(LIMIT).unwrap()
@@ -78,7 +80,7 @@ impl Running {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap()
     }
 
-    /// Ctrl-C: the signal that ended it, and what it has printed before that nobody has read.
+    /// Sends SIGINT. Returns the signal that ended the command, and its unread standard output.
     #[track_caller]
     pub fn interrupt(mut self) -> (Option<i32>, Vec<String>) {
         kill_process(self.pid(), Signal::INT).unwrap();
@@ -86,7 +88,7 @@ impl Running {
         (status.signal(), self.out.iter().collect())
     }
 
-    /// Waits for its end: the exit code, and what nobody has read of both outputs.
+    /// Waits for the end of the command. Returns the exit code, and the unread lines of both outputs.
     pub fn end(mut self) -> (Option<i32>, Vec<String>, Vec<String>) {
         drop(self.stdin.take());
         let status = self.child.wait().unwrap();

@@ -20,7 +20,7 @@ fn world() -> World {
 }
 
 #[test]
-fn a_pod_that_waits_for_the_control_plane_is_explained_and_named_wherever_it_is_missed() {
+fn pod_that_waits_for_the_control_plane_is_explained() {
     let fake = Fake::start(world());
     let text = keelson(&fake.run_dir, &["explain", "pod", "shop"]).ok();
     assert!(text.starts_with("pod/shop in default (Pending): Waits for the control plane since"), "{text}");
@@ -34,10 +34,10 @@ fn a_pod_that_waits_for_the_control_plane_is_explained_and_named_wherever_it_is_
     assert!(text.contains("/pods/default/shop: pod default/shop\n  since the reboot"), "{text}");
     let json = keelson(&fake.run_dir, &["get", "sources", "-o", "json"]).json();
     assert_eq!(json["items"][0]["waiting"][0]["name"], "shop");
-    let said = keelson(&fake.run_dir, &["get", "pods"]);
-    assert!(said.err.contains("1 pod more waits for the control plane since the reboot"), "{said:?}");
-    let said = keelson(&fake.run_dir, &["get", "pod", "shop"]);
-    assert!(said.failed(1).1.contains("`keelson explain pod shop`"), "{said:?}");
-    let said = keelson(&fake.run_dir, &["explain", "pod", "shop", "-n", "other"]);
-    assert!(said.failed(1).0.contains("there is no pod"), "{said:?}");
+    let result = keelson(&fake.run_dir, &["get", "pods"]);
+    assert!(result.err.contains("1 pod more waits for the control plane since the reboot"), "{result:?}");
+    let result = keelson(&fake.run_dir, &["get", "pod", "shop"]);
+    assert!(result.failed(1).1.contains("`keelson explain pod shop`"), "{result:?}");
+    let result = keelson(&fake.run_dir, &["explain", "pod", "shop", "-n", "other"]);
+    assert!(result.failed(1).0.contains("there is no pod"), "{result:?}");
 }

@@ -1,4 +1,4 @@
-//! `get … --watch`: changes as they come, through restarts, and nothing twice.
+//! `get … --watch`: changes are shown once, also across restarts of services.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ fn pod_gone(uid: &str) -> WatchPodsResponse {
     WatchPodsResponse { item: Some(watch_pods_response::Item::GoneUid(uid.into())) }
 }
 
-/// A world whose pods stay.
-fn staying() -> World {
+/// A world whose pods remain after their deletion.
+fn world_that_keeps_pods() -> World {
     World { keeps_deleted: true, ..world() }
 }
 
@@ -43,30 +43,30 @@ fn start_one(dir: &Path, world: World, service: ServiceName) -> Fake {
 }
 
 #[test]
-fn pods_are_shown_and_then_each_change_of_them() {
-    let fake = Fake::start(staying());
+fn pod_watch_shows_pods_and_each_change() {
+    let fake = Fake::start(world_that_keeps_pods());
     let watch = Running::start(&fake.run_dir, &["get", "pods", "-w"]);
     assert_eq!(watch.words(), "NAME READY STATUS RESTARTS AGE");
     assert_eq!(watch.words(), "db-edge 0/1 Init:0/1 0 <unknown>");
     assert_eq!(watch.words(), "web-edge 2/2 Running 1 <unknown>");
-    let news = &fake.world.pod_news;
+    let updates = &fake.world.pod_updates;
     // Nothing that the table shows has changed.
     let mut same = running_pod("default", "web-edge", "u1");
     same.version = 9;
-    news.tell(pod_is(same));
+    updates.send(pod_is(same));
     // Not of this namespace.
-    news.tell(pod_is(running_pod("other", "web-edge", "u7")));
-    news.tell(pod_is(simple("job-edge", "u5", "Pending")));
+    updates.send(pod_is(running_pod("other", "web-edge", "u7")));
+    updates.send(pod_is(simple("job-edge", "u5", "Pending")));
     assert_eq!(watch.words(), "job-edge 0/1 Pending 0 <unknown>");
-    news.tell(pod_is(simple("job-edge", "u5", "Succeeded")));
+    updates.send(pod_is(simple("job-edge", "u5", "Succeeded")));
     assert_eq!(watch.words(), "job-edge 0/1 Succeeded 0 <unknown>");
-    news.tell(pod_gone("u5"));
+    updates.send(pod_gone("u5"));
     assert_eq!(watch.words(), "job-edge 0/1 Deleted 0 <unknown>");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
 #[test]
-fn a_watch_outlives_the_restart_of_its_service_and_repeats_nothing() {
+fn watch_survives_a_service_restart_and_repeats_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut pods =
         vec![simple("a", "u1", "Running"), simple("b", "u2", "Running"), simple("c", "u3", "Running")];
@@ -79,40 +79,40 @@ fn a_watch_outlives_the_restart_of_its_service_and_repeats_nothing() {
     drop(fake);
     let notice = watch.notice();
     assert!(notice.contains("waiting for pod-sync to come back"), "{notice}");
-    // One has changed meanwhile, one has gone.
+    // Meanwhile one pod has changed and one is gone.
     pods[1] = simple("b", "u2", "Failed");
     pods.remove(2);
     let fake = start_one(folder.path(), with(&pods), ServiceName::PodSync);
     assert_eq!(watch.notice(), "pod-sync is back");
     assert!(watch.words().starts_with("b 0/1 Failed"));
     assert!(watch.words().starts_with("c 0/1 Deleted"));
-    fake.world.pod_news.tell(pod_is(simple("a", "u1", "Succeeded")));
+    fake.world.pod_updates.send(pod_is(simple("a", "u1", "Succeeded")));
     assert!(watch.words().starts_with("a 0/1 Succeeded"));
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
 #[test]
-fn as_json_each_object_is_a_line_and_each_change_of_it_another() {
-    let fake = Fake::start(staying());
+fn json_watch_prints_a_line_per_change() {
+    let fake = Fake::start(world_that_keeps_pods());
     let args = ["get", "pods", "web", "-w", "-o", "json", "--output-watch-events"];
     let watch = Running::start(&fake.run_dir, &args);
     let next = || serde_json::from_str::<Value>(&watch.line()).unwrap();
     let first = next();
     assert_eq!((&first["type"], &first["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("web-edge")));
     assert_eq!(first["object"]["spec"]["fromTheFuture"], json!({"z": 1, "a": [2]}));
-    let news = &fake.world.pod_news;
-    news.tell(pod_is(running_pod("default", "web-edge", "u1")));
-    news.tell(pod_is(simple("db-edge", "u2", "Failed")));
-    news.tell(pod_is(simple("web-edge", "u1", "Failed")));
+    let updates = &fake.world.pod_updates;
+    updates.send(pod_is(running_pod("default", "web-edge", "u1")));
+    updates.send(pod_is(simple("db-edge", "u2", "Failed")));
+    updates.send(pod_is(simple("web-edge", "u1", "Failed")));
     let second = next();
     assert_eq!(
         (&second["type"], &second["object"]["status"]["phase"]),
         (&json!("MODIFIED"), &json!("Failed"))
     );
-    news.tell(pod_gone("u1"));
+    updates.send(pod_gone("u1"));
     assert_eq!(next()["type"], "DELETED");
     // A static pod that has changed has another UID and the same name.
-    news.tell(pod_is(simple("web-edge", "u8", "Pending")));
+    updates.send(pod_is(simple("web-edge", "u8", "Pending")));
     assert_eq!(next()["type"], "ADDED");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 
@@ -124,17 +124,17 @@ fn as_json_each_object_is_a_line_and_each_change_of_it_another() {
 }
 
 #[test]
-fn a_watch_that_cannot_begin_fails_as_a_get_does() {
+fn watch_without_an_agent_fails_like_get() {
     let folder = tempfile::tempdir().unwrap();
     for what in ["pods", "services", "events", "node", "volumes"] {
-        let said = keelson(folder.path(), &["get", what, "-w"]);
-        assert!(said.failed(69).0.starts_with("the agent is not running"), "{what}: {said:?}");
+        let result = keelson(folder.path(), &["get", what, "-w"]);
+        assert!(result.failed(69).0.starts_with("the agent is not running"), "{what}: {result:?}");
     }
-    let fake = Fake::start(staying());
-    let said = keelson(&fake.run_dir, &["get", "pods", "nope", "-w"]);
-    assert!(said.failed(1).0.contains("there is no pod"), "{said:?}");
-    let said = keelson(&fake.run_dir, &["get", "pods", "--output-watch-events"]);
-    assert_eq!(said.code, Some(64), "{said:?}");
+    let fake = Fake::start(world_that_keeps_pods());
+    let result = keelson(&fake.run_dir, &["get", "pods", "nope", "-w"]);
+    assert!(result.failed(1).0.contains("there is no pod"), "{result:?}");
+    let result = keelson(&fake.run_dir, &["get", "pods", "--output-watch-events"]);
+    assert_eq!(result.code, Some(64), "{result:?}");
 }
 
 fn service(name: &str, pid: u32, state: &str) -> Service {
@@ -142,7 +142,7 @@ fn service(name: &str, pid: u32, state: &str) -> Service {
 }
 
 #[test]
-fn services_are_shown_with_each_change_and_through_a_restart_of_init() {
+fn service_watch_survives_a_restart_of_init() {
     let folder = tempfile::tempdir().unwrap();
     let with = |services: &[Service]| World { services: services.to_vec(), ..World::default() };
     let before = [service("pod-sync", 7, "running"), service("node-api", 8, "running")];
@@ -156,25 +156,25 @@ fn services_are_shown_with_each_change_and_through_a_restart_of_init() {
     };
     let mut same = service("pod-sync", 7, "running");
     same.pss_kib = 99;
-    fake.world.service_news.tell(is(same));
-    fake.world.service_news.tell(is(service("pod-sync", 0, "backing-off")));
+    fake.world.service_updates.send(is(same));
+    fake.world.service_updates.send(is(service("pod-sync", 0, "backing-off")));
     assert_eq!(watch.words(), "pod-sync backing-off - 0 -");
     drop(fake);
     assert!(watch.notice().contains("waiting for init"));
     let after = [service("pod-sync", 17, "running"), service("node-api", 8, "running")];
     let fake = start_one(folder.path(), with(&after), ServiceName::Init);
     assert_eq!(watch.words(), "pod-sync running 17 0 -");
-    fake.world.service_news.tell(is(service("node-api", 8, "stuck")));
+    fake.world.service_updates.send(is(service("node-api", 8, "stuck")));
     assert_eq!(watch.words(), "node-api stuck 8 0 -");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
 #[test]
-fn without_init_the_services_are_watched_one_by_one() {
+fn service_watch_without_init_polls_each_service() {
     let folder = tempfile::tempdir().unwrap();
     let _one = start_one(folder.path(), world(), ServiceName::PodSync);
     let watch = Running::start(folder.path(), &["get", "services", "pod-sync", "node-api", "-w"]);
-    assert!(watch.notice().contains("each service was asked itself"));
+    assert!(watch.notice().contains("each service was queried directly"));
     assert!(watch.words().starts_with("NAME STATE"));
     let first = [watch.words(), watch.words()];
     assert!(
@@ -188,7 +188,7 @@ fn without_init_the_services_are_watched_one_by_one() {
 }
 
 #[test]
-fn events_are_shown_as_they_are_told_and_again_when_they_happen_again() {
+fn event_watch_shows_repeated_events_again() {
     let folder = tempfile::tempdir().unwrap();
     let fake = start_one(folder.path(), world(), ServiceName::PodSync);
     let web = ObjectRef::pod("default", "web-edge", "u1");
@@ -204,7 +204,7 @@ fn events_are_shown_as_they_are_told_and_again_when_they_happen_again() {
     fake.world.events.warning(web.clone(), "BackOff", "waits");
     assert_eq!(next(), "Warning BackOff pod/web-edge 2 waits");
     drop(fake);
-    // The first notices are about the services that were never there.
+    // The first notices are about services that were never started.
     while !watch.notice().contains("waiting for pod-sync to come back") {}
     let fake = start_one(folder.path(), world(), ServiceName::PodSync);
     while watch.notice() != "pod-sync is back" {}
@@ -214,7 +214,7 @@ fn events_are_shown_as_they_are_told_and_again_when_they_happen_again() {
 }
 
 #[test]
-fn the_node_is_shown_again_when_it_has_changed() {
+fn node_watch_shows_changes_but_not_heartbeats() {
     let folder = tempfile::tempdir().unwrap();
     let node = |ready: &str, heartbeat: &str| World {
         node: json!({"metadata": {"name": "edge"}, "status": {"conditions": [
@@ -240,7 +240,7 @@ fn the_node_is_shown_again_when_it_has_changed() {
 }
 
 #[test]
-fn volumes_are_shown_with_what_they_wait_for() {
+fn volumes_and_volume_watch_show_what_they_wait_for() {
     let folder = tempfile::tempdir().unwrap();
     let pod = json!({
         "metadata": {"name": "web-edge", "namespace": "default"},
@@ -288,10 +288,10 @@ fn volumes_are_shown_with_what_they_wait_for() {
     assert!(watch.notice().contains("waiting for volume-manager"));
     let fake = start_one(folder.path(), waiting(), ServiceName::VolumeManager);
     assert_eq!(watch.notice(), "volume-manager is back");
-    let tell = |item| fake.world.volume_news.tell(WatchPodVolumesResponse { item: Some(item) });
-    tell(watch_pod_volumes_response::Item::Pod(held("mounted", "", &["data", "key"])));
+    let send = |item| fake.world.volume_updates.send(WatchPodVolumesResponse { item: Some(item) });
+    send(watch_pod_volumes_response::Item::Pod(held("mounted", "", &["data", "key"])));
     assert_eq!(watch.words(), "web-edge key secret mounted - /v/key");
-    tell(watch_pod_volumes_response::Item::GoneUid("u1".into()));
+    send(watch_pod_volumes_response::Item::GoneUid("u1".into()));
     assert_eq!(watch.words(), "web-edge data emptyDir pending - -");
     assert_eq!(watch.words(), "web-edge key secret pending - -");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));

@@ -1,4 +1,4 @@
-//! The containers of a pod: what was asked for and how they are.
+//! The containers of a pod: spec and status.
 
 use keelson_kube_model::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, EnvVar, IntOrString, Pod, Probe,
@@ -7,7 +7,7 @@ use keelson_kube_model::{
 
 use crate::describer::{Describer, or_none};
 
-/// All containers, by kind.
+/// Describes all containers, grouped by kind.
 pub(super) fn describe(out: &mut Describer, pod: &Pod) {
     let (spec, status) = (&pod.spec, &pod.status);
     let groups = [
@@ -132,7 +132,7 @@ fn terminated(ended: &ContainerStateTerminated, lines: impl Fn(&str, &[(&str, &s
     )
 }
 
-/// A message that stays in its line of the block.
+/// A message reduced to one line.
 fn one_line(text: &str) -> String {
     crate::table::printable(text)
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_shows_its_state_and_its_last_one() {
+    fn described_container_shows_state_and_last_state() {
         let text = text(
             json!({"name": "app", "image": "busybox", "command": ["sh", "-c"], "resources": {"limits": {"cpu": "1"}},
                    "env": [{"name": "A", "value": "b"}, {"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],

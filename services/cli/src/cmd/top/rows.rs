@@ -11,46 +11,46 @@ use keelson_proto::keelson::resource_manager::v1::{PodStatsResponse, Usage};
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::cmd::get_services::{self, ServiceRow as Told};
-use crate::error::Failure;
-use crate::figures::{self, CpuSample, Rates, Sort};
+use crate::cmd::get_services::{self, ServiceRow as ServiceState};
+use crate::error::CliError;
 use crate::human;
+use crate::metrics::{self, CpuRates, CpuSample, Sort};
 use crate::pods::{self, PodEntry, Scope};
 use crate::status::summarise;
 
-/// What a row uses, and how it is told from others.
+/// CPU and memory of a row, with its key and name.
 #[derive(Debug, Default)]
-pub(super) struct Used {
-    /// Unique among all rows.
+pub(super) struct ResourceUse {
+    /// The key, unique among all rows.
     pub(super) key: String,
-    /// For the order.
+    /// The name, for sorting.
     name: String,
     sample: Option<CpuSample>,
     /// Nanoseconds of CPU per second.
     cpu: Option<u64>,
-    /// Bytes: the working set of a pod or the node, the PSS of a service or what there is of it.
+    /// Bytes: the working set of a pod or the node, the PSS of a service, or its RSS where that is unknown.
     memory: Option<u64>,
 }
 
-impl Used {
+impl ResourceUse {
     fn of(key: String, name: String, usage: Option<&Usage>) -> Self {
         let sample = usage.and_then(|u| Some(CpuSample { nanos: u.cpu_nanos?, taken: u.taken_unix_nanos }));
         let memory = usage.and_then(|u| u.memory.as_ref()).map(|memory| memory.working_set);
-        // resource-manager's own rate stands in until there are two looks.
+        // resource-manager's own rate is used until there are two samples.
         Self { key, name, sample, cpu: usage.and_then(|u| u.cpu_nano_cores), memory }
     }
 
-    /// Replaces the rate by that since the last look.
-    pub(super) fn rate(&mut self, rates: &mut Rates) {
+    /// Replaces the CPU rate by that since the previous sample.
+    pub(super) fn apply_rate(&mut self, rates: &mut CpuRates) {
         if let Some(sample) = self.sample {
             self.cpu = rates.rate(&self.key, sample).or(self.cpu);
         }
     }
 
-    pub(super) fn order(&self, other: &Self, sort: Sort) -> Ordering {
-        let figures =
+    pub(super) fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+        let values =
             |by| if by == Sort::Memory { (self.memory, other.memory) } else { (self.cpu, other.cpu) };
-        figures::order(sort, figures, (&self.name, &other.name))
+        metrics::order(sort, values, (&self.name, &other.name))
     }
 }
 
@@ -58,13 +58,13 @@ impl Used {
 #[derive(Debug)]
 pub(super) struct NodeRow {
     name: String,
-    pub(super) used: Used,
-    /// Nanoseconds per second, and bytes, that pods may use; `None`: node-status does not say.
+    pub(super) used: ResourceUse,
+    /// CPU in nanoseconds per second, and memory in bytes, that pods may use; `None`: unknown.
     allocatable: (Option<u64>, Option<u64>),
 }
 
-/// Asks for the node.
-pub(super) async fn node(agent: &Agent) -> Result<NodeRow, Failure> {
+/// Reads the usage of the node.
+pub(super) async fn node(agent: &Agent) -> Result<NodeRow, CliError> {
     let (stats, node) = join(agent.node_stats(), agent.node()).await;
     let stats = stats?;
     let node = node.ok().and_then(|json| serde_json::from_value::<Node>(json).ok());
@@ -72,7 +72,7 @@ pub(super) async fn node(agent: &Agent) -> Result<NodeRow, Failure> {
     let of = |resource: &str| node.as_ref()?.status.allocatable.get(resource).copied();
     let cpu = of("cpu").and_then(|q| u64::try_from(q.nanos()).ok());
     let memory = of("memory").and_then(|q| u64::try_from(q.value()).ok());
-    let used = Used::of("node".into(), name.clone(), stats.usage.as_ref());
+    let used = ResourceUse::of("node".into(), name.clone(), stats.usage.as_ref());
     Ok(NodeRow { name, used, allocatable: (cpu, memory) })
 }
 
@@ -83,10 +83,10 @@ impl NodeRow {
     pub(super) fn cells(&self) -> Vec<String> {
         vec![
             self.name.clone(),
-            figures::cores(self.used.cpu),
-            figures::percent(self.used.cpu, self.allocatable.0),
-            figures::mebibytes(self.used.memory),
-            figures::percent(self.used.memory, self.allocatable.1),
+            metrics::cores(self.used.cpu),
+            metrics::percent(self.used.cpu, self.allocatable.0),
+            metrics::mebibytes(self.used.memory),
+            metrics::percent(self.used.memory, self.allocatable.1),
         ]
     }
 
@@ -95,50 +95,50 @@ impl NodeRow {
     }
 }
 
-/// A service.
+/// A service with its usage.
 #[derive(Debug)]
 pub(super) struct ServiceRow {
-    told: Told,
+    service: ServiceState,
     rss: Option<u64>,
     pid: Option<u32>,
     pss: Option<u64>,
-    pub(super) used: Used,
+    pub(super) used: ResourceUse,
 }
 
-/// Asks init for the services, or where there is none each of them itself, and then each that runs what it uses. One
-/// that does not answer has a row that says so.
-pub(super) async fn services(agent: &Agent) -> Result<Vec<ServiceRow>, Failure> {
-    let (told, with_pss) = match agent.services().await {
-        Ok(services) => (services.into_iter().map(Told::from).collect::<Vec<_>>(), false),
-        Err(failure) if failure.is_unreachable() => {
-            let (told, answered) = get_services::asked(agent).await;
+/// Reads the services from init, or without init from each of them, and then the usage of each running one. A service
+/// that does not answer still has a row.
+pub(super) async fn services(agent: &Agent) -> Result<Vec<ServiceRow>, CliError> {
+    let (services, with_pss) = match agent.services().await {
+        Ok(services) => (services.into_iter().map(ServiceState::from).collect::<Vec<_>>(), false),
+        Err(error) if error.is_unreachable() => {
+            let (services, answered) = get_services::query_each(agent).await;
             if !answered {
-                return Err(failure);
+                return Err(error);
             }
-            (told, true)
+            (services, true)
         }
-        Err(failure) => return Err(failure),
+        Err(error) => return Err(error),
     };
-    let rows = told.into_iter().map(|told| async move {
-        let service = told.name().parse::<ServiceName>().ok().filter(|_| told.may_answer());
+    let rows = services.into_iter().map(|state| async move {
+        let service = state.name().parse::<ServiceName>().ok().filter(|_| state.may_answer());
         let usage = match service {
             Some(service) => agent.usage(service, with_pss).await.ok(),
             None => None,
         };
-        service_row(told, usage)
+        service_row(state, usage)
     });
     Ok(join_all(rows).await)
 }
 
-fn service_row(told: Told, usage: Option<GetUsageResponse>) -> ServiceRow {
+fn service_row(service: ServiceState, usage: Option<GetUsageResponse>) -> ServiceRow {
     let sample = usage.map(|u| CpuSample { nanos: u.cpu_nanos, taken: u.taken_unix_nanos });
-    let pss = told.pss_bytes().or(usage.and_then(|u| u.pss_bytes));
+    let pss = service.pss_bytes().or(usage.and_then(|u| u.pss_bytes));
     let rss = usage.map(|u| u.rss_bytes);
-    // The process id that init tells is the host's.
-    let pid = told.pid().or(usage.map(|u| u.pid));
-    let name = told.name().to_owned();
-    let used = Used { key: format!("service/{name}"), name, sample, cpu: None, memory: pss.or(rss) };
-    ServiceRow { told, rss, pid, pss, used }
+    // init reports the process id in the host's namespace.
+    let pid = service.pid().or(usage.map(|u| u.pid));
+    let name = service.name().to_owned();
+    let used = ResourceUse { key: format!("service/{name}"), name, sample, cpu: None, memory: pss.or(rss) };
+    ServiceRow { service, rss, pid, pss, used }
 }
 
 impl ServiceRow {
@@ -148,31 +148,31 @@ impl ServiceRow {
     pub(super) fn cells(&self, now: i64) -> Vec<String> {
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         let size = |bytes: Option<u64>| or_none(bytes.map(|bytes| human::mebibytes(bytes / 1024)));
-        let started = self.told.started();
+        let started = self.service.started();
         vec![
-            self.told.name().to_owned(),
-            self.told.state().to_owned(),
+            self.service.name().to_owned(),
+            self.service.state().to_owned(),
             or_none(self.pid.map(|pid| pid.to_string())),
-            figures::percent_of_core(self.used.cpu),
+            metrics::percent_of_core(self.used.cpu),
             size(self.pss),
             size(self.rss),
-            self.told.restarts().map_or_else(|| "<unknown>".into(), |n| n.to_string()),
-            if started == 0 || !self.told.may_answer() { "-".into() } else { human::since(started, now) },
-            self.told.message().to_owned(),
+            self.service.restarts().map_or_else(|| "<unknown>".into(), |n| n.to_string()),
+            if started == 0 || !self.service.may_answer() { "-".into() } else { human::since(started, now) },
+            self.service.message().to_owned(),
         ]
     }
 
     pub(super) fn document(&self) -> Value {
         json!({
-            "name": self.told.name(),
-            "state": self.told.state(),
+            "name": self.service.name(),
+            "state": self.service.state(),
             "pid": self.pid,
-            "restarts": self.told.restarts(),
-            "message": self.told.message(),
+            "restarts": self.service.restarts(),
+            "message": self.service.message(),
             "cpuNanoCores": self.used.cpu,
             "pssBytes": self.pss,
             "rssBytes": self.rss,
-            "startedAt": human::rfc3339(self.told.started()),
+            "startedAt": human::rfc3339(self.service.started()),
         })
     }
 }
@@ -182,30 +182,30 @@ impl ServiceRow {
 pub(super) struct PodRow {
     namespace: String,
     name: String,
-    /// `None`: pod-sync does not say.
+    /// `None`: unknown.
     restarts: Option<i32>,
     created: i64,
-    pub(super) used: Used,
+    pub(super) used: ResourceUse,
 }
 
-/// Asks pod-sync for the pods and resource-manager for what they use. Where one of both does not answer, its part of
-/// the rows is missing, and why is told.
-pub(super) async fn pods(agent: &Agent, scope: &Scope) -> Result<(Vec<PodRow>, Option<Failure>), Failure> {
+/// Reads the pods from pod-sync and their usage from resource-manager. If one of them fails, the rows lack its values,
+/// and its error is returned with them.
+pub(super) async fn pods(agent: &Agent, scope: &Scope) -> Result<(Vec<PodRow>, Option<CliError>), CliError> {
     let (stats, known) = join(agent.pod_stats(), pods::list(agent)).await;
     match (stats, known) {
         (Ok(stats), Ok(known)) => Ok((pod_rows(stats, known, scope), None)),
-        (Ok(stats), Err(failure)) => Ok((pod_rows(stats, Vec::new(), scope), Some(failure))),
-        (Err(failure), Ok(known)) => Ok((pod_rows(Vec::new(), known, scope), Some(failure))),
-        (Err(failure), Err(_)) => Err(failure),
+        (Ok(stats), Err(error)) => Ok((pod_rows(stats, Vec::new(), scope), Some(error))),
+        (Err(error), Ok(known)) => Ok((pod_rows(Vec::new(), known, scope), Some(error))),
+        (Err(error), Err(_)) => Err(error),
     }
 }
 
-/// A row for each pod that runs or is to run.
+/// A row for each pod that has not finished.
 fn pod_rows(stats: Vec<PodStatsResponse>, known: Vec<PodEntry>, scope: &Scope) -> Vec<PodRow> {
     let mut rows = BTreeMap::new();
     for entry in known {
-        let over = entry.pod.as_ref().is_some_and(|pod| pod.status.phase().is_terminal());
-        if over || entry.document.finished {
+        let is_terminal = entry.pod.as_ref().is_some_and(|pod| pod.status.phase().is_terminal());
+        if is_terminal || entry.document.finished {
             continue;
         }
         let name = format!("{}/{}", entry.document.namespace, entry.document.name);
@@ -214,24 +214,24 @@ fn pod_rows(stats: Vec<PodStatsResponse>, known: Vec<PodEntry>, scope: &Scope) -
             name: entry.document.name.clone(),
             restarts: entry.pod.as_ref().map(|pod| summarise(pod).restarts),
             created: entry.created(),
-            used: Used::of(entry.document.uid.clone(), name, None),
+            used: ResourceUse::of(entry.document.uid.clone(), name, None),
         };
         rows.insert(entry.document.uid, row);
     }
     for stats in stats {
         let Some(pod) = stats.pod else { continue };
         let name = format!("{}/{}", pod.namespace, pod.name);
-        let used = Used::of(pod.uid.clone(), name, stats.usage.as_ref());
+        let used = ResourceUse::of(pod.uid.clone(), name, stats.usage.as_ref());
         let row = rows.entry(pod.uid).or_insert_with(|| PodRow {
             namespace: pod.namespace,
             name: pod.name,
             restarts: None,
             created: stats.started_unix_nanos,
-            used: Used::default(),
+            used: ResourceUse::default(),
         });
         row.used = used;
     }
-    rows.into_values().filter(|row| scope.holds(&row.namespace)).collect()
+    rows.into_values().filter(|row| scope.contains(&row.namespace)).collect()
 }
 
 impl PodRow {
@@ -246,8 +246,8 @@ impl PodRow {
     pub(super) fn cells(&self, with_namespace: bool, now: i64) -> Vec<String> {
         let mut cells = vec![
             self.name.clone(),
-            figures::cores(self.used.cpu),
-            figures::mebibytes(self.used.memory),
+            metrics::cores(self.used.cpu),
+            metrics::mebibytes(self.used.memory),
             self.restarts.map_or_else(|| "-".into(), |restarts| restarts.to_string()),
             human::since(self.created, now),
         ];
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_run_are_there_with_figures_and_those_that_wait_without() {
+    fn running_pods_have_usage_and_pending_pods_have_none() {
         let known = vec![
             entry("u1", "web", "Running"),
             entry("u2", "db", "Pending"),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_both_services_is_enough_for_a_row() {
+    fn pod_rows_need_only_one_of_both_services() {
         assert_eq!(cells(vec![stats("u1", "web", "default")], Vec::new(), Some("default")), ["web 2m 5Mi -"]);
         assert_eq!(cells(Vec::new(), vec![entry("u1", "web", "Running")], Some("default")), ["web - - 3"]);
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_service_has_a_row_that_says_so() {
+    fn dead_service_has_a_row_without_usage() {
         let service = keelson_proto::keelson::supervisor::v1::Service {
             name: "node-api".into(),
             state: "backing-off".into(),
@@ -345,14 +345,14 @@ mod tests {
             ..Default::default()
         };
         let row = service_row(service.into(), None);
-        assert!(!row.told.may_answer());
+        assert!(!row.service.may_answer());
         let wanted = ["node-api", "backing-off", "-", "-", "-", "-", "5", "-", "ended with exit code 70"];
         assert_eq!(row.cells(9), wanted);
     }
 
     #[test]
-    fn what_a_service_says_of_itself_fills_what_init_does_not_tell() {
-        let told = Told::from(keelson_proto::keelson::supervisor::v1::Service {
+    fn usage_from_the_service_completes_the_state_from_init() {
+        let state = ServiceState::from(keelson_proto::keelson::supervisor::v1::Service {
             name: "pod-sync".into(),
             state: "running".into(),
             pid: 42,
@@ -368,11 +368,11 @@ mod tests {
             started_unix_nanos: 0,
             pid: 7,
         };
-        let mut rates = Rates::default();
-        let mut row = service_row(told, Some(usage(0, 10)));
-        row.used.rate(&mut rates);
+        let mut rates = CpuRates::default();
+        let mut row = service_row(state, Some(usage(0, 10)));
+        row.used.apply_rate(&mut rates);
         row.used.sample = Some(CpuSample { nanos: 150_000_000, taken: 11 * human::SECOND });
-        row.used.rate(&mut rates);
+        row.used.apply_rate(&mut rates);
         let wanted = ["pod-sync", "running", "42", "15.0%", "2.0Mi", "6.0Mi", "0", "10s", ""];
         assert_eq!(row.cells(11 * human::SECOND), wanted);
     }

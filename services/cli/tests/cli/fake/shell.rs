@@ -1,10 +1,10 @@
-//! The commands that can be run in the containers of the fake.
+//! The commands of the fake containers.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use keelson_proto::keelson::runtime::v1::exec_request::Item as Ask;
-use keelson_proto::keelson::runtime::v1::exec_response::Item as Told;
+use keelson_proto::keelson::runtime::v1::exec_request::Item as RequestItem;
+use keelson_proto::keelson::runtime::v1::exec_response::Item as ResponseItem;
 use keelson_proto::keelson::runtime::v1::{ExecRequest, ExecResponse, ExecStart, ExecStarted, TerminalSize};
 use keelson_service_kit::status::error;
 use tokio::sync::mpsc;
@@ -13,40 +13,40 @@ use tonic::{Code, Status, Streaming};
 
 use super::{Boxed, World};
 
-/// The caller, and what it hears.
+/// The streams of an `Exec` call.
 struct Session {
-    asks: Streaming<ExecRequest>,
+    requests: Streaming<ExecRequest>,
     answers: mpsc::Sender<Result<ExecResponse, Status>>,
 }
 
 impl Session {
-    async fn tell(&self, item: Told) {
-        // A caller that has gone hears nothing.
+    async fn send(&self, item: ResponseItem) {
+        // Ignore an error: the caller is gone.
         let _ = self.answers.send(Ok(ExecResponse { item: Some(item) })).await;
     }
 
-    async fn say(&self, text: &str) {
-        self.tell(Told::Stdout(text.to_owned().into())).await;
+    async fn print(&self, text: &str) {
+        self.send(ResponseItem::Stdout(text.to_owned().into())).await;
     }
 
     async fn fail(&self, code: Code, reason: &str, message: &str) {
         let _ = self.answers.send(Err(error(code, reason, message))).await;
     }
 
-    /// What the caller asks next; `None` when it has gone.
-    async fn next(&mut self) -> Option<Ask> {
-        self.asks.message().await.ok().flatten()?.item
+    /// The next request; `None` when the caller is gone.
+    async fn next(&mut self) -> Option<RequestItem> {
+        self.requests.message().await.ok().flatten()?.item
     }
 }
 
-pub(super) fn run(world: Arc<World>, asks: Streaming<ExecRequest>) -> Boxed<ExecResponse> {
+pub(super) fn run(world: Arc<World>, requests: Streaming<ExecRequest>) -> Boxed<ExecResponse> {
     let (answers, stream) = mpsc::channel(4);
     tokio::spawn(async move {
-        let mut session = Session { asks, answers };
-        let Some(Ask::Start(start)) = session.next().await else {
+        let mut session = Session { requests, answers };
+        let Some(RequestItem::Start(start)) = session.next().await else {
             return session.fail(Code::InvalidArgument, "BAD_REQUEST", "no start").await;
         };
-        world.told.hear(format!(
+        world.calls.record(format!(
             "exec {}/{}{}/{} tty={} stdin={} {}",
             start.namespace,
             start.name,
@@ -57,7 +57,7 @@ pub(super) fn run(world: Arc<World>, asks: Streaming<ExecRequest>) -> Boxed<Exec
             start.command.join(" ")
         ));
         command(&mut session, start).await;
-        world.told.hear("the command is over".to_owned());
+        world.calls.record("the command is over".to_owned());
     });
     Box::pin(ReceiverStream::new(stream))
 }
@@ -81,60 +81,60 @@ async fn command(session: &mut Session, start: ExecStart) {
         ["idle"] => {
             return session.fail(Code::DeadlineExceeded, "IDLE", "nothing went either way for 4h").await;
         }
-        _ => session.tell(Told::Started(ExecStarted::default())).await,
+        _ => session.send(ResponseItem::Started(ExecStarted::default())).await,
     }
     match words.as_slice() {
-        ["echo", rest @ ..] => session.say(&format!("{}\n", rest.join(" "))).await,
+        ["echo", rest @ ..] => session.print(&format!("{}\n", rest.join(" "))).await,
         ["cat"] => return cat(session).await,
         ["keys"] => return keys(session, start.size).await,
         ["lost"] => {
-            session.say("half").await;
+            session.print("half").await;
             return session.fail(Code::Unavailable, "RUNTIME_LOST", "the runtime has gone").await;
         }
         ["many", count] => {
             for _ in 0..count.parse().unwrap() {
-                session.say(&"x".repeat(10_000)).await;
+                session.print(&"x".repeat(10_000)).await;
             }
         }
         ["exit", code] => {
-            session.tell(Told::Stderr("bye\n".to_owned().into())).await;
-            return session.tell(Told::ExitCode(code.parse().unwrap())).await;
+            session.send(ResponseItem::Stderr("bye\n".to_owned().into())).await;
+            return session.send(ResponseItem::ExitCode(code.parse().unwrap())).await;
         }
         other => panic!("{other:?}"),
     }
-    session.tell(Told::ExitCode(0)).await;
+    session.send(ResponseItem::ExitCode(0)).await;
 }
 
-/// Says what it is told, up to the end of its input.
+/// Prints its input up to the end.
 async fn cat(session: &mut Session) {
-    while let Some(ask) = session.next().await {
-        match ask {
-            Ask::Stdin(bytes) => session.tell(Told::Stdout(bytes)).await,
-            Ask::CloseStdin(_) => {
-                session.say("[end]\n").await;
-                return session.tell(Told::ExitCode(0)).await;
+    while let Some(request) = session.next().await {
+        match request {
+            RequestItem::Stdin(bytes) => session.send(ResponseItem::Stdout(bytes)).await,
+            RequestItem::CloseStdin(_) => {
+                session.print("[end]\n").await;
+                return session.send(ResponseItem::ExitCode(0)).await;
             }
             other => panic!("{other:?}"),
         }
     }
 }
 
-/// Says each key as a number, and each size of the terminal, up to `q`.
+/// Prints each key as a number, and each size of the terminal, up to `q`.
 async fn keys(session: &mut Session, size: Option<TerminalSize>) {
     let text = |size: &TerminalSize| format!("[{}x{}]", size.width, size.height);
-    session.say(&size.as_ref().map_or_else(|| "[no size]".to_owned(), text)).await;
-    while let Some(ask) = session.next().await {
-        match ask {
-            Ask::Resize(size) => session.say(&text(&size)).await,
-            Ask::Stdin(bytes) => {
+    session.print(&size.as_ref().map_or_else(|| "[no size]".to_owned(), text)).await;
+    while let Some(request) = session.next().await {
+        match request {
+            RequestItem::Resize(size) => session.print(&text(&size)).await,
+            RequestItem::Stdin(bytes) => {
                 let bytes: &[u8] = bytes.as_ref();
-                let mut said = String::new();
+                let mut text = String::new();
                 for byte in bytes {
-                    write!(said, "<{byte:02x}>").unwrap();
+                    write!(text, "<{byte:02x}>").unwrap();
                 }
-                session.say(&said).await;
+                session.print(&text).await;
                 if bytes.contains(&b'q') {
-                    return session.tell(Told::ExitCode(0)).await;
+                    return session.send(ResponseItem::ExitCode(0)).await;
                 }
             }
             other => panic!("{other:?}"),

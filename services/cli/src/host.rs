@@ -1,4 +1,4 @@
-//! What this machine tells without any agent being asked: which agents run on it, and whose group a socket is.
+//! Facts about this machine that need no call to an agent: the run folders of its agents, and the group of a socket.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use keelson_config::ServiceName;
 
-/// The group that packages make for those who operate the agent.
+/// The group that the packages create for operators.
 const OPERATOR_GROUP: &str = "keelson";
 
-/// The run folders of the agents on this machine, as the command lines of their services tell them (proc(5)).
-/// One in another mount namespace, as in a container, is left out: its folder cannot be named from here.
+/// The run folders of the agents on this machine, read from the command lines of their services (proc(5)).
+/// An agent in another mount namespace, such as a container, is left out: its folder is not visible from here.
 pub(crate) fn run_dirs() -> Vec<PathBuf> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_pid = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
@@ -25,7 +25,7 @@ pub(crate) fn run_dirs() -> Vec<PathBuf> {
     found.into_iter().collect()
 }
 
-/// The run folder of a service by its command line, each argument ended by a zero byte; `None` for every other
+/// The run folder of a service from its command line, each argument ended by a zero byte; `None` for every other
 /// process.
 fn run_dir_of(command_line: &[u8]) -> Option<PathBuf> {
     let mut arguments = command_line.split(|byte| *byte == 0);
@@ -43,18 +43,18 @@ fn run_dir_of(command_line: &[u8]) -> Option<PathBuf> {
     (file.is_absolute() && file.file_name()? == "config.json").then(|| file.parent().map(Path::to_owned))?
 }
 
-/// The group whose members may talk to an agent.
+/// The group whose members may call an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Group {
     Named(String),
-    /// It has no name on this machine.
+    /// The group has no name on this machine.
     Numbered(u32),
-    /// The socket cannot be looked at, or belongs to root alone.
+    /// The socket is not visible, or belongs to root's group.
     Unknown,
 }
 
 impl Group {
-    /// The group of a socket, or of its folder where the socket itself is out of sight.
+    /// The group of a socket, or of its folder where the socket is not visible.
     pub(crate) fn of_socket(socket: &Path) -> Self {
         let gid = |path: &Path| fs::symlink_metadata(path).ok().map(|meta| meta.gid());
         match gid(socket).or_else(|| gid(socket.parent()?)) {
@@ -66,8 +66,8 @@ impl Group {
         }
     }
 
-    /// How somebody becomes a member.
-    pub(crate) fn way_in(&self) -> String {
+    /// How a person gets access.
+    pub(crate) fn membership_hint(&self) -> String {
         let join = |name: &str| {
             format!("join the group {name} (`sudo usermod -aG {name} $USER`, then log in again), or use sudo")
         };
@@ -96,11 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_tells_its_run_folder_by_its_configuration() {
-        let told = |line: &str| run_dir_of(line.replace(' ', "\0").as_bytes());
+    fn run_folder_is_read_from_a_service_command_line() {
+        let run_dir = |line: &str| run_dir_of(line.replace(' ', "\0").as_bytes());
         let run = Some(PathBuf::from("/run/b"));
-        assert_eq!(told("/usr/libexec/keelson/keelson-pod-sync --config /run/b/config.json "), run);
-        assert_eq!(told("keelson-node-api --config=/run/b/config.json"), run);
+        assert_eq!(run_dir("/usr/libexec/keelson/keelson-pod-sync --config /run/b/config.json "), run);
+        assert_eq!(run_dir("keelson-node-api --config=/run/b/config.json"), run);
         for other in [
             "",
             "keelson get pods --config /run/b/config.json",
@@ -110,22 +110,22 @@ mod tests {
             "keelson-pod-sync --config /run/b/other.json",
             "kubelet --config /var/lib/kubelet/config.json",
         ] {
-            assert_eq!(told(other), None, "{other:?}");
+            assert_eq!(run_dir(other), None, "{other:?}");
         }
     }
 
     #[test]
-    fn a_group_is_named_as_the_machine_names_it() {
+    fn group_name_comes_from_etc_group() {
         let groups = "root:x:0:\nbroken\noperators:x:64200:me,you\n";
         assert_eq!(name_of(groups, 64_200).as_deref(), Some("operators"));
         assert_eq!(name_of(groups, 7), None);
-        assert!(Group::Named("operators".into()).way_in().contains("usermod -aG operators"));
-        let numbered = Group::Numbered(64_200).way_in();
+        assert!(Group::Named("operators".into()).membership_hint().contains("usermod -aG operators"));
+        let numbered = Group::Numbered(64_200).membership_hint();
         assert!(numbered.contains("groupadd --gid 64200 keelson") && numbered.contains("sudo"), "{numbered}");
     }
 
     #[test]
-    fn the_group_of_a_socket_that_nobody_may_see_is_that_of_its_folder() {
+    fn group_of_an_invisible_socket_is_the_group_of_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let gid = fs::metadata(folder.path()).unwrap().gid();
         let groups = fs::read_to_string("/etc/group").unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Names that a person may have meant.
+//! Suggests names that resemble a mistyped one.
 
-/// How many names are offered.
-const OFFERED: usize = 3;
+/// The number of names suggested at most.
+const MAX_SUGGESTIONS: usize = 3;
 
-/// Those of `known` that are near `wanted`, the nearest first: they begin with it, or differ in few characters.
-pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+/// The names in `known` that begin with `wanted` or differ from it in few characters, closest first.
+pub(crate) fn similar_names<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     // A third of the characters may be wrong: `wbe` is `web`, `db` is not `web`.
     let limit = wanted.chars().count() / 3;
     let mut found: Vec<(usize, &str)> = known
@@ -17,10 +17,10 @@ pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -
         .collect();
     found.sort_unstable();
     found.dedup();
-    found.into_iter().take(OFFERED).map(|(_, name)| name).collect()
+    found.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
 }
 
-/// How many characters must be put in, left out, changed or swapped with their neighbour to make `b` of `a`.
+/// The number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     // rows[i][j]: the distance of the first i characters of `a` and the first j of `b`.
@@ -45,18 +45,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_names_come_first_and_strangers_not_at_all() {
+    fn similar_names_are_sorted_by_distance_and_others_left_out() {
         let known = ["web-edge", "web", "wbe", "db-edge", "database"];
-        assert_eq!(near("wep", known), ["web"]);
-        assert_eq!(near("web-egde", known), ["web-edge"]);
-        assert_eq!(near("data", known), ["database"]);
-        assert_eq!(near("we", known), ["web", "web-edge"]);
-        assert_eq!(near("nope", known), Vec::<&str>::new());
-        assert_eq!(near("", known), Vec::<&str>::new());
+        assert_eq!(similar_names("wep", known), ["web"]);
+        assert_eq!(similar_names("web-egde", known), ["web-edge"]);
+        assert_eq!(similar_names("data", known), ["database"]);
+        assert_eq!(similar_names("we", known), ["web", "web-edge"]);
+        assert_eq!(similar_names("nope", known), Vec::<&str>::new());
+        assert_eq!(similar_names("", known), Vec::<&str>::new());
     }
 
     #[test]
-    fn the_distance_counts_what_must_be_changed() {
+    fn edit_distance_counts_changed_characters() {
         for (a, b, expected) in
             [("", "", 0), ("", "abc", 3), ("web", "web", 0), ("wbe", "web", 1), ("kitten", "sitting", 3)]
         {
