@@ -1,17 +1,17 @@
-//! Exec credential provider plugins (runtime-and-resources.md §6.4): programs that the node's administrator names and
-//! that are asked for the credentials of an image.
+//! Exec credential provider plugins (runtime-and-resources.md §6.4): programs that the node's administrator configures
+//! and that return credentials for images.
 //!
-//! **As whom they run.** As this service does: as root with the capabilities of its row in init's table of privileges and
-//! no others, or, below an init that is not root, as init's user. `no_new_privs` holds for them too: set-user-id bits and
-//! file capabilities of a plugin do nothing (execve(2)). A plugin may thus read every file and talk to the network, and
-//! may neither mount nor change the machine. Its working folder is this service's, its process group its own, and its
-//! `oom_score_adj` is 0. Four of one plugin run at a time; one that takes long while another pod waits
-//! counts no longer.
+//! **User and privileges.** A plugin runs as this service does: as root with the capabilities of this service's row in
+//! init's table of privileges and no others, or as init's user if init is not root. `no_new_privs` applies, so
+//! set-user-id bits and file capabilities of a plugin have no effect (execve(2)). A plugin can read every file and use
+//! the network, but can neither mount nor change the machine. It has the working folder of this service, its own
+//! process group, and an `oom_score_adj` of 0. Four processes of one plugin run at a time; a process that takes long
+//! while another pod waits no longer counts.
 //!
-//! **Their environment** is that of init, over it this service's own, over it `env` of the configuration.
+//! **Environment.** That of init, overridden by that of this service, overridden by `env` of the configuration.
 //!
-//! Credentials are kept in memory for as long as plugins allow, and are in no log, event, error or file. What a plugin
-//! writes to its standard error is logged when it fails, at most the last KiB of it.
+//! Credentials are kept in memory for as long as the plugins allow, and are in no log, event, error or file. When a
+//! plugin fails, at most the last KiB of its standard error is logged.
 
 mod handover;
 
@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared, join_all};
 use keelson_config::Paths;
-use keelson_runtime_shim_core::credential_config::{Configured, Provider};
+use keelson_runtime_shim_core::credential_config::{CredentialProviderConfig, Provider};
 use keelson_runtime_shim_core::credential_plugin::{
-    Auth, BadResponse, Cache, Response, parse_response, request,
+    Auth, Cache, Response, ResponseError, parse_response, request,
 };
 use keelson_runtime_shim_core::keyring::{Credential, Keyring, Origin};
 use keelson_service_kit::plugin::{Program, RunError};
@@ -38,16 +38,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::clock::Clock;
-use handover::{Given, NotUsable, handover_path, read_handover};
+use handover::{HandoverError, LoadedProviders, handover_path, read_handover};
 
-/// How long a plugin may take for an answer (runtime-and-resources.md §6.4).
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-/// How many processes of one plugin run at a time.
-const AT_A_TIME: usize = 4;
-/// A plugin that hangs for the images of one pod keeps no other pod waiting for longer than that.
+/// Timeout of a plugin (runtime-and-resources.md §6.4).
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum concurrent processes of one plugin.
+const MAX_CONCURRENT: usize = 4;
+/// A plugin that hangs for the images of one pod makes other pods wait no longer than this.
 const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(5), kept: Duration::from_secs(15) };
-/// Variables of this service that say something to it alone.
-const FOR_US: &[&str] = &[
+/// Environment variables that are for this service only.
+const OWN_VARIABLES: &[&str] = &[
     "KEELSON_LIFELINE_FD",
     "MALLOC_ARENA_MAX",
     "RUST_BACKTRACE",
@@ -80,20 +80,20 @@ struct Plugin {
 #[derive(Debug, Default)]
 struct State {
     cache: Cache,
-    /// Who is asked at the moment, by repository.
-    asked: HashMap<String, WeakShared<Asking>>,
+    /// Running requests, by repository.
+    requested: HashMap<String, WeakShared<PendingResponse>>,
 }
 
-/// Gives what a plugin has answered; none when it has failed, which is logged and counted.
-type Asking = BoxFuture<'static, Option<Auth>>;
+/// Resolves to the plugin's credentials, or to `None` if it failed, which is logged and counted.
+type PendingResponse = BoxFuture<'static, Option<Auth>>;
 
-/// A plugin that gave no credentials.
+/// Why a plugin returned no credentials.
 #[derive(Debug, thiserror::Error)]
 enum PluginError {
     #[error(transparent)]
     Run(#[from] RunError),
     #[error(transparent)]
-    Answer(#[from] BadResponse),
+    Answer(#[from] ResponseError),
 }
 
 #[derive(Debug, Clone)]
@@ -132,41 +132,41 @@ impl PluginMetrics {
 }
 
 impl Plugins {
-    /// Those that init has handed over; none where it has handed over nothing. A binary that is not there and a file
-    /// that cannot be read are conditions of `progress`: images are pulled without them.
+    /// Loads the plugins that init has handed over; none if init has handed over nothing. A missing binary and an
+    /// unreadable file are reported as conditions of `progress`, and images are pulled without them.
     ///
     /// # Errors
-    /// Everything that is wrong with the configuration.
-    pub async fn load(paths: &Paths, metrics: &Metrics, progress: &Progress) -> Result<Self, NotUsable> {
+    /// All errors of the configuration.
+    pub async fn load(paths: &Paths, metrics: &Metrics, progress: &Progress) -> Result<Self, HandoverError> {
         let path = handover_path(paths);
         Self::load_by(move || read_handover(&path), metrics, progress).await
     }
 
     async fn load_by(
-        read: impl FnOnce() -> Result<Option<Given>, NotUsable> + Send + 'static,
+        read: impl FnOnce() -> Result<Option<LoadedProviders>, HandoverError> + Send + 'static,
         metrics: &Metrics,
         progress: &Progress,
-    ) -> Result<Self, NotUsable> {
+    ) -> Result<Self, HandoverError> {
         let read = tokio::task::spawn_blocking(read).await;
-        let given = match read.map_err(|source| NotUsable::Lost { source })? {
-            Ok(Some(given)) => given,
+        let loaded = match read.map_err(|source| HandoverError::Lost { source })? {
+            Ok(Some(loaded)) => loaded,
             Ok(None) => return Ok(Self::default()),
-            Err(error @ NotUsable::Read { .. }) => {
-                let what_then =
+            Err(error @ HandoverError::Read { .. }) => {
+                let consequence =
                     "images are pulled without credential providers until runtime-shim is restarted";
-                progress.condition("credential providers", Err(format!("{}; {what_then}", chain(&error))));
+                progress.condition("credential providers", Err(format!("{}; {consequence}", chain(&error))));
                 return Ok(Self::default());
             }
             Err(error) => return Err(error),
         };
-        tell_start(&given.configured);
-        Ok(Self::of(given, ANSWERS_WITHIN, metrics, progress))
+        log_providers(&loaded.config);
+        Ok(Self::of(loaded, ANSWER_TIMEOUT, metrics, progress))
     }
 
-    fn of(given: Given, limit: Duration, metrics: &Metrics, progress: &Progress) -> Self {
-        let Given { bin_dir, environment, configured, mut missing, mut writable } = given;
-        let metrics = PluginMetrics::registered(metrics, &configured.hash);
-        let environment = merged(&environment);
+    fn of(loaded: LoadedProviders, limit: Duration, metrics: &Metrics, progress: &Progress) -> Self {
+        let LoadedProviders { bin_dir, environment, config, mut missing, mut writable } = loaded;
+        let metrics = PluginMetrics::registered(metrics, &config.hash);
+        let environment = merge_environment(&environment);
         let plugin = |provider: Provider| {
             let own = provider.env.iter().map(|(name, value)| (name.into(), value.into()));
             let env = environment.clone().into_iter().chain(own).collect();
@@ -175,24 +175,24 @@ impl Plugins {
             let missing = missing.remove(&provider.name);
             if let Some(file) = writable.remove(&provider.name) {
                 let text = format!(
-                    "others than root may write {file}, and it is run as root with the agent's environment: give it to root and take the \
+                    "users other than root may write {file}, which is run as root with the agent's environment: make root its owner and remove the \
                      write permission from group and others"
                 );
                 progress.condition(&format!("writers of credential provider {}", provider.name), Err(text));
             }
             let (state, metrics, progress) = (Mutex::default(), metrics.clone(), progress.clone());
-            let turns = Turns::new(AT_A_TIME, FAIRNESS);
+            let turns = Turns::new(MAX_CONCURRENT, FAIRNESS);
             let plugin = Plugin { provider, program, limit, metrics, progress, turns, state };
-            plugin.tell_startable(missing.map_or(Ok(()), Err));
+            plugin.report_startable(missing.map_or(Ok(()), Err));
             Arc::new(plugin)
         };
-        Self { list: configured.providers.into_iter().map(plugin).collect(), clock: Clock::System }
+        Self { list: config.providers.into_iter().map(plugin).collect(), clock: Clock::System }
     }
 
-    /// What the plugins for a repository (`host/path`, without tag and digest) give for it, in the order in which it is
-    /// to be tried. They are asked at the same time; one that fails gives nothing.
+    /// The credentials of the plugins for a repository (`host/path`, without tag and digest), in the order in which to try
+    /// them. The plugins run concurrently; a failed one contributes nothing.
     pub async fn find(&self, repository: &str, pod: &Arc<str>) -> Vec<(Credential, Origin)> {
-        let fitting = self.list.iter().filter(|plugin| plugin.provider.is_for(repository));
+        let fitting = self.list.iter().filter(|plugin| plugin.provider.matches_image(repository));
         let answers = join_all(fitting.map(|plugin| plugin.credentials(repository, pod, &self.clock))).await;
         let mut keyring = Keyring::default();
         for (key, credential) in answers.iter().flatten().flat_map(|auth| auth.iter()) {
@@ -202,22 +202,22 @@ impl Plugins {
     }
 }
 
-/// Says which plugins there are.
-fn tell_start(configured: &Configured) {
-    for name in &configured.left_out {
+/// Logs the configured plugins.
+fn log_providers(config: &CredentialProviderConfig) {
+    for name in &config.skipped {
         tracing::warn!(
             plugin = name,
             "this credential provider is not used: it requires a service account, and pods have none without an API server"
         );
     }
-    let names: Vec<&str> = configured.providers.iter().map(|provider| provider.name.as_str()).collect();
-    tracing::info!(plugins = names.join(", "), hash = configured.hash, "credential providers are configured");
+    let names: Vec<&str> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
+    tracing::info!(plugins = names.join(", "), hash = config.hash, "credential providers are configured");
 }
 
-/// The environment of all plugins: `inits`, over it this service's own.
-fn merged(inits: &BTreeMap<String, String>) -> BTreeMap<OsString, OsString> {
-    let own = std::env::vars_os().filter(|(name, _)| FOR_US.iter().all(|ours| name != ours));
-    inits.iter().map(|(name, value)| (name.into(), value.into())).chain(own).collect()
+/// The environment of all plugins: that of init, overridden by this service's own.
+fn merge_environment(init_environment: &BTreeMap<String, String>) -> BTreeMap<OsString, OsString> {
+    let own = std::env::vars_os().filter(|(name, _)| OWN_VARIABLES.iter().all(|ours| name != ours));
+    init_environment.iter().map(|(name, value)| (name.into(), value.into())).chain(own).collect()
 }
 
 impl Plugin {
@@ -225,77 +225,76 @@ impl Plugin {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it can be started, and else why not.
-    fn tell_startable(&self, state: Result<(), String>) {
-        let what_then =
-            "images are pulled without its credentials, and it is tried again with the next of them";
+    /// Reports as a condition whether the plugin can be started.
+    fn report_startable(&self, state: Result<(), String>) {
+        let consequence = "images are pulled without its credentials; the next pull tries it again";
         let name = format!("credential provider {}", self.provider.name);
-        self.progress.condition(&name, state.map_err(|why| format!("{why}; {what_then}")));
+        self.progress.condition(&name, state.map_err(|why| format!("{why}; {consequence}")));
     }
 
-    /// What is known for a repository, or else what the plugin answers. Whoever asks for the same while it is asked gets
-    /// the same answer; when nobody waits for it any more the plugin is ended.
+    /// The cached credentials for a repository, or the plugin's response. Concurrent requests for the same repository share
+    /// one run; when no request waits for it any more, the plugin is ended.
     async fn credentials(self: &Arc<Self>, repository: &str, pod: &Arc<str>, clock: &Clock) -> Option<Auth> {
-        let asking = {
+        let pending = {
             let mut state = self.state();
             if let Some(auth) = state.cache.get(repository, clock.read().boot_nanos) {
                 return Some(auth);
             }
-            self.join(&mut state, repository, pod, clock)
+            self.join_or_start(&mut state, repository, pod, clock)
         };
-        asking.await
+        pending.await
     }
 
-    fn join(
+    fn join_or_start(
         self: &Arc<Self>,
         state: &mut State,
         repository: &str,
         pod: &Arc<str>,
         clock: &Clock,
-    ) -> Shared<Asking> {
-        let running = state.asked.get(repository).and_then(WeakShared::upgrade);
+    ) -> Shared<PendingResponse> {
+        let running = state.requested.get(repository).and_then(WeakShared::upgrade);
         if let Some(running) = running.filter(|running| running.peek().is_none()) {
             return running;
         }
-        let (plugin, asked, clock) = (Arc::clone(self), repository.to_owned(), clock.clone());
+        let (plugin, requested, clock) = (Arc::clone(self), repository.to_owned(), clock.clone());
         let pod = Arc::clone(pod);
-        let asking = async move { plugin.answer_in_turn(&asked, &pod, &clock).await }.boxed().shared();
-        state.asked.retain(|_, asking| asking.upgrade().is_some());
-        if let Some(weak) = asking.downgrade() {
-            state.asked.insert(repository.to_owned(), weak);
+        let pending = async move { plugin.run_in_turn(&requested, &pod, &clock).await }.boxed().shared();
+        state.requested.retain(|_, pending| pending.upgrade().is_some());
+        if let Some(weak) = pending.downgrade() {
+            state.requested.insert(repository.to_owned(), weak);
         }
-        asking
+        pending
     }
 
-    /// Asks the plugin when it is the turn of the first pod that needs the answer.
-    async fn answer_in_turn(&self, repository: &str, pod: &Arc<str>, clock: &Clock) -> Option<Auth> {
+    /// Runs the plugin when it is the turn of the first pod that needs the response.
+    async fn run_in_turn(&self, repository: &str, pod: &Arc<str>, clock: &Clock) -> Option<Auth> {
         let turn = self.turns.take(pod).await;
-        turn.work(self.answer(repository, clock)).await
+        turn.work(self.run_and_cache(repository, clock)).await
     }
 
-    /// Asks the plugin and keeps its answer.
-    async fn answer(&self, repository: &str, clock: &Clock) -> Option<Auth> {
-        // Another answer may have come meanwhile that is for this repository too.
+    /// Runs the plugin and caches its response.
+    async fn run_and_cache(&self, repository: &str, clock: &Clock) -> Option<Auth> {
+        // Another response received in the meantime may be valid for this repository as well.
         let known = self.state().cache.get(repository, clock.read().boot_nanos);
         if known.is_some() {
             return known;
         }
         let label = NameLabel { plugin_name: self.provider.name.clone() };
         let begun = Instant::now();
-        let answer = self.ask(repository).await;
+        let response = self.run_plugin(repository).await;
         self.metrics.seconds.get_or_create(&label).observe(begun.elapsed().as_secs_f64());
-        self.tell_startable(match &answer {
+        self.report_startable(match &response {
             Err(PluginError::Run(error @ RunError::Start { .. })) => Err(chain(error)),
             _ => Ok(()),
         });
-        match answer {
+        match response {
             Ok(response) => {
                 let now = clock.read().boot_nanos;
                 self.state().cache.put(repository, &response, self.provider.default_cache, now);
                 Some(response.auth)
             }
             Err(error) => {
-                // An answer that is none is no failed run.
+                // A response that is not valid does not count as a failed run.
                 if let PluginError::Run(_) = error {
                     self.metrics.errors.get_or_create(&label).inc();
                 }
@@ -303,17 +302,17 @@ impl Plugin {
                     plugin = self.provider.name,
                     image = repository,
                     error = chain(&error),
-                    "a credential provider gives no credentials"
+                    "a credential provider returned no credentials"
                 );
                 None
             }
         }
     }
 
-    async fn ask(&self, repository: &str) -> Result<Response, PluginError> {
+    async fn run_plugin(&self, repository: &str) -> Result<Response, PluginError> {
         let version = self.provider.api_version;
-        let answer = self.program.run(&request(version, repository), self.limit).await?;
-        Ok(parse_response(version, &answer)?)
+        let response = self.program.run(&request(version, repository), self.limit).await?;
+        Ok(parse_response(version, &response)?)
     }
 }
 

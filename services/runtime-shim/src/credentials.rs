@@ -1,7 +1,8 @@
-//! Where credentials for registries come from (runtime-and-resources.md §6.3): the Secrets that a pod names, then the
-//! node's own docker configuration, then the credential provider plugins.
+//! Sources of credentials for registries (runtime-and-resources.md §6.3): the pod's Secrets, then the node's docker
+//! configuration, then the credential provider plugins.
 //!
-//! Credentials are in memory only while a pull needs them, those of plugins for as long as these allow, and in no log, event, error or file.
+//! Credentials are in memory only while a pull needs them; those of plugins for as long as the plugins allow. They are
+//! in no log, event, error or file.
 
 use std::env;
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::GetObjectRequest;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
-use keelson_runtime_shim_core::keyring::{BadConfig, Credential, Form, Keyring, Origin};
+use keelson_runtime_shim_core::keyring::{ConfigFormat, Credential, DockerConfigError, Keyring, Origin};
 use keelson_service_kit::PeerChannel;
 use keelson_service_kit::status::{is_unanswered, reason};
 use serde_json::Value;
@@ -22,26 +23,26 @@ use tonic::{Code, Request, Status};
 use crate::clock::Clock;
 use crate::credential_plugins::Plugins;
 
-/// How long what was read of the node's configuration is used (runtime-and-resources.md §6.3).
-const KEEP_NANOS: i64 = 300 * 1_000_000_000;
-/// A configuration file that is larger is none.
-const MOST_BYTES: u64 = 1 << 20;
-/// How long pod-config may take to give a Secret.
-const ASK_WITHIN: Duration = Duration::from_secs(10);
+/// How long the node's configuration is cached (runtime-and-resources.md §6.3).
+const CACHE_NANOS: i64 = 300 * 1_000_000_000;
+/// Maximum size of a configuration file; larger files are ignored.
+const MAX_BYTES: u64 = 1 << 20;
+/// Timeout of reading a Secret from pod-config.
+const SECRET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Finds credentials.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    secrets: Secrets,
+    secrets: SecretSource,
     node: Arc<NodeConfig>,
     plugins: Plugins,
     clock: Clock,
 }
 
-/// Who has the Secrets.
+/// The source of Secrets.
 #[derive(Debug, Clone, Default)]
-enum Secrets {
-    /// Nobody.
+enum SecretSource {
+    /// No Secrets.
     #[default]
     None,
     PodConfig(PeerChannel),
@@ -52,100 +53,111 @@ enum Secrets {
 /// The docker configuration of the node.
 #[derive(Debug, Default)]
 struct NodeConfig {
-    /// Folders in which it is looked for, in this order.
+    /// Folders that are searched, in this order.
     folders: Vec<PathBuf>,
     read: Mutex<Option<(i64, Keyring)>>,
 }
 
 /// The credentials of a pod for one image.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// To be tried in this order.
+pub struct FoundCredentials {
+    /// The credentials, in the order in which to try them.
     pub list: Vec<(Credential, Origin)>,
-    /// Secrets that are not there or cannot be read.
+    /// Secrets that do not exist or cannot be used.
     pub missing: Vec<String>,
 }
 
-/// Nobody knows whether a Secret is there.
+/// pod-config cannot tell whether a Secret exists.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read Secret {name:?} with credentials for the image: {}", .status.message())]
-pub struct NobodyKnows {
+pub struct SecretUnavailableError {
     name: String,
     status: Status,
 }
 
 /// Why a Secret gives no credentials.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
-    #[error("there is none")]
-    Absent,
+enum SecretError {
+    #[error("it does not exist")]
+    Missing,
     #[error("it cannot be read: {0}")]
-    Unread(String),
+    Unreadable(String),
     #[error("its type is {0:?}, not kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg")]
     OtherType(String),
     #[error("it has no key {0}")]
     NoKey(&'static str),
     #[error("its key {0} is not base64")]
     NotBase64(&'static str),
-    #[error("its key {key} is no docker configuration")]
-    Config { key: &'static str, source: BadConfig },
+    #[error("its key {key} is not a docker configuration")]
+    Config { key: &'static str, source: DockerConfigError },
 }
 
 impl Credentials {
-    /// Nobody has any.
+    /// No credentials.
     pub fn none() -> Self {
         let plugins = Plugins::default();
-        Self { secrets: Secrets::None, node: Arc::default(), plugins, clock: Clock::System }
+        Self { secrets: SecretSource::None, node: Arc::default(), plugins, clock: Clock::System }
     }
 
-    /// Secrets from pod-config; the node's configuration in the places where docker and the kubelet have it.
+    /// Uses Secrets from pod-config, and the node's configuration from the folders that Docker and the kubelet use.
     pub fn new(pod_config: PeerChannel, root: PathBuf) -> Self {
         let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
         let folders = [Some(root), env::current_dir().ok(), home, Some("/.docker".into())];
         let node = NodeConfig { folders: folders.into_iter().flatten().collect(), read: Mutex::default() };
-        let secrets = Secrets::PodConfig(pod_config);
+        let secrets = SecretSource::PodConfig(pod_config);
         Self { secrets, node: Arc::new(node), ..Self::none() }
     }
 
-    /// And from plugins.
+    /// Adds credentials from plugins.
     #[must_use]
     pub(crate) fn with_plugins(self, plugins: Plugins) -> Self {
         Self { plugins, ..self }
     }
 
-    /// The credentials of a pod that names these Secrets for `repository`: its own, then those of the node's
-    /// configuration, then those of plugins. A plugin that has to be run takes its time.
+    /// The credentials of a pod for `repository`: those of the Secrets `names`, then those of the node's configuration,
+    /// then those of plugins. Running a plugin may take long.
     ///
     /// # Errors
-    /// pod-config is away. A Secret that is not there is no error: it is named in the answer.
-    pub async fn find(&self, pod: &PodRef, names: &[String], repository: &str) -> Result<Found, NobodyKnows> {
-        let mut found = self.of_pod(pod, names, repository).await?;
-        found.list.extend(self.of_node().await.lookup(repository));
+    /// pod-config is down. A Secret that does not exist is not an error; it is listed in the result.
+    pub async fn find(
+        &self,
+        pod: &PodRef,
+        names: &[String],
+        repository: &str,
+    ) -> Result<FoundCredentials, SecretUnavailableError> {
+        let mut found = self.pod_credentials(pod, names, repository).await?;
+        found.list.extend(self.node_keyring().await.lookup(repository));
         let pod: Arc<str> = format!("{}/{}", pod.namespace, pod.name).into();
         found.list.extend(self.plugins.find(repository, &pod).await);
         Ok(found)
     }
 
-    /// As [`Self::find`], without the node's and those of plugins.
+    /// As [`Self::find`], with the pod's Secrets only.
     ///
     /// # Errors
-    /// As there.
-    pub async fn of_pod(
+    /// As [`Self::find`].
+    pub async fn pod_credentials(
         &self,
         pod: &PodRef,
         names: &[String],
         repository: &str,
-    ) -> Result<Found, NobodyKnows> {
-        let (mut keyring, mut found) = (Keyring::default(), Found::default());
+    ) -> Result<FoundCredentials, SecretUnavailableError> {
+        let (mut keyring, mut found) = (Keyring::default(), FoundCredentials::default());
         for name in names.iter().filter(|name| !name.is_empty()) {
             let secret = self.secret(&pod.namespace, name).await?;
-            let Err(why) = secret.and_then(|secret| add_secret(&mut keyring, &secret, &pod.namespace, name))
+            let Err(error) =
+                secret.and_then(|secret| add_secret(&mut keyring, &secret, &pod.namespace, name))
             else {
                 continue;
             };
-            let error = keelson_service_kit::status::chain(&why);
-            tracing::warn!(pod = pod.name, secret = name, error, "a Secret gives no credentials for images");
-            if !matches!(why, Unusable::OtherType(_)) {
+            let text = keelson_service_kit::status::chain(&error);
+            tracing::warn!(
+                pod = pod.name,
+                secret = name,
+                error = text,
+                "a Secret has no usable credentials for images"
+            );
+            if !matches!(error, SecretError::OtherType(_)) {
                 found.missing.push(name.clone());
             }
         }
@@ -153,46 +165,51 @@ impl Credentials {
         Ok(found)
     }
 
-    async fn secret(&self, namespace: &str, name: &str) -> Result<Result<Value, Unusable>, NobodyKnows> {
+    async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Result<Value, SecretError>, SecretUnavailableError> {
         let answer = match &self.secrets {
-            Secrets::None => return Ok(Err(Unusable::Absent)),
-            Secrets::PodConfig(channel) => {
+            SecretSource::None => return Ok(Err(SecretError::Missing)),
+            SecretSource::PodConfig(channel) => {
                 let mut request = Request::new(GetObjectRequest {
                     kind: "Secret".to_owned(),
                     namespace: namespace.to_owned(),
                     name: name.to_owned(),
                 });
-                request.set_timeout(ASK_WITHIN);
+                request.set_timeout(SECRET_TIMEOUT);
                 let mut client = PodConfigClient::new(channel.clone()).max_decoding_message_size(64 << 20);
                 client.get_object(request).await.map(|answer| answer.into_inner().object_json)
             }
             #[cfg(test)]
-            Secrets::Set(secrets) => {
+            SecretSource::Set(secrets) => {
                 let found = secrets.lock().unwrap().get(&format!("{namespace}/{name}")).cloned();
                 let found = found.unwrap_or_else(|| Err(Status::not_found("none")));
                 found.map(|secret| secret.to_string().into_bytes())
             }
         };
         match answer {
-            // The decoder's error may repeat a part of the text.
+            // The decoder's error is dropped, because it may repeat a part of the text.
             Ok(json) => {
-                Ok(serde_json::from_slice(&json).map_err(|_| Unusable::Unread("it is no JSON".into())))
+                Ok(serde_json::from_slice(&json)
+                    .map_err(|_| SecretError::Unreadable("it is not JSON".into())))
             }
-            Err(status) if status.code() == Code::NotFound => Ok(Err(Unusable::Absent)),
+            Err(status) if status.code() == Code::NotFound => Ok(Err(SecretError::Missing)),
             Err(status)
                 if is_unanswered(&status) || reason(&status).as_deref() == Some("SOURCES_NOT_READ") =>
             {
-                Err(NobodyKnows { name: name.to_owned(), status })
+                Err(SecretUnavailableError { name: name.to_owned(), status })
             }
-            Err(status) => Ok(Err(Unusable::Unread(status.message().to_owned()))),
+            Err(status) => Ok(Err(SecretError::Unreadable(status.message().to_owned()))),
         }
     }
 
-    async fn of_node(&self) -> Keyring {
+    async fn node_keyring(&self) -> Keyring {
         let now = self.clock.read().boot_nanos;
         let lock = |node: &NodeConfig| node.read.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, keyring)) = lock(&self.node)
-            && now - at < KEEP_NANOS
+            && now - at < CACHE_NANOS
         {
             return keyring;
         }
@@ -207,20 +224,22 @@ impl Credentials {
 }
 
 impl NodeConfig {
-    /// The first configuration that there is: `config.json` in each folder, then `.dockercfg`.
+    /// The first valid configuration: `config.json` in each folder, then `.dockercfg` in each folder.
     fn load(&self) -> Keyring {
-        for (name, form) in [("config.json", Form::Json), (".dockercfg", Form::Legacy)] {
+        for (name, form) in [("config.json", ConfigFormat::Json), (".dockercfg", ConfigFormat::Legacy)] {
             for path in self.folders.iter().map(|folder| folder.join(name)) {
                 let mut keyring = Keyring::default();
-                match read_small(&path) {
+                match read_config_file(&path) {
                     Ok(text) => match keyring.add(&text, form, &Origin::Node) {
                         Ok(()) => return keyring,
                         Err(error) => {
-                            tracing::warn!(path = %path.display(), %error, "this is no docker configuration");
+                            tracing::warn!(path = %path.display(), %error, "this file is not a docker configuration");
                         }
                     },
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "cannot read"),
+                    Err(error) => {
+                        tracing::warn!(path = %path.display(), %error, "cannot read a docker configuration")
+                    }
                 }
             }
         }
@@ -228,35 +247,35 @@ impl NodeConfig {
     }
 }
 
-fn read_small(path: &std::path::Path) -> io::Result<Vec<u8>> {
+fn read_config_file(path: &std::path::Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let found = file.metadata()?;
-    if !found.is_file() || found.len() > MOST_BYTES {
-        return Err(io::Error::other("it is no regular file of at most 1 MiB"));
+    if !found.is_file() || found.len() > MAX_BYTES {
+        return Err(io::Error::other("it is not a regular file of at most 1 MiB"));
     }
     let mut text = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
-fn add_secret(keyring: &mut Keyring, secret: &Value, namespace: &str, name: &str) -> Result<(), Unusable> {
+fn add_secret(keyring: &mut Keyring, secret: &Value, namespace: &str, name: &str) -> Result<(), SecretError> {
     let (key, form) = match secret["type"].as_str().unwrap_or_default() {
-        "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", Form::Json),
-        "kubernetes.io/dockercfg" => (".dockercfg", Form::Legacy),
-        other => return Err(Unusable::OtherType(other.to_owned())),
+        "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", ConfigFormat::Json),
+        "kubernetes.io/dockercfg" => (".dockercfg", ConfigFormat::Legacy),
+        other => return Err(SecretError::OtherType(other.to_owned())),
     };
-    // A manifest may have the text as it is, which goes before the other, as in the API.
+    // A manifest may use `stringData`, which takes precedence, as in the API.
     let text = match (secret["stringData"][key].as_str(), secret["data"][key].as_str()) {
         (Some(text), _) => text.as_bytes().to_vec(),
-        (None, Some(text)) => keelson_kube_model::base64::decode(text).ok_or(Unusable::NotBase64(key))?,
-        (None, None) => return Err(Unusable::NoKey(key)),
+        (None, Some(text)) => keelson_kube_model::base64::decode(text).ok_or(SecretError::NotBase64(key))?,
+        (None, None) => return Err(SecretError::NoKey(key)),
     };
     let origin = Origin::Secret {
         uid: secret["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     };
-    keyring.add(&text, form, &origin).map_err(|source| Unusable::Config { key, source })
+    keyring.add(&text, form, &origin).map_err(|source| SecretError::Config { key, source })
 }
 
 #[cfg(test)]
@@ -268,7 +287,7 @@ pub(crate) mod testing {
     use super::*;
 
     impl Credentials {
-        /// Those of these Secrets and of these folders.
+        /// Credentials of these Secrets and folders.
         pub(crate) fn of(
             secrets: &[(&str, Result<Value, Status>)],
             folders: &[PathBuf],
@@ -277,7 +296,7 @@ pub(crate) mod testing {
             let secrets: BTreeMap<_, _> =
                 secrets.iter().map(|(name, secret)| ((*name).to_owned(), secret.clone())).collect();
             let node = NodeConfig { folders: folders.to_vec(), read: Mutex::default() };
-            let secrets = Secrets::Set(Arc::new(Mutex::new(secrets)));
+            let secrets = SecretSource::Set(Arc::new(Mutex::new(secrets)));
             Self { secrets, node: Arc::new(node), clock, ..Self::none() }
         }
     }
@@ -311,12 +330,12 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn users(found: &Found) -> Vec<&str> {
+    fn users(found: &FoundCredentials) -> Vec<&str> {
         found.list.iter().map(|(credential, _)| credential.username.as_str()).collect()
     }
 
     #[tokio::test]
-    async fn a_pods_secrets_come_before_the_nodes_configuration_and_in_both_forms() {
+    async fn pod_pull_secrets_in_both_formats_come_before_the_node_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let config = r#"{"auths": {"r.example": {"username": "node", "password": "p"}}}"#;
         std::fs::write(dir.path().join("config.json"), config).unwrap();
@@ -331,38 +350,38 @@ mod tests {
         assert!(found.missing.is_empty());
         let origin = Origin::Secret { uid: "uid-ann".into(), namespace: "default".into(), name: "a".into() };
         assert_eq!(found.list[0].1, origin);
-        let own = credentials.of_pod(&pod(), &names(&["b"]), REPO).await.unwrap();
+        let own = credentials.pod_credentials(&pod(), &names(&["b"]), REPO).await.unwrap();
         assert_eq!(users(&own), ["bob"]);
         assert!(users(&credentials.find(&pod(), &[], "other.example/a").await.unwrap()).is_empty());
     }
 
     #[tokio::test]
-    async fn secrets_that_give_nothing_are_named_and_the_others_are_used() {
-        let away = error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the control plane does not answer");
+    async fn unusable_pull_secrets_are_reported_and_the_others_used() {
+        let unavailable = error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the control plane does not answer");
         let opaque = json!({"type": "Opaque", "data": {}});
         let empty = json!({"type": "kubernetes.io/dockercfg"});
         let bad = json!({"type": "kubernetes.io/dockercfg", "data": {".dockercfg": "!"}});
         let text = json!({"type": "kubernetes.io/dockercfg", "stringData": {".dockercfg": "hunter2"}});
         let secrets = [
             ("default/good", Ok(secret("r.example", "ann", "p"))),
-            ("default/unread", Err(away)),
+            ("default/unread", Err(unavailable)),
             ("default/opaque", Ok(opaque)),
             ("default/empty", Ok(empty)),
             ("default/bad", Ok(bad)),
             ("default/text", Ok(text)),
         ];
         let credentials = Credentials::of(&secrets, &[], Clock::System);
-        let asked = names(&["gone", "unread", "opaque", "empty", "bad", "text", "good"]);
-        let found = credentials.find(&pod(), &asked, REPO).await.unwrap();
+        let requested = names(&["gone", "unread", "opaque", "empty", "bad", "text", "good"]);
+        let found = credentials.find(&pod(), &requested, REPO).await.unwrap();
         assert_eq!(found.missing, ["gone", "unread", "empty", "bad", "text"]);
         assert_eq!(users(&found), ["ann"]);
     }
 
     #[tokio::test]
-    async fn while_nobody_can_tell_whether_a_secret_is_there_nothing_is_pulled_without_it() {
+    async fn pull_waits_while_pod_config_cannot_tell_whether_a_secret_exists() {
         for reason in [PEER_UNAVAILABLE, "SOURCES_NOT_READ"] {
-            let away = error(Code::Unavailable, reason, "pod-config is not reachable");
-            let credentials = Credentials::of(&[("default/a", Err(away))], &[], Clock::System);
+            let unavailable = error(Code::Unavailable, reason, "pod-config is not reachable");
+            let credentials = Credentials::of(&[("default/a", Err(unavailable))], &[], Clock::System);
             let error = credentials.find(&pod(), &names(&["a"]), REPO).await.unwrap_err();
             assert!(error.to_string().contains("Secret \"a\""), "{error}");
             assert!(error.to_string().contains("pod-config is not reachable"), "{error}");
@@ -370,8 +389,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_nodes_configuration_is_the_first_good_one_and_kept_for_five_minutes() {
-        let (dir, clock) = (tempfile::tempdir().unwrap(), Clock::standing());
+    async fn node_docker_configuration_is_the_first_valid_file_cached_for_5_minutes() {
+        let (dir, clock) = (tempfile::tempdir().unwrap(), Clock::stopped());
         let folders: Vec<PathBuf> = ["a", "b", "c"].iter().map(|name| dir.path().join(name)).collect();
         for folder in &folders {
             std::fs::create_dir(folder).unwrap();
@@ -384,19 +403,19 @@ mod tests {
         let found = async || credentials.find(&pod(), &[], REPO).await.unwrap();
         assert_eq!(users(&found().await), ["legacy"]);
         std::fs::write(folders[2].join("config.json"), format!("{{\"auths\": {}}}", entry("new"))).unwrap();
-        clock.pass(299, 0);
+        clock.advance(299, 0);
         assert_eq!(users(&found().await), ["legacy"]);
-        clock.pass(1, 0);
+        clock.advance(1, 0);
         assert_eq!(users(&found().await), ["new"]);
     }
 
     #[test]
-    fn a_huge_file_and_a_folder_are_no_configuration() {
+    fn huge_file_and_folder_are_refused_as_docker_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let huge = dir.path().join("huge");
         std::fs::write(&huge, vec![b' '; (1 << 20) + 1]).unwrap();
         for path in [huge.as_path(), dir.path()] {
-            assert!(read_small(path).unwrap_err().to_string().contains("regular file"));
+            assert!(read_config_file(path).unwrap_err().to_string().contains("regular file"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The container runtime's CRI, with a deadline on each call.
+//! CRI client of the container runtime, with a deadline on each call.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,20 +12,20 @@ use keelson_service_kit::{Metrics, connect_foreign};
 use tonic::{Code, Request, Status};
 
 use crate::operations::{CriChannel, Operations};
-use crate::whole;
+use crate::response_checks;
 
-/// Lists of a node with thousands of dead containers pass the 16 MiB at which the kubelet fails.
+/// Lists of a node with thousands of dead containers exceed the kubelet's limit of 16 MiB.
 const MAX_MESSAGE: usize = 256 << 20;
 
-/// An endpoint that cannot be used.
+/// An endpoint that is not valid.
 #[derive(Debug, thiserror::Error)]
-#[error("the endpoint {0:?} of the container runtime or its images is not unix:///path/to/socket")]
-pub struct BadEndpoint(pub String);
+#[error("the endpoint {0:?} of the container runtime or its image service is not unix:///path/to/socket")]
+pub struct EndpointError(pub String);
 
 /// The socket path of `unix:///path` or `/path`.
-pub fn socket_of(endpoint: &str) -> Result<PathBuf, BadEndpoint> {
+pub fn socket_path(endpoint: &str) -> Result<PathBuf, EndpointError> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
-    if path.starts_with('/') { Ok(path.into()) } else { Err(BadEndpoint(endpoint.to_owned())) }
+    if path.starts_with('/') { Ok(path.into()) } else { Err(EndpointError(endpoint.to_owned())) }
 }
 
 /// The container runtime.
@@ -39,30 +39,30 @@ pub struct Cri {
 
 impl Cri {
     /// Connects on the first call.
-    pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, BadEndpoint> {
+    pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, EndpointError> {
         let operations = Arc::new(Operations::new());
-        let channel = connect_foreign("the container runtime", &socket_of(endpoint)?);
+        let channel = connect_foreign("the container runtime", &socket_path(endpoint)?);
         let channel = CriChannel::new(channel, Arc::clone(&operations));
         Ok(Self { images: channel.clone(), channel, operations, timeout })
     }
 
-    /// Images are asked for at another endpoint (`imageServiceEndpoint`).
+    /// Uses another endpoint for images (`imageServiceEndpoint`).
     ///
     /// # Errors
-    /// It is no unix socket.
-    pub fn with_images_at(self, endpoint: Option<&str>) -> Result<Self, BadEndpoint> {
+    /// The endpoint is not a unix socket.
+    pub fn with_image_endpoint(self, endpoint: Option<&str>) -> Result<Self, EndpointError> {
         let Some(endpoint) = endpoint else { return Ok(self) };
-        let images = connect_foreign("the image service", &socket_of(endpoint)?);
+        let images = connect_foreign("the image service", &socket_path(endpoint)?);
         let images = CriChannel::new(images, Arc::clone(&self.operations));
         Ok(Self { images, ..self })
     }
 
-    /// Shows what is asked of the runtime over this connection and all its clones.
+    /// Registers the metrics of the calls over this connection and all its clones.
     pub fn register(&self, metrics: &Metrics) {
         self.operations.register(metrics);
     }
 
-    /// The connection, for what is passed through as it is.
+    /// The connection, for calls that are passed through.
     pub fn channel(&self) -> CriChannel {
         self.channel.clone()
     }
@@ -87,25 +87,25 @@ impl Cri {
         with_deadline(message, self.timeout)
     }
 
-    /// A request that must be answered soon, or something hangs: reads of state.
+    /// A request for a read of state, with a deadline of 10 s: a healthy runtime answers such reads quickly.
     pub fn quick<T>(&self, message: T) -> Request<T> {
         self.within(Duration::from_secs(10), message)
     }
 
-    /// A request that is given up after `limit`, or after the configured deadline if that is shorter.
+    /// A request with the deadline `limit`, or the configured one if that is shorter.
     pub fn within<T>(&self, limit: Duration, message: T) -> Request<T> {
         with_deadline(message, self.timeout.min(limit))
     }
 
-    /// A stream or a pull, which has no deadline of its own.
+    /// A request for a stream or a pull, which has no real deadline (90 days).
     pub fn unbounded<T>(&self, message: T) -> Request<T> {
         with_deadline(message, Duration::from_secs(90 * 24 * 3600))
     }
 
-    /// Sandboxes and containers, all of them or those of one pod.
+    /// Lists sandboxes and containers: all of them, or those of one pod.
     ///
     /// # Errors
-    /// What the runtime answers; UNAVAILABLE while it is away.
+    /// The runtime's error; UNAVAILABLE while it is down.
     pub async fn list(
         &self,
         uid: Option<&str>,
@@ -114,7 +114,7 @@ impl Cri {
         self.list_labelled(labels.into_iter().collect()).await
     }
 
-    /// Sandboxes and containers that have all of these labels.
+    /// Lists the sandboxes and containers that have all of these labels.
     ///
     /// # Errors
     /// As [`Self::list`].
@@ -132,8 +132,8 @@ impl Cri {
                 .map(|label_selector| cri::ContainerFilter { label_selector, ..Default::default() }),
         };
         let (mut a, mut b) = (self.runtime(), self.runtime());
-        // Sandboxes first: a container that appears between the two reads has its sandbox in the list or is
-        // left to the next read.
+        // Sandboxes first: a container that appears between the two reads has its sandbox in the list, or the next
+        // read finds it.
         let (sandboxes, containers) = tokio::try_join!(
             a.list_pod_sandbox(self.quick(sandboxes)),
             b.list_containers(self.quick(containers))
@@ -141,23 +141,23 @@ impl Cri {
         Ok((sandboxes.into_inner().items, containers.into_inner().containers))
     }
 
-    /// A container's status; `None` when the runtime does not know it.
+    /// A container's status; `None` if the runtime does not know it.
     ///
     /// # Errors
-    /// What the runtime answers, and `INTERNAL` for an answer without mandatory fields.
+    /// The runtime's error, and `INTERNAL` for a response without mandatory fields.
     pub async fn container_status(&self, id: &str) -> Result<Option<cri::ContainerStatus>, Status> {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         match self.runtime().container_status(self.quick(request)).await {
             Ok(response) => {
                 let status = response.into_inner().status.unwrap_or_default();
-                whole::container(id, &status).map(|()| Some(status))
+                response_checks::check_container(id, &status).map(|()| Some(status))
             }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
     }
 
-    /// A sandbox's status; `None` when the runtime does not know it.
+    /// A sandbox's status; `None` if the runtime does not know it.
     ///
     /// # Errors
     /// As [`Self::container_status`].
@@ -166,7 +166,7 @@ impl Cri {
         match self.runtime().pod_sandbox_status(self.quick(request)).await {
             Ok(response) => {
                 let status = response.into_inner().status.unwrap_or_default();
-                whole::sandbox(id, &status).map(|()| Some(status))
+                response_checks::check_sandbox(id, &status).map(|()| Some(status))
             }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
@@ -180,8 +180,8 @@ fn with_deadline<T>(message: T, timeout: Duration) -> Request<T> {
     request
 }
 
-/// NOT_FOUND on a call that stops or removes means that the work is done (runtime-and-resources.md §1.1).
-pub fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
+/// Treats NOT_FOUND as success, for calls that stop or remove (runtime-and-resources.md §1.1).
+pub fn ignore_not_found<T>(result: Result<T, Status>) -> Result<(), Status> {
     match result {
         Ok(_) => Ok(()),
         Err(status) if status.code() == Code::NotFound => Ok(()),
@@ -194,26 +194,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_a_unix_socket() {
-        assert_eq!(socket_of("unix:///run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
-        assert_eq!(socket_of("/run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
-        assert!(socket_of("tcp://1.2.3.4:5").is_err());
+    fn runtime_endpoint_must_be_a_unix_socket() {
+        assert_eq!(socket_path("unix:///run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
+        assert_eq!(socket_path("/run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
+        assert!(socket_path("tcp://1.2.3.4:5").is_err());
     }
 
     #[tokio::test]
-    async fn images_are_asked_for_at_their_own_endpoint() {
+    async fn image_service_endpoint_is_used_for_images() {
         let (runtime, images) =
             (crate::fake::FakeRuntime::start().await, crate::fake::FakeRuntime::start().await);
         let at = images.dir.path().join("cri.sock");
-        let apart = runtime.cri.clone().with_images_at(at.to_str()).unwrap();
+        let apart = runtime.cri.clone().with_image_endpoint(at.to_str()).unwrap();
         let request = || cri::ListImagesRequest { filter: None };
         apart.images().list_images(apart.quick(request())).await.unwrap();
         apart.list(None).await.unwrap();
         assert_eq!((images.calls("ListImages").len(), images.calls("ListContainers").len()), (1, 0));
         assert_eq!((runtime.calls("ListImages").len(), runtime.calls("ListContainers").len()), (0, 1));
-        let same = runtime.cri.clone().with_images_at(None).unwrap();
+        let same = runtime.cri.clone().with_image_endpoint(None).unwrap();
         same.images().list_images(same.quick(request())).await.unwrap();
         assert_eq!(runtime.calls("ListImages").len(), 1);
-        assert!(runtime.cri.clone().with_images_at(Some("tcp://1.2.3.4:5")).is_err());
+        assert!(runtime.cri.clone().with_image_endpoint(Some("tcp://1.2.3.4:5")).is_err());
     }
 }

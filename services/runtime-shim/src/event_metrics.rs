@@ -1,15 +1,15 @@
-//! The kubelet's metrics of the runtime's events (pod-lifecycle.md §19): of CRI's own, and of containerd's where those
-//! are followed in their place.
+//! The kubelet's metrics of the runtime's event streams (pod-lifecycle.md §19): of CRI's events, or of containerd's
+//! where those are used instead.
 
 use keelson_service_kit::{Metrics, now_unix_nanos};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// Upper bounds of the buckets in seconds: Prometheus' usual ones.
+/// Upper bounds of the buckets in seconds: Prometheus' defaults.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const NANOS: f64 = 1e9;
 
-/// How the streams of events go. The two counts are gauges: a counter would get `_total` behind its name.
+/// Metrics of the event streams. The two counts are gauges, because a counter would get the suffix `_total`.
 #[derive(Debug, Clone)]
 pub(crate) struct EventMetrics {
     opened: Gauge,
@@ -31,22 +31,22 @@ impl EventMetrics {
         metrics.register("kubelet_evented_pleg_connection_latency_seconds", help, self.latency.clone());
     }
 
-    /// A stream is there.
+    /// Counts an opened stream.
     pub(crate) fn opened(&self) {
         self.opened.inc();
     }
 
-    /// One was refused, or has ended.
+    /// Counts a stream that was refused or has ended.
     pub(crate) fn failed(&self) {
         self.failed.inc();
     }
 
-    /// An event of this moment has arrived, in nanoseconds since 1970; 0: it bears none.
-    pub(crate) fn arrived(&self, unix_nanos: i64) {
+    /// Records the latency of an event with this timestamp, in nanoseconds since 1970; 0: it has none.
+    pub(crate) fn observe_latency(&self, unix_nanos: i64) {
         if unix_nanos > 0 {
-            let late = Ord::max(now_unix_nanos() - unix_nanos, 0);
+            let delay = Ord::max(now_unix_nanos() - unix_nanos, 0);
             #[expect(clippy::cast_precision_loss, reason = "a histogram has no nanoseconds")]
-            self.latency.observe(late as f64 / NANOS);
+            self.latency.observe(delay as f64 / NANOS);
         }
     }
 }

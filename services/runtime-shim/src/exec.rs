@@ -1,30 +1,31 @@
 //! Commands in running containers: from the RPC to the runtime's streaming server and back.
 //!
-//! CRI's `Exec` runs nothing. It answers with a URL of the runtime's streaming server, and whoever connects to it has
-//! the command's streams: the URL is the permission, it is good for one connection within a minute, and it never leaves
-//! this process (a caller that is not root gets it by no RPC, nor does it stand in a message or in the log).
+//! CRI's `Exec` does not run the command. It returns a URL of the runtime's streaming server, and the client that
+//! connects to the URL gets the command's streams. The URL is a permission: it is valid for one connection within a
+//! minute. It never leaves this process: no RPC returns it to a caller that is not root, and no message or log line
+//! contains it.
 //!
-//! **SPDY and not WebSocket.** Both are served by every runtime that there is, over the same URL. Of the WebSocket
-//! protocols only `v5.channel.k8s.io` can say that stdin has ended, and containerd knows it since 2.0: with 1.6 and 1.7
-//! `echo x | keelson exec -i pod -- cat` would never end. SPDY/3.1 with `v4.channel.k8s.io` can, in all of them, and
-//! is what a kubelet speaks to a runtime. One protocol that always works is less to keep than two of which one is
-//! chosen. No usable crate speaks it; the part that is needed is small ([`keelson_spdy`]).
-//! `docs/adr/0005-exec-speaks-spdy.md` has what it costs.
+//! **SPDY and not WebSocket.** All runtimes serve both over the same URL. Of the WebSocket protocols only
+//! `v5.channel.k8s.io` can signal the end of stdin, and containerd supports it since 2.0: with 1.6 and 1.7
+//! `echo x | keelson exec -i pod -- cat` would never end. SPDY/3.1 with `v4.channel.k8s.io` can do it in all versions,
+//! and it is what a kubelet uses with a runtime. One protocol that always works is less to maintain than a choice of
+//! two. No usable crate implements it; the part that is needed is small ([`keelson_spdy`]).
+//! `docs/adr/0005-exec-speaks-spdy.md` discusses the cost.
 //!
 //! ```text
 //! caller ⇄ gRPC stream ⇄ [`keelson_spdy::relay`] ⇄ one TCP connection: error, stdin, stdout, stderr, resize ⇄ runtime ⇄ command
 //! ```
 //!
-//! **Nothing is stored up.** Everything that the runtime sends goes to one reader in the order in which it comes, so one
-//! connection's backpressure is all that is needed: while the caller does not read, neither does this, and the command
-//! waits at its own stdout. Input is taken from the caller when the runtime has taken what came before. Both
-//! directions run side by side, so neither waits for the other.
+//! **No buffering.** Everything that the runtime sends goes to one reader in order, so the backpressure of one
+//! connection is sufficient: while the caller does not read, this process does not read either, and the command blocks
+//! on its stdout. Input is read from the caller only after the runtime has accepted the previous input. The two
+//! directions run concurrently, so neither waits for the other.
 //!
-//! **Ends.** The status on the error stream is the only good one. When the connection ends without, how the command
-//! ended is not known, and the error says so. When the caller goes, the connection is closed: the command reads the
-//! end of its stdin, and nobody takes its output any more. CRI has no call that ends it. One that neither reads nor
-//! writes, as `sleep`, goes on until its container ends, as with every client of CRI; the same is true when this
-//! process is killed.
+//! **End of a command.** Only the status on the error stream tells how a command ended. If the connection ends without
+//! it, the result is unknown and the error says so. When the caller leaves, the connection is closed: the command reads
+//! the end of its stdin, and its output is discarded. CRI has no call that ends a command. A command that neither reads
+//! nor writes, such as `sleep`, continues until its container ends, as with every CRI client; the same happens when
+//! this process is killed.
 
 mod dial;
 #[cfg(test)]
@@ -43,7 +44,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt as _};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::exec::{Instance, NotThere, State, choose};
+use keelson_runtime_shim_core::exec::{Instance, State, TargetError, choose_container};
 use keelson_service_kit::status::is_unanswered;
 use keelson_service_kit::{Metrics, NoPlace, Progress};
 use keelson_spdy::relay::{self, Answers};
@@ -61,74 +62,73 @@ pub use keelson_spdy::relay::RelayError;
 pub use keelson_spdy::session::SetupError;
 
 pub use dial::DialError;
-pub use raw::Pieces;
+pub use raw::StreamResponses;
 
-/// Commands of the command on the node that run at the same time. Each holds a connection to the runtime and at most some 300 KiB.
-const AT_ONCE: usize = 64;
-/// Streams of the kubelet API at the same time, which cost as much; pods, namespaces and users have shares of them.
-const STREAMS: usize = 128;
-/// How long a caller may take to say what it wants.
-const START_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum concurrent commands of `keelson exec` on the node. Each holds a connection to the runtime and about 300 KiB.
+const MAX_EXECS: usize = 64;
+/// Maximum concurrent streams of the kubelet API, with the same cost each. Pods, namespaces and users have shares.
+const MAX_STREAMS: usize = 128;
+/// How long a caller may take to send its first message.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no exit code.
+/// Why a command has no exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// The caller says something that cannot be.
+    /// The caller's request is not valid.
     #[error("{0}")]
     BadRequest(String),
-    /// What the caller has sent cannot be read, or it has gone.
+    /// The caller's stream failed.
     #[error("the caller's stream has broken: {}", .0.message())]
     Caller(Status),
-    /// More than [`AT_ONCE`].
-    #[error("{AT_ONCE} commands are being run already; try again when one has ended")]
+    /// [`MAX_EXECS`] commands are running.
+    #[error("{MAX_EXECS} commands are already running; try again when one has ended")]
     TooMany,
-    /// More than the share of the pod, its namespace or the user.
+    /// The pod, its namespace or the user has used up its share.
     #[error(
         "no stream into a container is free: {0}; close one, or use `keelson exec` on the node, which has places of its own"
     )]
-    NoStream(#[from] NoPlace),
-    /// No such pod, or no such container that runs.
+    NoFreeStream(#[from] NoPlace),
+    /// There is no such pod, or no such running container.
     #[error(transparent)]
-    NotThere(#[from] NotThere),
+    Target(#[from] TargetError),
     /// The runtime does not answer.
     #[error("the container runtime does not answer: {}", .0.message())]
     Unavailable(Status),
-    /// The runtime does not take the command; its own words.
+    /// The runtime refuses the command; the message is its own.
     #[error("{}", .0.message())]
     Refused(Status),
-    /// The runtime's streaming server could not be had.
+    /// The connection to the runtime's streaming server failed.
     #[error("cannot get the command's streams from the container runtime")]
     Dial(#[from] DialError),
-    /// The streams could not be had.
+    /// The streams could not be opened.
     #[error("cannot get the command's streams from the container runtime")]
     Setup(#[from] SetupError),
-    /// Between the caller and the command.
+    /// The relay between the caller and the command failed.
     #[error(transparent)]
     Relay(#[from] RelayError),
 }
 
-/// Runs commands.
+/// Runs commands in containers.
 #[derive(Debug, Clone)]
 pub struct Execs {
     cri: Cri,
-    /// Of the command on the node, which is an operator's.
+    /// For `keelson exec` on the node, which operators use.
     permits: Arc<Semaphore>,
-    /// Of the kubelet API: however many come over the network, an operator gets in.
+    /// For the kubelet API. Separate, so that streams over the network never lock out an operator.
     streams: Streams,
 }
 
 impl Execs {
-    /// Commands are run by this runtime.
+    /// Runs commands by this runtime.
     pub fn new(cri: Cri, metrics: &Metrics, progress: Progress) -> Self {
-        let permits = Arc::new(Semaphore::new(AT_ONCE));
-        Self { cri, permits, streams: Streams::new(STREAMS, metrics, progress) }
+        let permits = Arc::new(Semaphore::new(MAX_EXECS));
+        Self { cri, permits, streams: Streams::new(MAX_STREAMS, metrics, progress) }
     }
 
-    /// Does what the caller's messages say and answers until the command has ended or the caller has gone. `uid` is who
-    /// calls, for the log.
+    /// Serves one exec until the command has ended or the caller has left. `uid` is the caller's, for the log.
     ///
     /// # Errors
-    /// What the caller is to be told instead of an exit code.
+    /// The error to return to the caller instead of an exit code.
     pub async fn serve<M>(
         &self,
         mut messages: M,
@@ -139,7 +139,7 @@ impl Execs {
         M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
     {
         let _permit = self.permits.try_acquire().map_err(|_| ExecError::TooMany)?;
-        // Cancel-safe: with the caller everything goes that was begun for it. A URL that was not used expires.
+        // Cancel-safe: when the caller leaves, everything that was started for it is dropped. An unused URL expires.
         tokio::select! {
             end = self.run(&mut messages, uid, answers) => end,
             () = answers.closed() => Ok(()),
@@ -150,8 +150,8 @@ impl Execs {
     where
         M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
     {
-        let start = first(messages).await?;
-        let container_id = self.find(&start).await?;
+        let start = read_start(messages).await?;
+        let container_id = self.find_container(&start).await?;
         let wanted = Wanted::all(start.stdin, start.tty);
         tracing::info!(
             namespace = start.namespace,
@@ -161,9 +161,9 @@ impl Execs {
             container_id,
             tty = start.tty,
             caller_uid = uid,
-            "runs a command in a container"
+            "running a command in a container"
         );
-        let url = self.url(&container_id, &start).await?;
+        let url = self.stream_url(&container_id, &start).await?;
         let opened = async {
             let (socket, input) = dial::spdy(&url).await?;
             let (reader, writer) = socket.into_split();
@@ -174,55 +174,55 @@ impl Execs {
         Ok(relay::relay(session, &container_id, start.size, messages, answers).await?)
     }
 
-    /// The container that is meant, as the runtime has it now.
-    async fn find(&self, start: &pb::ExecStart) -> Result<String, ExecError> {
-        let wanted = selector(&start.pod_uid, &start.namespace, &start.name);
-        let (sandboxes, containers) = self.cri.list_labelled(wanted).await.map_err(runtime_says)?;
+    /// Finds the requested container in the runtime's current list.
+    async fn find_container(&self, start: &pb::ExecStart) -> Result<String, ExecError> {
+        let labels = selector(&start.pod_uid, &start.namespace, &start.name);
+        let (sandboxes, containers) = self.cri.list_labelled(labels).await.map_err(runtime_error)?;
         let instances: Vec<Instance<'_>> = containers
             .iter()
             .map(|container| Instance {
                 name: container.labels.get(labels::CONTAINER).map_or("", String::as_str),
                 id: &container.id,
                 created: container.created_at,
-                state: doing(container.state),
+                state: exec_state(container.state),
             })
             .collect();
-        Ok(choose(!sandboxes.is_empty(), &instances, &start.container)?.to_owned())
+        Ok(choose_container(!sandboxes.is_empty(), &instances, &start.container)?.to_owned())
     }
 
-    async fn url(&self, container_id: &str, start: &pb::ExecStart) -> Result<StreamUrl, ExecError> {
+    async fn stream_url(&self, container_id: &str, start: &pb::ExecStart) -> Result<StreamUrl, ExecError> {
         let request = cri::ExecRequest {
             container_id: container_id.to_owned(),
             cmd: start.command.clone(),
             tty: start.tty,
             stdin: start.stdin,
             stdout: true,
-            // A terminal has one output.
+            // With a terminal there is only one output.
             stderr: !start.tty,
         };
-        let answer = self.cri.runtime().exec(self.cri.quick(request)).await.map_err(runtime_says)?;
+        let answer = self.cri.runtime().exec(self.cri.quick(request)).await.map_err(runtime_error)?;
         Ok(StreamUrl::parse(&answer.into_inner().url)?)
     }
 }
 
-/// Whether a failed call has reached the runtime.
-fn runtime_says(status: Status) -> ExecError {
+/// Distinguishes a runtime that does not answer from one that refuses.
+fn runtime_error(status: Status) -> ExecError {
     if is_unanswered(&status) { ExecError::Unavailable(status) } else { ExecError::Refused(status) }
 }
 
-/// The first message.
-async fn first<M>(messages: &mut M) -> Result<pb::ExecStart, ExecError>
+/// Reads the first message.
+async fn read_start<M>(messages: &mut M) -> Result<pb::ExecStart, ExecError>
 where
     M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
 {
     let bad = |text: &str| Err(ExecError::BadRequest(text.to_owned()));
-    let message = match tokio::time::timeout(START_WITHIN, messages.next()).await {
+    let message = match tokio::time::timeout(START_TIMEOUT, messages.next()).await {
         Ok(Some(message)) => message.map_err(ExecError::Caller)?,
-        Ok(None) => return bad("the stream has ended before it said what to run"),
-        Err(_) => return bad("nothing has come within 10 s that says what to run"),
+        Ok(None) => return bad("the stream ended before its first message"),
+        Err(_) => return bad("the first message did not arrive within 10 s"),
     };
     let Some(pb::exec_request::Item::Start(start)) = message.item else {
-        return bad("the first message has to be `start`");
+        return bad("the first message must be `start`");
     };
     if start.command.is_empty() {
         return bad("`command` is empty");
@@ -230,27 +230,27 @@ where
     if start.container.is_empty() {
         return bad("`container` is empty");
     }
-    wants_a_pod(&start.pod_uid, &start.namespace, &start.name)?;
+    require_pod(&start.pod_uid, &start.namespace, &start.name)?;
     Ok(start)
 }
 
-/// A request has to name a pod.
-fn wants_a_pod(uid: &str, namespace: &str, name: &str) -> Result<(), ExecError> {
+/// Requires that a request names a pod.
+fn require_pod(uid: &str, namespace: &str, name: &str) -> Result<(), ExecError> {
     if uid.is_empty() && (namespace.is_empty() || name.is_empty()) {
-        let text = "the pod has to be named by `pod_uid` or by `namespace` and `name`";
+        let text = "the pod must be named by `pod_uid`, or by `namespace` and `name`";
         return Err(ExecError::BadRequest(text.to_owned()));
     }
     Ok(())
 }
 
-/// The labels by which the runtime finds what belongs to a pod; what is empty does not count.
+/// The labels that select a pod's objects in the runtime; empty values are ignored.
 fn selector(uid: &str, namespace: &str, name: &str) -> HashMap<String, String> {
-    let wanted = [(labels::UID, uid), (labels::NAMESPACE, namespace), (labels::NAME, name)];
-    let given = wanted.into_iter().filter(|(_, value)| !value.is_empty());
+    let pairs = [(labels::UID, uid), (labels::NAMESPACE, namespace), (labels::NAME, name)];
+    let given = pairs.into_iter().filter(|(_, value)| !value.is_empty());
     given.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-fn doing(state: i32) -> State {
+fn exec_state(state: i32) -> State {
     match state_of(state) {
         pb::ContainerState::Created => State::Created,
         pb::ContainerState::Running => State::Running,

@@ -1,5 +1,5 @@
-//! A container runtime for the unit tests: CRI on a socket of its own, with pods that a test makes up and
-//! answers that it can refuse or hold back.
+//! A fake container runtime for the unit tests: CRI on its own socket, with pods that a test defines and responses that
+//! a test can make fail or hold.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -32,20 +32,20 @@ use crate::files::Files;
 use crate::labels;
 use crate::observe::Observer;
 
-/// What a call gets instead of its usual answer.
+/// What a call gets instead of its usual response.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    /// An error, as often as is said.
+    /// An error, this many times.
     Fail(usize, Code),
-    /// The usual answer once there is a permit.
+    /// The usual response once there is a permit.
     Held(Arc<Semaphore>),
-    /// An error after a while.
+    /// An error after a delay.
     Late(Duration, Code),
-    /// The headers of an answer, and then a stream that breaks: the runtime has died.
+    /// Response headers and then a broken stream: the runtime has died.
     CutOff,
 }
 
-/// One call that was made.
+/// One received call.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub method: String,
@@ -60,38 +60,38 @@ struct State {
     answers: HashMap<String, Answer>,
     calls: Vec<Call>,
     images: Vec<cri::Image>,
-    /// Who may pull, by user name; empty: everybody.
+    /// User names that may pull; empty: all.
     pullers: Vec<String>,
-    /// With which user names pulls were tried; empty for none.
+    /// User names of the attempted pulls; an empty name for a pull without a credential.
     pulled_as: Vec<String>,
-    /// What is being fetched; `None`: the runtime does not tell.
+    /// Blobs being fetched; `None`: the runtime does not report them.
     blobs: Option<Vec<content::Status>>,
-    /// Where containers write their logs.
+    /// Log paths of containers.
     logs: HashMap<String, PathBuf>,
-    /// The folder whose file system holds the images.
+    /// The folder on the images' file system.
     image_dir: PathBuf,
-    /// The file system of layers, where it is told apart.
+    /// The file system of layers, if it is reported separately.
     container_filesystem: Option<cri::FilesystemUsage>,
-    /// What each container's layer takes.
+    /// Usage of each container's layer.
     layers: HashMap<String, cri::FilesystemUsage>,
     /// The sandbox image of the runtime's own configuration.
     sandbox_image: Option<String>,
-    /// Where the streams of commands are to be had.
+    /// URL of the streams of commands.
     exec_url: String,
-    /// What was to be run.
+    /// Received exec requests.
     execs: Vec<cri::ExecRequest>,
     not_ready: bool,
     handlers: Vec<cri::RuntimeHandler>,
     features: Option<cri::RuntimeFeatures>,
-    /// Its answer to `RuntimeConfig`; `None`: it does not know the call.
+    /// Response to `RuntimeConfig`; `None`: the call is not supported.
     config: Option<cri::RuntimeConfigResponse>,
 }
 
-/// The runtime and what a test needs beside it.
+/// The fake runtime, with the clients that a test needs.
 #[derive(Debug)]
 pub(crate) struct FakeRuntime {
     state: Arc<Mutex<State>>,
-    /// Folder of everything on disk.
+    /// Folder of all files.
     pub dir: tempfile::TempDir,
     pub cri: Cri,
     pub files: Files,
@@ -131,7 +131,7 @@ impl FakeRuntime {
         self.state.lock().unwrap()
     }
 
-    /// A pod's sandbox. The pod is `default/<uid>`.
+    /// Adds or replaces a pod's sandbox. The pod is `default/<uid>`.
     pub(crate) fn sandbox(&self, id: &str, uid: &str, ready: bool) {
         let state =
             if ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready };
@@ -145,7 +145,7 @@ impl FakeRuntime {
         });
     }
 
-    /// A container of a pod, named as its id, in sandbox `s-<uid>`.
+    /// Adds or replaces a container of a pod, with its id as its name, in sandbox `s-<uid>`.
     pub(crate) fn container(&self, id: &str, uid: &str, state: cri::ContainerState) {
         let mut fake = self.state();
         fake.containers.retain(|c| c.id != id);
@@ -160,9 +160,9 @@ impl FakeRuntime {
         });
     }
 
-    /// An image that is present.
+    /// Adds an image.
     pub(crate) fn image(&self, reference: &str) {
-        self.image_of(cri::Image {
+        self.add_image(cri::Image {
             id: "sha256:1".into(),
             repo_tags: vec![reference.into()],
             size: 1,
@@ -170,23 +170,23 @@ impl FakeRuntime {
         });
     }
 
-    /// An image that is present, as the runtime lists it.
-    pub(crate) fn image_of(&self, image: cri::Image) {
+    /// Adds an image as the runtime lists it.
+    pub(crate) fn add_image(&self, image: cri::Image) {
         self.state().images.push(image);
     }
 
-    /// Only these users may pull.
-    pub(crate) fn pullers(&self, users: &[&str]) {
+    /// Allows only these users to pull.
+    pub(crate) fn allow_pulls_by(&self, users: &[&str]) {
         self.state().pullers = users.iter().map(|user| (*user).to_owned()).collect();
     }
 
-    /// With which user names pulls were tried.
+    /// User names of the attempted pulls.
     pub(crate) fn pulled_as(&self) -> Vec<String> {
         self.state().pulled_as.clone()
     }
 
-    /// What is being fetched, as name and bytes of 100.
-    pub(crate) fn fetching(&self, blobs: &[(&str, i64)]) {
+    /// Sets the blobs being fetched, as name and received bytes of 100.
+    pub(crate) fn set_blobs(&self, blobs: &[(&str, i64)]) {
         let status = |(name, offset): &(&str, i64)| content::Status {
             r#ref: (*name).into(),
             offset: *offset,
@@ -196,63 +196,63 @@ impl FakeRuntime {
         self.state().blobs = Some(blobs.iter().map(status).collect());
     }
 
-    /// The ids of the images that are present.
+    /// Ids of the images.
     pub(crate) fn image_ids(&self) -> Vec<String> {
         self.state().images.iter().map(|image| image.id.clone()).collect()
     }
 
-    /// The image that a container was made from.
-    pub(crate) fn made_from(&self, container: &str, image_ref: &str) {
+    /// Sets the image that a container was created from.
+    pub(crate) fn set_image_ref(&self, container: &str, image_ref: &str) {
         let mut fake = self.state();
         let found = fake.containers.iter_mut().find(|c| c.id == container).unwrap();
         found.image_ref = image_ref.into();
     }
 
-    /// Another name in the spec than its id.
-    pub(crate) fn named(&self, container: &str, name: &str) {
+    /// Sets the name of a container in the spec.
+    pub(crate) fn set_container_name(&self, container: &str, name: &str) {
         let mut fake = self.state();
         let found = fake.containers.iter_mut().find(|c| c.id == container).unwrap();
         found.labels.insert(labels::CONTAINER.into(), name.into());
     }
 
-    /// What a container's layer takes.
-    pub(crate) fn layer(&self, container: &str, usage: cri::FilesystemUsage) {
+    /// Sets the usage of a container's layer.
+    pub(crate) fn set_layer(&self, container: &str, usage: cri::FilesystemUsage) {
         self.state().layers.insert(container.into(), usage);
     }
 
-    /// The file system of the layers, told apart from that of the images.
-    pub(crate) fn container_filesystem(&self, usage: cri::FilesystemUsage) {
+    /// Sets a file system of layers that is separate from that of images.
+    pub(crate) fn set_container_filesystem(&self, usage: cri::FilesystemUsage) {
         self.state().container_filesystem = Some(usage);
     }
 
-    /// Where a container writes its log; to open it anew makes the file.
-    pub(crate) fn logs_to(&self, container: &str, path: &std::path::Path) {
+    /// Sets a container's log path; reopening the log creates the file.
+    pub(crate) fn set_log_path(&self, container: &str, path: &std::path::Path) {
         self.state().logs.insert(container.into(), path.to_owned());
     }
 
-    /// The sandbox image that the runtime's configuration names.
+    /// Sets the sandbox image in the runtime's configuration.
     pub(crate) fn sandbox_image(&self, reference: &str) {
         self.state().sandbox_image = Some(reference.into());
     }
 
-    /// Where the streams of commands are to be had.
-    pub(crate) fn execs_at(&self, url: &str) {
+    /// URL of the streams of commands.
+    pub(crate) fn set_exec_url(&self, url: &str) {
         self.state().exec_url = url.into();
     }
 
-    /// What was to be run, the last one.
+    /// The last exec request.
     pub(crate) fn last_exec(&self) -> cri::ExecRequest {
         self.state().execs.last().cloned().unwrap()
     }
 
-    /// The runtime answers `RuntimeConfig`, with this number of a cgroup driver or without any.
-    pub(crate) fn drives_cgroups(&self, driver: Option<i32>) {
+    /// Supports `RuntimeConfig`, with this number of a cgroup driver or without one.
+    pub(crate) fn set_cgroup_driver(&self, driver: Option<i32>) {
         let linux = driver.map(|cgroup_driver| cri::LinuxRuntimeConfiguration { cgroup_driver });
         self.state().config = Some(cri::RuntimeConfigResponse { linux });
     }
 
-    /// The handlers, each with whether it has recursive read-only mounts, and whether strict groups are kept to.
-    pub(crate) fn can(&self, handlers: &[(&str, bool)], strict_groups: bool) {
+    /// Sets the handlers, each with its support of recursive read-only mounts, and the support of strict groups.
+    pub(crate) fn set_features(&self, handlers: &[(&str, bool)], strict_groups: bool) {
         let handler = |(name, recursive_read_only_mounts): &(&str, bool)| cri::RuntimeHandler {
             name: (*name).to_owned(),
             features: Some(cri::RuntimeHandlerFeatures {
@@ -265,17 +265,17 @@ impl FakeRuntime {
         state.features = Some(cri::RuntimeFeatures { supplemental_groups_policy: strict_groups });
     }
 
-    /// The runtime says that neither it nor its network is ready.
-    pub(crate) fn not_ready(&self) {
+    /// Reports neither the runtime nor its network as ready.
+    pub(crate) fn set_not_ready(&self) {
         self.state().not_ready = true;
     }
 
-    /// What a call gets from now on; `to` is a method, or a method and an id with a space between.
+    /// Sets the answer to later calls; `to` is a method, or a method and an id separated by a space.
     pub(crate) fn answer(&self, to: &str, answer: Answer) {
         self.state().answers.insert(to.into(), answer);
     }
 
-    /// Calls of `to` are held until the semaphore that is returned gets permits.
+    /// Holds calls of `to` until the returned semaphore gets permits.
     pub(crate) fn hold(&self, to: &str) -> Arc<Semaphore> {
         let permits = Arc::new(Semaphore::new(0));
         self.answer(to, Answer::Held(Arc::clone(&permits)));
@@ -287,7 +287,7 @@ impl FakeRuntime {
     }
 
     /// Waits until `method` has been called `times` times.
-    pub(crate) async fn called(&self, method: &str, times: usize) {
+    pub(crate) async fn wait_for_calls(&self, method: &str, times: usize) {
         until(method, || self.calls(method).len() >= times).await;
     }
 }
@@ -391,7 +391,7 @@ fn cut_off() -> Response<Body> {
     response
 }
 
-/// A message of another shape is empty: not every request begins with an id.
+/// Decodes a message; one of another type is empty, because not every request begins with an id.
 fn decode<T: Message + Default>(body: &Bytes) -> T {
     T::decode(body.clone()).unwrap_or_default()
 }
@@ -462,7 +462,7 @@ impl State {
                     image_ref: "i".into(),
                     ..Default::default()
                 };
-                // A runtime that forgets most of it.
+                // A response without most of the mandatory fields.
                 let hollow = cri::ContainerStatus { id: id.into(), ..Default::default() };
                 let status = if id.starts_with("hollow") { hollow } else { status };
                 cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
@@ -484,14 +484,14 @@ impl State {
                 Vec::new()
             }
             "ImageStatus" => {
-                let asked = decode::<cri::ImageStatusRequest>(body).image.unwrap_or_default().image;
-                let image = self.images.iter().find(|image| is_named(image, &asked)).cloned();
+                let reference = decode::<cri::ImageStatusRequest>(body).image.unwrap_or_default().image;
+                let image = self.images.iter().find(|image| is_named(image, &reference)).cloned();
                 cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec()
             }
             "ListImages" => cri::ListImagesResponse { images: self.images.clone() }.encode_to_vec(),
             "RemoveImage" => {
-                let asked = decode::<cri::RemoveImageRequest>(body).image.unwrap_or_default().image;
-                self.images.retain(|image| !is_named(image, &asked));
+                let reference = decode::<cri::RemoveImageRequest>(body).image.unwrap_or_default().image;
+                self.images.retain(|image| !is_named(image, &reference));
                 Vec::new()
             }
             "ImageFsInfo" => {

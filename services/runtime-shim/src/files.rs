@@ -1,7 +1,7 @@
-//! Files that runtime-shim owns: etc-hosts, termination files, log folders and the links to logs.
+//! The files that runtime-shim owns: etc-hosts, termination files, log folders and the links to logs.
 //!
-//! What a pod may write to is opened beneath the agent's own folder, without following links, and only as a
-//! regular file.
+//! Files that a pod may write to are opened beneath the agent's own folder, without following links, and only if they
+//! are regular files.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -20,24 +20,24 @@ use rustix::io::Errno;
 
 use crate::labels;
 
-/// Bytes of a termination file that are read (pod-lifecycle.md §11).
+/// Maximum bytes read from a termination file (pod-lifecycle.md §11).
 const MESSAGE_BYTES: u64 = 4096;
-/// Lines and bytes of a log that stand in for an empty termination file.
+/// Maximum lines and bytes of a log that replace an empty termination file.
 const FALLBACK_LINES: usize = 80;
 const FALLBACK_BYTES: usize = 2048;
-/// File in a pod's log folder that says which agent has made it: by its root folder, which no two share.
-const MARK: &str = ".keelson";
-/// Within a pod's folder: its hosts file, and the folder of the containers' termination logs.
+/// File in a pod's log folder that holds the root folder of the agent that created it; no two agents share one.
+const OWNER_MARK: &str = ".keelson";
+/// In a pod's folder: its hosts file, and the folder of the containers' termination logs.
 pub(crate) const HOSTS_FILE: &str = "etc-hosts";
 pub(crate) const CONTAINERS: &str = "containers";
-/// Length of a link's name without `.log`.
+/// Maximum length of a link's name without `.log`.
 const LINK_NAME: usize = 251;
 
 /// Why a file of a pod could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// A folder cannot be made.
-    #[error("cannot make the folder {}", path.display())]
+    /// A folder cannot be created.
+    #[error("cannot create the folder {}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -52,31 +52,31 @@ pub enum FileError {
         /// The cause.
         source: io::Error,
     },
-    /// A name that would lead out of its folder.
-    #[error("{0:?} is not a name of a file or folder")]
+    /// A name that would lead outside its folder.
+    #[error("{0:?} is not a valid name of a file or folder")]
     BadName(String),
 }
 
-/// The folders of the agent as runtime-shim uses them.
+/// The files and folders of the agent that runtime-shim manages.
 #[derive(Debug, Clone)]
 pub struct Files {
     pub(crate) paths: Paths,
 }
 
 impl Files {
-    /// Works below the folders of the configuration.
+    /// Uses the folders of the configuration.
     pub fn new(paths: Paths) -> Self {
         Self { paths }
     }
 
-    /// Makes the folder of the pods' logs.
+    /// Creates the folder of the pods' logs.
     pub fn prepare(&self) -> Result<(), FileError> {
         make_dir(&self.paths.pod_logs_dir, 0o755)?;
         keelson_service_kit::spread_below(&self.paths.pod_logs_dir);
         Ok(())
     }
 
-    /// Makes a folder below the pods' logs, as a sandbox's `log_directory` names it.
+    /// Creates a pod's log folder, the `log_directory` of a sandbox. Does nothing outside the folder of the pods' logs.
     pub fn make_log_dir(&self, dir: &Path) -> Result<(), FileError> {
         if !dir.starts_with(&self.paths.pod_logs_dir) || dir.components().any(|c| c.as_os_str() == "..") {
             return Ok(());
@@ -85,9 +85,9 @@ impl Files {
         self.mark(dir)
     }
 
-    /// Notes in a pod's log folder that this agent has made it. Others on the machine have theirs beside it.
+    /// Marks a pod's log folder as created by this agent. Other agents on the machine may have folders next to it.
     fn mark(&self, dir: &Path) -> Result<(), FileError> {
-        let mark = dir.join(MARK);
+        let mark = dir.join(OWNER_MARK);
         let own = self.paths.root_dir.as_os_str().as_encoded_bytes();
         if dir.parent() != Some(&*self.paths.pod_logs_dir) || fs::read(&mark).is_ok_and(|text| text == own) {
             return Ok(());
@@ -95,15 +95,16 @@ impl Files {
         write_file(&mark, own, 0o644)
     }
 
-    /// Whether this agent has made a pod's log folder.
+    /// Whether this agent created a pod's log folder.
     fn is_own(&self, dir: &Path) -> bool {
-        fs::read(dir.join(MARK)).is_ok_and(|text| text == self.paths.root_dir.as_os_str().as_encoded_bytes())
+        fs::read(dir.join(OWNER_MARK))
+            .is_ok_and(|text| text == self.paths.root_dir.as_os_str().as_encoded_bytes())
     }
 
-    /// Marks the log folder of a pod of this agent that has no mark: an agent that did not make one yet, or a kubelet that this
-    /// one has taken over from, has made it.
+    /// Marks a log folder without a mark that belongs to a pod of this agent. It was created by an older agent version, or
+    /// by the kubelet that this agent replaced.
     fn adopt(&self, dir: &Path) {
-        if fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file()) {
+        if fs::symlink_metadata(dir.join(OWNER_MARK)).is_ok_and(|mark| mark.is_file()) {
             return;
         }
         if let Err(error) = self.mark(dir) {
@@ -111,13 +112,13 @@ impl Files {
         }
     }
 
-    /// Whether a folder was a pod's, below this agent's folder of logs, and is gone.
+    /// Whether `dir` was a pod's log folder and no longer exists.
     fn was_removed(&self, dir: &Path) -> bool {
         dir.parent() == Some(&*self.paths.pod_logs_dir)
             && fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Log folder, etc-hosts and termination file of a container that is about to be created.
+    /// Creates the log folder, etc-hosts and termination file of a container that is about to be created.
     pub fn write(
         &self,
         pod: &PodRef,
@@ -148,7 +149,7 @@ impl Files {
         Ok(answer)
     }
 
-    /// What an exited container left as its termination message.
+    /// The termination message of an exited container.
     pub fn termination_message(&self, status: &cri::ContainerStatus) -> String {
         let path = status.annotations.get(labels::MESSAGE_PATH).map(String::as_str).unwrap_or_default();
         let host = status.mounts.iter().find(|m| !path.is_empty() && m.container_path == path);
@@ -173,7 +174,7 @@ impl Files {
         self.open_beneath(&self.paths.pod_logs_dir, path)
     }
 
-    /// Opens a folder below that of all logs.
+    /// Opens a folder beneath the folder of the pods' logs.
     pub(crate) fn open_log_folder(&self, path: &Path) -> io::Result<OwnedFd> {
         descriptor_beneath(&self.paths.pod_logs_dir, path, OFlags::DIRECTORY)
     }
@@ -187,7 +188,7 @@ impl Files {
         }
     }
 
-    /// Makes the links of containers that have started and removes those of containers that are gone.
+    /// Creates links for containers that have started and removes those of containers that no longer exist.
     pub fn link_logs(&self, before: Option<&pb::RuntimePod>, after: &pb::RuntimePod) {
         let new = |c: &&pb::Container| {
             c.started_unix_nanos > 0
@@ -217,7 +218,7 @@ impl Files {
         self.paths.container_links_dir.join(format!("{name}.log"))
     }
 
-    /// Removes what is left of a pod outside the runtime: its links and its log folder.
+    /// Removes a pod's links and its log folder.
     pub fn forget(&self, pod: &pb::RuntimePod) {
         for container in &pod.containers {
             let _ = fs::remove_file(self.link_of(pod, container));
@@ -227,7 +228,7 @@ impl Files {
         }
     }
 
-    /// Removes the log file of one container, and what rotation made of it.
+    /// Removes the log file of one container and its rotated files.
     pub fn forget_container(&self, pod: &pb::RuntimePod, container: &pb::Container) {
         let _ = fs::remove_file(self.link_of(pod, container));
         let path = Path::new(&container.log_path);
@@ -244,15 +245,16 @@ impl Files {
         }
     }
 
-    /// Removes a pod's log folder, and before it the links into it, so that a kill in between leaves none without a folder.
+    /// Removes a pod's log folder. The links into it are removed first, so that a kill in between leaves no dangling link.
     fn remove_logs(&self, dir: &Path) -> bool {
         for entry in fs::read_dir(&self.paths.container_links_dir).into_iter().flatten().flatten() {
             if fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(dir)) {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        // The mark goes last: what a kill or a failure leaves is still known as ours.
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_name() != MARK) {
+        // The mark is removed last: after a kill or an error the folder is still known as this agent's.
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_name() != OWNER_MARK)
+        {
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
             let path = entry.path();
             let removed = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
@@ -263,18 +265,17 @@ impl Files {
         fs::remove_dir_all(dir).is_ok()
     }
 
-    /// Removes what this agent has made of logs and nobody needs any more: folders `<namespace>_<name>_<uid>` with a UID that
-    /// `known` refuses, and links to logs that are gone. How many folders were removed. What another agent on this machine has
-    /// made stays.
+    /// Removes this agent's log folders `<namespace>_<name>_<uid>` with a UID that is not `known`, and its links to logs
+    /// that no longer exist. Returns the number of removed folders. Folders of other agents on this machine are kept.
     ///
     /// # Errors
-    /// The folder of all logs cannot be opened, or another agent that works as this one does sweeps it.
+    /// The folder of the pods' logs cannot be opened, or another agent is sweeping it.
     pub fn sweep_logs(&self, known: impl Fn(&str) -> bool) -> Result<usize, SweepError> {
         let _lock = self.lock_logs()?;
         let mut removed = 0;
         for entry in fs::read_dir(&self.paths.pod_logs_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            // A namespace and a name have no underscore, a UID may have some.
+            // A namespace and a name have no underscore; a UID may have some.
             let Some(uid) = name.to_str().and_then(|n| n.splitn(3, '_').nth(2)) else { continue };
             if known(uid) {
                 self.adopt(&entry.path());
@@ -293,7 +294,7 @@ impl Files {
         Ok(removed)
     }
 
-    /// Who holds this sweeps the folder of all logs.
+    /// Locks the folder of the pods' logs for a sweep.
     fn lock_logs(&self) -> Result<File, SweepError> {
         let path = &self.paths.pod_logs_dir;
         let open = |source| SweepError::Open { path: path.clone(), source };
@@ -301,7 +302,7 @@ impl Files {
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(folder),
             Err(Errno::WOULDBLOCK) => {
-                let by = holder_of(&folder.metadata().map_err(open)?);
+                let by = lock_holder_text(&folder.metadata().map_err(open)?);
                 Err(SweepError::Held { path: path.clone(), by })
             }
             Err(errno) => Err(open(errno.into())),
@@ -312,7 +313,7 @@ impl Files {
 /// Why logs could not be swept.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
-    /// The folder of all logs.
+    /// The folder of the pods' logs cannot be opened.
     #[error("cannot open {}", path.display())]
     Open {
         /// The folder.
@@ -320,30 +321,32 @@ pub enum SweepError {
         /// The cause.
         source: io::Error,
     },
-    /// Another process has the lock.
+    /// Another process holds the lock.
     #[error("{} is being swept by {by}; set another podLogsDir for one of the two agents", path.display())]
     Held {
         /// The folder.
         path: PathBuf,
-        /// The process, as well as it can be told.
+        /// The process, if known.
         by: String,
     },
 }
 
-/// Who has locked a folder.
-fn holder_of(folder: &fs::Metadata) -> String {
+/// A text for the process that has locked a folder.
+fn lock_holder_text(folder: &fs::Metadata) -> String {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let Some(pid) = locker(&locks, folder.dev(), folder.ino()) else { return "another process".to_owned() };
+    let Some(pid) = flock_holder(&locks, folder.dev(), folder.ino()) else {
+        return "another process".to_owned();
+    };
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("process {pid} ({})", name.trim())
 }
 
-/// The process that has locked a file by flock(2), in a list as proc_locks(5) describes it. A file system may tell stat(2) another
-/// device than it has there; then nobody is found.
-fn locker(locks: &str, device: u64, inode: u64) -> Option<u32> {
+/// The process that has locked a file by flock(2), from a list in the format of proc_locks(5). Some file systems report
+/// another device to stat(2) than in this list; then the result is `None`.
+fn flock_holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", rustix::fs::major(device), rustix::fs::minor(device));
     locks.lines().find_map(|line| {
-        // `1: FLOCK ADVISORY WRITE 712 08:01:131 0 EOF`; one that waits has `->` before the kind.
+        // `1: FLOCK ADVISORY WRITE 712 08:01:131 0 EOF`; a waiting process has `->` before the kind.
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, pid, locked, ..] = fields[..] else { return None };
         (locked == file).then(|| pid.parse().ok()).flatten()
@@ -375,8 +378,8 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), FileError> {
     }
 }
 
-/// Writes a whole file with exactly this mode. In place: a container that has the file mounted keeps its inode
-/// and would not see another file of the same name.
+/// Writes a file with exactly this mode. It is written in place, because a container that has the file mounted
+/// keeps its inode and would not see a replacement.
 fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
     let fail = |source| FileError::Write { path: path.to_owned(), source };
     fs::write(path, content).map_err(fail)?;
@@ -409,7 +412,7 @@ fn read_end(file: &mut File, bytes: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// One more than the highest `<n>.log…` in a container's log folder; 0 without any.
+/// One more than the highest `<n>.log…` in a container's log folder; 0 if there is none.
 fn next_attempt(dir: &Path) -> u32 {
     let number = |e: fs::DirEntry| e.file_name().to_str()?.split_once(".log")?.0.parse::<u32>().ok();
     fs::read_dir(dir).into_iter().flatten().flatten().filter_map(number).max().map_or(0, |n| n + 1)
@@ -476,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_have_unrelated_log_folders() {
+    fn pod_log_folder_is_spread_over_block_groups() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         fs::remove_dir(dir.path().join("logs")).unwrap();
@@ -486,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_hosts_and_a_world_writable_termination_file() {
+    fn container_gets_etc_hosts_and_a_world_writable_termination_file() {
         let dir = tempfile::tempdir().unwrap();
         let request = pb::WriteContainerFilesRequest {
             container: "c".into(),
@@ -506,14 +509,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_out_of_the_folder_is_refused() {
+    fn container_name_with_path_traversal_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let request = pb::WriteContainerFilesRequest { container: "../x".into(), ..Default::default() };
         assert!(matches!(files(dir.path()).write(&pod(), &request), Err(FileError::BadName(_))));
     }
 
     #[test]
-    fn the_last_4096_bytes_of_the_termination_file_are_the_message() {
+    fn termination_message_is_the_last_4096_bytes_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let path = dir.path().join("root/pods/u/message");
@@ -524,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_file_of_the_host_is_not_read() {
+    fn symlink_as_termination_file_is_not_read() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let path = dir.path().join("root/pods/u/message");
@@ -534,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_attempt_follows_the_highest_log() {
+    fn next_attempt_follows_the_highest_log_number() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(next_attempt(dir.path()), 0);
         fs::write(dir.path().join("0.log"), "").unwrap();
@@ -547,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn log_folders_of_unknown_pods_are_swept_and_known_ones_stay() {
+    fn log_folders_of_unknown_pods_are_removed_and_others_kept() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         make(&files, "default_web_u");
@@ -566,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_on_the_machine_have_made_is_not_swept() {
+    fn log_folders_of_other_agents_are_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let own = files(dir.path());
         let other = Files::new(Paths { root_dir: dir.path().join("other"), ..own.paths.clone() });
@@ -591,25 +594,25 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_removal_has_left_is_still_ours() {
+    fn log_folder_of_an_interrupted_removal_is_still_removed_later() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         make(&files, "default_old_v");
         let folder = dir.path().join("logs/default_old_v");
         fs::create_dir(folder.join("c")).unwrap();
         fs::write(folder.join("c/0.log"), "").unwrap();
-        // A container's folder that cannot go now: something is mounted in it.
+        // A container's folder that cannot be removed because something is mounted on it.
         rustix::mount::mount_bind(folder.join("c"), folder.join("c")).unwrap();
         let first = files.sweep_logs(|_| false).unwrap();
         rustix::mount::unmount(folder.join("c"), rustix::mount::UnmountFlags::DETACH).unwrap();
         assert_eq!(first, 0);
-        assert!(folder.join(MARK).exists());
+        assert!(folder.join(OWNER_MARK).exists());
         assert_eq!(files.sweep_logs(|_| false).unwrap(), 1);
         assert!(!folder.exists());
     }
 
     #[test]
-    fn a_link_to_a_log_that_is_gone_goes_when_its_folder_is_ours() {
+    fn dangling_log_link_is_removed_if_its_folder_is_this_agents() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         make(&files, "default_web_u");
@@ -626,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_of_a_pod_that_was_taken_over_are_ours_from_then_on() {
+    fn log_folder_of_an_adopted_pod_is_marked_as_this_agents() {
         let dir = tempfile::tempdir().unwrap();
         let own = files(dir.path());
         let other = Files::new(Paths { root_dir: dir.path().join("other"), ..own.paths.clone() });
@@ -639,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn links_into_folders_that_are_gone_go_and_links_to_elsewhere_stay() {
+    fn dangling_log_links_are_removed_and_links_outside_kept() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let (logs, links) = (dir.path().join("logs"), dir.path().join("links"));
@@ -655,24 +658,24 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_that_has_the_lock_on_the_very_file_is_named() {
+    fn flock_holder_is_found_by_device_and_inode() {
         let locks = "\
             1: POSIX  ADVISORY  WRITE 10 08:01:131 0 EOF\n\
             2: FLOCK  ADVISORY  WRITE 11 08:02:131 0 EOF\n\
             3: FLOCK  ADVISORY  WRITE 12 08:01:1131 0 EOF\n\
             4: FLOCK  ADVISORY  WRITE 13 08:01:131 0 EOF\n\
             4: -> FLOCK  ADVISORY  WRITE 14 08:01:131 0 EOF\n";
-        assert_eq!(locker(locks, rustix::fs::makedev(8, 1), 131), Some(13));
-        assert_eq!(locker(locks, rustix::fs::makedev(8, 3), 131), None);
+        assert_eq!(flock_holder(locks, rustix::fs::makedev(8, 1), 131), Some(13));
+        assert_eq!(flock_holder(locks, rustix::fs::makedev(8, 3), 131), None);
     }
 
     #[test]
-    fn while_another_process_sweeps_nothing_is_removed_and_it_is_named() {
+    fn log_folders_are_kept_while_another_process_holds_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         make(&files, "default_old_v");
         let logs = dir.path().join("logs");
-        // A lock of flock(2) belongs to the open folder: this one is as good as another process's.
+        // A flock(2) lock belongs to the open file description, so this one acts like another process's.
         let held = File::open(&logs).unwrap();
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
         let error = files.sweep_logs(|_| false).unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! How full the file systems of images and containers are, and what each container takes of them
-//! (runtime-and-resources.md §14.1): collected in the background, so that no call makes anybody walk a folder.
+//! Usage of the file systems of images and containers, and the disk usage of each container
+//! (runtime-and-resources.md §14.1). It is collected in the background, so that no request walks a folder.
 //!
-//! The file systems are looked at each ten seconds. What containers take is collected as often while somebody asks
-//! for it, since the runtime reads the cgroups of every container for the same call. Who asks for what logs take only
-//! ([`Filesystems::logs`]) has no call made for it.
+//! The file systems are read every ten seconds. The usage of containers is collected as often, but only while it is
+//! requested, because the runtime reads the cgroups of all containers for that call. Requests for the usage of logs
+//! only ([`Filesystems::logs`]) cause no call to the runtime.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,20 +21,20 @@ use tonic::Status;
 
 use crate::cri::Cri;
 use crate::files::Files;
+use crate::heartbeat::with_heartbeat;
 use crate::observe::Observer;
-use crate::ticking::ticking;
 
-/// Between two collections: the eviction loop's period (runtime-and-resources.md §0.2), which acts only on a sample that
-/// is newer than its last.
+/// Interval between two collections: the period of the eviction loop (runtime-and-resources.md §0.2), which acts only
+/// on a sample that is newer than its last one.
 const PERIOD: Duration = Duration::from_secs(10);
-/// After so long without a question the figures of containers are not collected any more.
-const INTEREST: Duration = Duration::from_secs(60);
-/// How long a file system may take to say how full it is. It is left out until it has.
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
-/// How long the runtime may take to measure all containers.
-const MEASURE_WITHIN: Duration = Duration::from_secs(30);
+/// After this time without a request the usage of containers is no longer collected.
+const REQUEST_RETENTION: Duration = Duration::from_secs(60);
+/// Timeout of statvfs(2). A file system that takes longer is left out until the call returns.
+const STATVFS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the runtime's call for the layers of all containers.
+const LAYER_STATS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Collects the figures.
+/// Collects the usage statistics.
 #[derive(Debug, Clone)]
 pub struct Filesystems {
     cri: Cri,
@@ -46,43 +46,43 @@ pub struct Filesystems {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Somebody asks for the figures of containers after a while without.
-    asked: Notify,
-    /// Looks that have not come back yet.
-    looks: tokio::sync::Mutex<HashMap<PathBuf, JoinHandle<std::io::Result<Look>>>>,
+    /// Notified of the first request for the usage of containers after a while.
+    requested: Notify,
+    /// Calls of statvfs(2) that have not returned yet.
+    pending_calls: tokio::sync::Mutex<HashMap<PathBuf, JoinHandle<std::io::Result<FilesystemUsage>>>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was told last; `None` before the first answer of the runtime.
-    told: Option<pb::FilesystemStatsResponse>,
-    pods_asked: Option<Instant>,
-    /// What logs took when that was looked at last; `None` while nobody has asked within [`INTEREST`].
-    logs: Option<Arc<[LogUse]>>,
-    logs_asked: Option<Instant>,
+    /// The last statistics; `None` before the runtime's first response.
+    stats: Option<pb::FilesystemStatsResponse>,
+    pods_requested: Option<Instant>,
+    /// The last usage of logs; `None` if there was no request within [`REQUEST_RETENTION`].
+    logs: Option<Arc<[LogUsage]>>,
+    logs_requested: Option<Instant>,
 }
 
-/// What the log of a container takes, rotated files included.
+/// Disk usage of a container's log, including rotated files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LogUse {
+pub(crate) struct LogUsage {
     pub(crate) pod: PodRef,
     pub(crate) container: String,
     pub(crate) bytes: u64,
 }
 
-/// Notes that somebody asks. Whether nobody has for a while.
-fn ask(asked: &mut Option<Instant>) -> bool {
-    let before = asked.replace(Instant::now());
+/// Records a request. Returns whether it is the first one after a while.
+fn record_request(requested: &mut Option<Instant>) -> bool {
+    let before = requested.replace(Instant::now());
     !is_recent(before)
 }
 
-fn is_recent(asked: Option<Instant>) -> bool {
-    asked.is_some_and(|at| at.elapsed() <= INTEREST)
+fn is_recent(requested: Option<Instant>) -> bool {
+    requested.is_some_and(|at| at.elapsed() <= REQUEST_RETENTION)
 }
 
-/// What a file system says of itself.
+/// Usage of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Look {
+struct FilesystemUsage {
     device: u64,
     capacity: u64,
     available: u64,
@@ -90,20 +90,20 @@ struct Look {
     inodes_free: u64,
 }
 
-/// A folder with its share of a file system.
+/// Disk usage of some files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Share {
-    /// What its files take on the disk.
+pub(crate) struct DiskUsage {
+    /// Bytes on the disk.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of files.
     pub inodes: u64,
 }
 
-/// What a layer takes, and when the runtime measured that.
+/// The runtime's usage of each container's layer, by container id.
 type Layers = HashMap<String, cri::FilesystemUsage>;
 
 impl Filesystems {
-    /// Has no figures until [`Self::run`].
+    /// Creates a collector, which has no statistics until [`Self::run`].
     pub fn new(cri: Cri, observer: Observer, files: Files) -> Self {
         Self { cri, observer, files, shared: Arc::default() }
     }
@@ -112,27 +112,26 @@ impl Filesystems {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The figures as they were collected last; `None` before the runtime's first answer.
+    /// The last collected statistics; `None` before the runtime's first response.
     pub fn stats(&self, filesystems_only: bool) -> Option<pb::FilesystemStatsResponse> {
         let mut state = self.state();
-        if !filesystems_only && ask(&mut state.pods_asked) {
-            self.shared.asked.notify_one();
+        if !filesystems_only && record_request(&mut state.pods_requested) {
+            self.shared.requested.notify_one();
         }
-        let told = state.told.as_ref()?;
+        let stats = state.stats.as_ref()?;
         let without = || pb::FilesystemStatsResponse {
-            images: told.images.clone(),
-            containers: told.containers.clone(),
+            images: stats.images.clone(),
+            containers: stats.containers.clone(),
             ..Default::default()
         };
-        Some(if filesystems_only { without() } else { told.clone() })
+        Some(if filesystems_only { without() } else { stats.clone() })
     }
 
-    /// What the logs of containers took when they were looked at last; nothing at the first question after a while
-    /// without, with which they are looked at again.
-    pub(crate) fn logs(&self) -> Arc<[LogUse]> {
+    /// The last collected usage of logs. Empty for the first request after a while, which starts the collection again.
+    pub(crate) fn logs(&self) -> Arc<[LogUsage]> {
         let mut state = self.state();
-        if ask(&mut state.logs_asked) {
-            self.shared.asked.notify_one();
+        if record_request(&mut state.logs_requested) {
+            self.shared.requested.notify_one();
         }
         state.logs.clone().unwrap_or_default()
     }
@@ -143,40 +142,43 @@ impl Filesystems {
         let work = async {
             loop {
                 self.collect().await;
-                // Both are cancel-safe: a notification that is not taken here stays for the next turn.
+                // Both are cancel-safe: a notification that is not taken here is kept for the next iteration.
                 tokio::select! {
                     () = tokio::time::sleep(PERIOD) => {}
-                    () = self.shared.asked.notified() => {}
+                    () = self.shared.requested.notified() => {}
                 }
             }
         };
-        // Cancel-safe: nothing of it outlives the service.
+        // Cancel-safe: the collection has no effect outside this process.
         tokio::select! {
             () = context.shutdown.cancelled() => {}
-            () = ticking(&progress, work) => {}
+            () = with_heartbeat(&progress, work) => {}
         }
     }
 
-    /// One collection; what cannot be had keeps its last figures.
+    /// Runs one collection. Statistics that cannot be read keep their last values.
     pub(crate) async fn collect(&self) {
         match self.filesystems().await {
             Ok((images, containers)) => {
                 let mut state = self.state();
-                let told = state.told.get_or_insert_default();
-                (told.images, told.containers) = (images, containers);
+                let stats = state.stats.get_or_insert_default();
+                (stats.images, stats.containers) = (images, containers);
             }
             Err(status) => {
-                tracing::debug!(error = status.message(), "no figures of the file systems, will retry");
+                tracing::debug!(
+                    error = status.message(),
+                    "cannot read the usage of file systems, will retry"
+                );
                 return;
             }
         }
         let (of_pods, of_logs) = {
             let mut state = self.state();
-            let asked = (is_recent(state.pods_asked), is_recent(state.logs_asked));
-            if !asked.1 {
+            let requested = (is_recent(state.pods_requested), is_recent(state.logs_requested));
+            if !requested.1 {
                 state.logs = None;
             }
-            asked
+            requested
         };
         if !of_pods && !of_logs {
             return;
@@ -188,17 +190,20 @@ impl Filesystems {
                     state.logs = Some(logs_of(&pods));
                 }
                 if of_pods {
-                    let told = state.told.get_or_insert_default();
-                    (told.pods, told.pods_taken_unix_nanos) = (pods, now_unix_nanos());
+                    let stats = state.stats.get_or_insert_default();
+                    (stats.pods, stats.pods_taken_unix_nanos) = (pods, now_unix_nanos());
                 }
             }
             Err(status) => {
-                tracing::debug!(error = status.message(), "no figures of the containers, will retry");
+                tracing::debug!(
+                    error = status.message(),
+                    "cannot read the disk usage of containers, will retry"
+                );
             }
         }
     }
 
-    /// The file systems of images, and those of layers that are others.
+    /// The file systems of images, and those of layers if they are different ones.
     async fn filesystems(&self) -> Result<(Vec<pb::FilesystemFigures>, Vec<pb::FilesystemFigures>), Status> {
         let request = self.cri.quick(cri::ImageFsInfoRequest {});
         let answer = self.cri.images().image_fs_info(request).await?.into_inner();
@@ -208,7 +213,7 @@ impl Filesystems {
         Ok((images, containers))
     }
 
-    /// The figures of those that are on none of `devices`, to which theirs are added.
+    /// The usage of file systems on devices that are not in `devices` yet; their devices are added.
     async fn figures(
         &self,
         usages: Vec<cri::FilesystemUsage>,
@@ -217,17 +222,17 @@ impl Filesystems {
         let mut figures = Vec::new();
         for usage in usages {
             let mountpoint = usage.fs_id.map(|id| id.mountpoint).unwrap_or_default();
-            let Some(look) = self.look(Path::new(&mountpoint)).await else { continue };
-            if !devices.insert(look.device) {
+            let Some(fs) = self.usage_of(Path::new(&mountpoint)).await else { continue };
+            if !devices.insert(fs.device) {
                 continue;
             }
             figures.push(pb::FilesystemFigures {
                 mountpoint,
-                capacity_bytes: look.capacity,
-                available_bytes: look.available,
+                capacity_bytes: fs.capacity,
+                available_bytes: fs.available,
                 used_bytes: usage.used_bytes.map(|v| v.value),
-                inodes: look.inodes,
-                inodes_free: look.inodes_free,
+                inodes: fs.inodes,
+                inodes_free: fs.inodes_free,
                 inodes_used: usage.inodes_used.map(|v| v.value),
                 taken_unix_nanos: now_unix_nanos(),
             });
@@ -235,29 +240,29 @@ impl Filesystems {
         figures
     }
 
-    /// How full a file system is. One that hangs is asked by one thread only, however often it is looked at.
-    async fn look(&self, folder: &Path) -> Option<Look> {
-        let mut looks = self.shared.looks.lock().await;
+    /// The usage of a file system. If it hangs, only one thread waits for it, also when this is called again.
+    async fn usage_of(&self, folder: &Path) -> Option<FilesystemUsage> {
+        let mut pending_calls = self.shared.pending_calls.lock().await;
         let at = folder.to_owned();
-        let begin = || tokio::task::spawn_blocking(move || look_at(&at));
-        let task = looks.entry(folder.to_owned()).or_insert_with(begin);
-        let result = match tokio::time::timeout(LOOK_WITHIN, task).await {
+        let begin = || tokio::task::spawn_blocking(move || read_usage(&at));
+        let task = pending_calls.entry(folder.to_owned()).or_insert_with(begin);
+        let result = match tokio::time::timeout(STATVFS_TIMEOUT, task).await {
             Ok(Ok(result)) => result,
             Ok(Err(error)) => Err(std::io::Error::other(error)),
             Err(_) => {
-                tracing::warn!(folder = %folder.display(), "the file system does not say how full it is");
+                tracing::warn!(folder = %folder.display(), "the file system does not answer statvfs");
                 return None;
             }
         };
-        looks.remove(folder);
+        pending_calls.remove(folder);
         result
             .inspect_err(
-                |error| tracing::debug!(folder = %folder.display(), %error, "cannot look at a file system"),
+                |error| tracing::debug!(folder = %folder.display(), %error, "cannot read the usage of a file system"),
             )
             .ok()
     }
 
-    /// What the containers of all pods take; of their layers only `with_layers`, for which the runtime is asked.
+    /// The disk usage of the containers of all pods; that of their layers, a call to the runtime, only `with_layers`.
     async fn pods(&self, with_layers: bool) -> Result<Vec<pb::PodFilesystemFigures>, Status> {
         let layers = if with_layers { self.layers().await? } else { Layers::new() };
         let (pods, files) = (self.observer.all(), self.files.clone());
@@ -267,15 +272,15 @@ impl Filesystems {
 
     async fn layers(&self) -> Result<Layers, Status> {
         let request = cri::ListContainerStatsRequest { filter: None };
-        let request = self.cri.within(MEASURE_WITHIN, request);
+        let request = self.cri.within(LAYER_STATS_TIMEOUT, request);
         let stats = self.cri.runtime().list_container_stats(request).await?.into_inner().stats;
         Ok(stats.into_iter().filter_map(|s| Some((s.attributes?.id, s.writable_layer?))).collect())
     }
 }
 
-fn look_at(folder: &Path) -> std::io::Result<Look> {
+fn read_usage(folder: &Path) -> std::io::Result<FilesystemUsage> {
     let stat = rustix::fs::statvfs(folder)?;
-    Ok(Look {
+    Ok(FilesystemUsage {
         device: rustix::fs::stat(folder)?.st_dev,
         capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
         available: stat.f_bavail.saturating_mul(stat.f_frsize),
@@ -284,12 +289,12 @@ fn look_at(folder: &Path) -> std::io::Result<Look> {
     })
 }
 
-/// The logs that there are: containers of one name share one, and one of them has its figures.
-fn logs_of(pods: &[pb::PodFilesystemFigures]) -> Arc<[LogUse]> {
+/// The usage of each log. Containers of one name share a log, whose usage is counted for one of them.
+fn logs_of(pods: &[pb::PodFilesystemFigures]) -> Arc<[LogUsage]> {
     let of = |pod: &pb::PodFilesystemFigures| {
         let name = pod.pod.clone().unwrap_or_default();
-        let there = pod.containers.iter().filter(|container| container.log_inodes > 0);
-        let logs = there.map(move |container| LogUse {
+        let existing = pod.containers.iter().filter(|container| container.log_inodes > 0);
+        let logs = existing.map(move |container| LogUsage {
             pod: name.clone(),
             container: container.name.clone(),
             bytes: container.log_bytes,
@@ -299,16 +304,16 @@ fn logs_of(pods: &[pb::PodFilesystemFigures]) -> Arc<[LogUse]> {
     pods.iter().flat_map(of).collect()
 }
 
-/// What the containers of a pod take; those of one name are listed newest first.
+/// The disk usage of a pod's containers. Containers of one name are listed newest first.
 fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFilesystemFigures {
     let mut named = BTreeSet::new();
     let containers = pod.containers.iter().map(|container| {
         let layer = layers.get(&container.id);
-        // The files of a name are its newest container's. No folder, no files.
+        // The files of a name count for its newest container. A missing folder counts as empty.
         let newest = named.insert(container.name.as_str());
         let log = Path::new(&container.log_path).parent().filter(|_| newest);
-        let log = log.and_then(|folder| files.log_share(folder).ok()).unwrap_or_default();
-        let messages = newest.then(|| files.termination_log_share(&pod.uid, &container.name).ok());
+        let log = log.and_then(|folder| files.log_disk_usage(folder).ok()).unwrap_or_default();
+        let messages = newest.then(|| files.termination_log_disk_usage(&pod.uid, &container.name).ok());
         let messages = messages.flatten().unwrap_or_default();
         pb::ContainerFilesystemFigures {
             name: container.name.clone(),
@@ -324,7 +329,7 @@ fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFi
             termination_log_inodes: messages.inodes,
         }
     });
-    let hosts = files.hosts_file_share(&pod.uid).unwrap_or_default();
+    let hosts = files.hosts_file_disk_usage(&pod.uid).unwrap_or_default();
     pb::PodFilesystemFigures {
         pod: Some(PodRef { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() }),
         containers: containers.collect(),
@@ -354,12 +359,12 @@ mod tests {
         }
     }
 
-    /// A pod `u` whose container `c` logs two files and whose older namesake is dead.
+    /// A pod `u` with a container `c` that has two log files, and an older dead container of the same name.
     async fn pod(fake: &FakeRuntime) {
         fake.sandbox("s-u", "u", true);
         fake.container("c", "u", ContainerRunning);
         fake.container("old", "u", ContainerExited);
-        fake.named("old", "c");
+        fake.set_container_name("old", "c");
         let folder = fake.dir.path().join("logs/default_u_u/c");
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("0.log"), vec![b'x'; 8_192]).unwrap();
@@ -373,14 +378,14 @@ mod tests {
         }
         std::os::unix::fs::symlink("/etc/passwd", own.join("containers/c/link")).unwrap();
         for container in ["c", "old"] {
-            fake.logs_to(container, &folder.join("0.log"));
-            fake.layer(container, usage("/", 100));
+            fake.set_log_path(container, &folder.join("0.log"));
+            fake.set_layer(container, usage("/", 100));
         }
         fake.observer.read("u").await.unwrap();
     }
 
     #[tokio::test]
-    async fn nothing_is_known_before_the_runtimes_first_answer_and_then_the_last_figures_stand() {
+    async fn filesystem_stats_are_unknown_before_the_first_response_and_then_cached() {
         let fake = FakeRuntime::start().await;
         let figures = filesystems(&fake);
         assert_eq!(figures.stats(true), None);
@@ -398,17 +403,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_has_its_layer_and_all_files_of_its_log_which_its_older_namesake_has_not() {
+    async fn container_usage_has_its_layer_and_logs_count_for_the_newest_container() {
         let fake = FakeRuntime::start().await;
         pod(&fake).await;
         let figures = filesystems(&fake);
         figures.collect().await;
         let before = figures.stats(false).unwrap();
-        assert!(before.pods.is_empty() && before.pods_taken_unix_nanos == 0, "nobody had asked");
+        assert!(before.pods.is_empty() && before.pods_taken_unix_nanos == 0, "nothing was requested before");
         figures.collect().await;
-        let told = figures.stats(false).unwrap();
-        assert!(told.pods_taken_unix_nanos > 0);
-        let [pod] = told.pods.as_slice() else { panic!("{told:?}") };
+        let stats = figures.stats(false).unwrap();
+        assert!(stats.pods_taken_unix_nanos > 0);
+        let [pod] = stats.pods.as_slice() else { panic!("{stats:?}") };
         assert_eq!(pod.pod.as_ref().unwrap().name, "u");
         let of = |id: &str| pod.containers.iter().find(|c| c.id == id).unwrap();
         let (new, old) = (of("c"), of("old"));
@@ -416,7 +421,7 @@ mod tests {
         assert_eq!((new.layer_bytes, new.layer_inodes, new.layer_taken_unix_nanos), (Some(100), Some(3), 7));
         assert_eq!(old.layer_bytes, Some(100));
         let (with, without) = if new.log_inodes > 0 { (new, old) } else { (old, new) };
-        // What a file takes on the disk depends on the disk; a link and what it leads to is no log.
+        // The size on disk depends on the file system; a link and its target do not count.
         assert!(with.log_bytes >= 8_192 && with.log_bytes < 1 << 20 && with.log_inodes == 2, "{with:?}");
         assert_eq!((without.log_bytes, without.log_inodes), (0, 0));
         assert!((80_000..1 << 20).contains(&with.termination_log_bytes), "{with:?}");
@@ -427,24 +432,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn layers_on_the_file_system_of_the_images_are_not_told_twice() {
+    async fn file_system_of_images_and_layers_is_reported_once() {
         let fake = FakeRuntime::start().await;
         let figures = filesystems(&fake);
         let here = fake.dir.path().to_str().unwrap().to_owned();
-        fake.container_filesystem(usage(&here, 1));
+        fake.set_container_filesystem(usage(&here, 1));
         figures.collect().await;
         assert!(figures.stats(true).unwrap().containers.is_empty());
-        fake.container_filesystem(usage("/proc", 1));
+        fake.set_container_filesystem(usage("/proc", 1));
         figures.collect().await;
-        let told = figures.stats(true).unwrap();
-        assert_eq!((told.containers.len(), told.containers[0].used_bytes), (1, Some(1)));
-        fake.container_filesystem(usage("/nowhere/at/all", 1));
+        let stats = figures.stats(true).unwrap();
+        assert_eq!((stats.containers.len(), stats.containers[0].used_bytes), (1, Some(1)));
+        fake.set_container_filesystem(usage("/nowhere/at/all", 1));
         figures.collect().await;
-        assert!(figures.stats(true).unwrap().containers.is_empty(), "what cannot be looked at is left out");
+        assert!(
+            figures.stats(true).unwrap().containers.is_empty(),
+            "a file system that cannot be read is left out"
+        );
     }
 
     #[tokio::test]
-    async fn containers_are_measured_only_while_somebody_asks() {
+    async fn container_usage_is_collected_only_while_requested() {
         let fake = FakeRuntime::start().await;
         pod(&fake).await;
         let figures = filesystems(&fake);
@@ -452,15 +460,15 @@ mod tests {
         let run = tokio::spawn(figures.clone().run(context.clone()));
         until("the file systems are known", || figures.stats(true).is_some()).await;
         assert!(fake.calls("ListContainerStats").is_empty());
-        // The first question is answered without waiting and wakes the collection.
+        // The first request does not wait, and wakes the collection.
         figures.stats(false).unwrap();
         until("the pods are known", || {
-            figures.stats(true).is_some() && figures.state().told.as_ref().unwrap().pods.len() == 1
+            figures.stats(true).is_some() && figures.state().stats.as_ref().unwrap().pods.len() == 1
         })
         .await;
         context.shutdown.cancel();
         run.await.unwrap();
-        figures.state().pods_asked = Instant::now().checked_sub(INTEREST * 2);
+        figures.state().pods_requested = Instant::now().checked_sub(REQUEST_RETENTION * 2);
         let measured = fake.calls("ListContainerStats").len();
         figures.collect().await;
         assert_eq!(fake.calls("ListContainerStats").len(), measured);

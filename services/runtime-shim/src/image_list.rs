@@ -1,4 +1,4 @@
-//! ListImages: what the runtime has, and who holds it.
+//! ListImages: the runtime's images, and the containers that use them.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use crate::cri::Cri;
 use crate::labels;
 use crate::observe::state_of;
 
-/// Every image, with the containers that were made from it.
+/// Every image, with the containers that were created from it.
 ///
 /// # Errors
-/// What the runtime answers.
+/// The runtime's error.
 pub async fn list(cri: &Cri) -> Result<Vec<pb::RuntimeImage>, Status> {
     let request = cri::ListImagesRequest { filter: None };
-    // Containers after the images: the image of a container is there as long as the container is.
+    // Containers after the images: the image of a container exists as long as the container does.
     let images = cri.images().list_images(cri.quick(request)).await?.into_inner().images;
     let (_, containers) = cri.list(None).await?;
     Ok(with_users(images, containers))
@@ -25,7 +25,7 @@ pub async fn list(cri: &Cri) -> Result<Vec<pb::RuntimeImage>, Status> {
 
 fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<pb::RuntimeImage> {
     let mut images: Vec<pb::RuntimeImage> = images.into_iter().map(message).collect();
-    images.sort_by(|a, b| title(a).cmp(title(b)));
+    images.sort_by(|a, b| display_name(a).cmp(display_name(b)));
     let names = |image: &pb::RuntimeImage| {
         let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
         names.cloned().collect::<Vec<_>>()
@@ -33,18 +33,18 @@ fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<p
     let by_name: HashMap<String, usize> = images
         .iter()
         .enumerate()
-        .flat_map(|(at, image)| names(image).into_iter().map(move |name| (name, at)))
+        .flat_map(|(index, image)| names(image).into_iter().map(move |name| (name, index)))
         .collect();
     for container in containers {
-        // The reference says what it was made from; the name in the spec may mean another image by now.
-        let named = container.image.as_ref().map_or("", |image| image.image.as_str());
-        let at = by_name.get(&container.image_ref).or_else(|| by_name.get(named));
-        if let Some(image) = at.and_then(|at| images.get_mut(*at)) {
+        // The reference identifies the image it was created from; the name in the spec may mean another image by now.
+        let spec_name = container.image.as_ref().map_or("", |image| image.image.as_str());
+        let index = by_name.get(&container.image_ref).or_else(|| by_name.get(spec_name));
+        if let Some(image) = index.and_then(|index| images.get_mut(*index)) {
             image.used_by.push(user(container));
         }
     }
     for image in &mut images {
-        image.used_by.sort_by(|a, b| order(a).cmp(&order(b)));
+        image.used_by.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
     }
     images
 }
@@ -60,7 +60,7 @@ fn message(image: cri::Image) -> pb::RuntimeImage {
     }
 }
 
-fn title(image: &pb::RuntimeImage) -> &str {
+fn display_name(image: &pb::RuntimeImage) -> &str {
     image.repo_tags.first().or(image.repo_digests.first()).unwrap_or(&image.id)
 }
 
@@ -76,8 +76,8 @@ fn user(container: cri::Container) -> pb::ImageUser {
     }
 }
 
-/// Running ones first, then by pod and container.
-fn order(user: &pb::ImageUser) -> impl Ord + '_ {
+/// Sort key: running containers first, then by pod and container.
+fn sort_key(user: &pb::ImageUser) -> impl Ord + '_ {
     let pod = user.pod.as_ref().map(|pod| (&pod.namespace, &pod.name));
     (user.state != pb::ContainerState::Running as i32, pod, &user.container, &user.container_id)
 }
@@ -108,23 +108,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_image_is_listed_with_the_containers_that_were_made_from_it() {
+    async fn every_image_is_listed_with_the_containers_that_use_it() {
         use cri::ContainerState::{ContainerExited, ContainerRunning};
         let fake = FakeRuntime::start().await;
-        fake.image_of(image("sha256:3", &[], &[]));
-        fake.image_of(image("sha256:2", &["b:1", "b:latest"], &["b@sha256:d2"]));
-        fake.image_of(cri::Image { pinned: true, ..image("sha256:1", &["a:1"], &["a@sha256:d1"]) });
-        for (container, uid, state, made_from) in [
+        fake.add_image(image("sha256:3", &[], &[]));
+        fake.add_image(image("sha256:2", &["b:1", "b:latest"], &["b@sha256:d2"]));
+        fake.add_image(cri::Image { pinned: true, ..image("sha256:1", &["a:1"], &["a@sha256:d1"]) });
+        for (container, uid, state, image_ref) in [
             ("ended", "u1", ContainerExited, "sha256:2"),
             ("by-tag", "u2", ContainerRunning, "b:latest"),
             ("by-digest", "u1", ContainerRunning, "b@sha256:d2"),
             ("lost", "u1", ContainerRunning, "sha256:unknown"),
         ] {
             fake.container(container, uid, state);
-            fake.made_from(container, made_from);
+            fake.set_image_ref(container, image_ref);
         }
         let images = list(&fake.cri).await.unwrap();
-        let titles: Vec<_> = images.iter().map(title).collect();
+        let titles: Vec<_> = images.iter().map(display_name).collect();
         assert_eq!(titles, ["a:1", "b:1", "sha256:3"]);
         assert_eq!((images[0].pinned, images[0].size_bytes, images[1].pinned), (true, 7, false));
         assert_eq!(users(&images[0]), [""; 0]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_spec_counts_where_the_reference_means_nothing() {
+    fn image_of_a_container_falls_back_to_the_name_in_the_spec() {
         let mut container = cri::Container { id: "c".into(), ..Default::default() };
         container.image = Some(cri::ImageSpec { image: "a:1".into(), ..Default::default() });
         container.image_ref = "elsewhere".into();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runtime_that_refuses_is_no_empty_list() {
+    async fn failed_image_list_is_an_error_and_not_an_empty_list() {
         let fake = FakeRuntime::start().await;
         for method in ["ListImages", "ListContainers"] {
             fake.answer(method, Answer::Fail(1, Code::Unknown));

@@ -1,27 +1,34 @@
-//! runtime-shim speaks to the container runtime.
+//! runtime-shim: the connection to the container runtime.
 //!
-//! It is the only process that holds a connection to CRI. On its socket it answers `keelson.runtime.v1` and,
-//! for uid 0 and pod-sync, CRI itself, passed through as raw bytes ([`proxy`]). It observes pods by events and
-//! reads ([`observe`], [`runtime_state`]), counts what is asked of the runtime ([`operations`]), makes images present
-//! ([`images`], [`credentials`], `credential_plugins`), says what they and containers take of the disk ([`filesystem`]),
-//! writes the files that a container start needs ([`files`]), rotates and reads logs ([`rotate`], [`logs`]), runs
-//! commands in containers ([`exec`]), and is the only deleter of containers, sandboxes and images ([`collect`],
-//! [`unused`]).
+//! It is the only process with a connection to CRI. On its socket it serves `keelson.runtime.v1` and, for uid 0 and
+//! pod-sync, CRI itself, passed through as raw bytes ([`proxy`]). It
 //!
-//! Its only state is the record of who may use which image ([`pull_records`]): after a restart it reads the runtime.
+//! - observes pods by events and reads ([`observe`], [`runtime_state`]),
+//! - counts the calls to the runtime ([`operations`]),
+//! - pulls images ([`images`], [`credentials`], `credential_plugins`),
+//! - reports the disk usage of images and containers ([`filesystem`]),
+//! - writes the files that a container start needs ([`files`]),
+//! - rotates and reads logs ([`rotate`], [`logs`]),
+//! - runs commands in containers ([`exec`]),
+//! - removes dead containers, sandboxes and unused images; nothing else does ([`container_gc`], [`image_gc`]).
+//!
+//! Its only persistent state is the record of which pods may use which image ([`pull_records`]). Everything else is
+//! read from the runtime after a restart.
 
 pub mod clock;
-pub mod collect;
+pub mod container_gc;
 mod credential_plugins;
 pub mod credentials;
 pub mod cri;
-mod disk_use;
+mod disk_usage;
 mod event_metrics;
 pub mod exec;
 #[cfg(test)]
 mod fake;
 pub mod files;
 pub mod filesystem;
+mod heartbeat;
+pub mod image_gc;
 pub mod image_list;
 pub mod images;
 mod labels;
@@ -36,13 +43,11 @@ pub mod proxy;
 mod pull;
 pub mod pull_records;
 mod pull_watch;
+mod response_checks;
 pub mod rotate;
 mod runtime_config;
 pub mod runtime_state;
 pub mod server;
-mod ticking;
-pub mod unused;
-mod whole;
 
 use std::time::Duration;
 
@@ -54,18 +59,21 @@ use tonic::service::Routes;
 /// Builds the service and starts its loops.
 ///
 /// # Errors
-/// The runtime endpoint is no unix socket, or the credential providers cannot be used as they are configured; one whose
-/// binary is missing is a condition only.
+/// The runtime endpoint is not a unix socket, or the configuration of credential providers is not valid. A missing
+/// plugin binary is only a condition.
 pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let config = &context.config;
     let timeout = Duration::from_millis(config.runtime.request_timeout_ms);
     let cri = cri::Cri::new(&config.runtime.endpoint, timeout)?
-        .with_images_at(config.runtime.image_endpoint.as_deref())?;
+        .with_image_endpoint(config.runtime.image_endpoint.as_deref())?;
     cri.register(&context.metrics);
     let files = files::Files::new(config.paths.clone());
     if let Err(error) = files.prepare() {
-        // Each sandbox says so, too: it makes its own folder there.
-        tracing::warn!(error = keelson_service_kit::status::chain(&error), "pods cannot have logs");
+        // Creating a sandbox reports the same error: it creates its own folder there.
+        tracing::warn!(
+            error = keelson_service_kit::status::chain(&error),
+            "cannot create the log folder; pods have no logs"
+        );
     }
     let observer = observe::Observer::new(cri.clone(), files.clone());
     observe_metrics::register(&observer, &context.metrics);
@@ -76,32 +84,32 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         credentials::Credentials::new(pod_config, config.paths.root_dir.clone()).with_plugins(plugins);
     let images = images::Images::new(cri.clone(), context.events.clone(), config.runtime.max_parallel_pulls)
         .configured(config, credentials, &context.metrics);
-    let (desires, events) = (collect::Desires::default(), context.events.clone());
-    let unused =
-        unused::UnusedImages::new(cri.clone(), observer.clone(), images.clone(), desires.clone(), events)
+    let (desired, events) = (container_gc::DesiredPods::default(), context.events.clone());
+    let image_collector =
+        image_gc::ImageCollector::new(cri.clone(), observer.clone(), images.clone(), desired.clone(), events)
             .configured(config, &context.metrics);
     let rotator = rotate::Rotator::new(cri.clone(), observer.clone(), files.clone(), &config.container_logs);
-    let collector = collect::Collector {
+    let collector = container_gc::Collector {
         cri: cri.clone(),
         observer: observer.clone(),
         files: files.clone(),
         images,
-        desires,
-        unused: unused.clone(),
-        failures: collect::Failures::default(),
-        limits: collect::limits_of(&config.container_collection),
+        desired,
+        image_collector: image_collector.clone(),
+        failed_removals: container_gc::FailedRemovals::default(),
+        policy: container_gc::gc_policy(&config.container_collection),
         events: context.events.clone(),
         node: ObjectRef::node(&config.node_name),
-        remove_within: collect::REMOVE_WITHIN,
+        remove_timeout: container_gc::REMOVE_TIMEOUT,
     };
     context.spawn("runtime", runtime_state::run(context.clone(), cri.clone(), observer.clone()));
     context.spawn("collector", collector.clone().run(context.clone()));
-    context.spawn("image-collector", unused.run(context.clone()));
+    context.spawn("image-collector", image_collector.run(context.clone()));
     let filesystems = filesystem::Filesystems::new(cri.clone(), observer.clone(), files.clone());
     log_usage::register(&filesystems, &context.metrics);
     context.spawn("filesystems", filesystems.clone().run(context.clone()));
     context.spawn("log-rotation", rotator.clone().run(context.clone()));
-    context.spawn("log-compression", rotator.run_tidying(context.clone()));
+    context.spawn("log-compression", rotator.run_cleanup(context.clone()));
     let execs = exec::Execs::new(cri.clone(), &context.metrics, context.progress.clone());
     let runtime: proxy::Proxy<proxy::RuntimeService> =
         proxy::Proxy::new(cri.channel(), observer.clone(), files.clone());

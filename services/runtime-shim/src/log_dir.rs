@@ -1,4 +1,4 @@
-//! One container's log and the files beside it, reached by the descriptor of their folder.
+//! The folder of one container's log, accessed by its file descriptor.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,27 +11,27 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags
 
 use crate::files::Files;
 
-/// The folder of a log. Every name is opened beneath it, without following links.
+/// The folder of a log. Files are opened beneath it, without following links.
 #[derive(Debug)]
 pub struct LogDir {
     folder: OwnedFd,
-    /// The name of the file that the runtime writes to.
+    /// Name of the file that the runtime writes to.
     pub current: String,
 }
 
 impl LogDir {
-    /// Opens the folder of the log at `path`, beneath the folder of all logs.
+    /// Opens the folder of the log at `path`, beneath the pods' log folder.
     ///
     /// # Errors
-    /// It is not there, or not below the folder of all logs.
+    /// It does not exist, or it is not beneath the pods' log folder.
     pub fn open(files: &Files, path: &Path) -> io::Result<Self> {
-        let no_log = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a log");
-        let current = path.file_name().and_then(|name| name.to_str()).ok_or_else(no_log)?.to_owned();
-        let folder = files.open_log_folder(path.parent().ok_or_else(no_log)?)?;
+        let not_a_log = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a log");
+        let current = path.file_name().and_then(|name| name.to_str()).ok_or_else(not_a_log)?.to_owned();
+        let folder = files.open_log_folder(path.parent().ok_or_else(not_a_log)?)?;
         Ok(Self { folder, current })
     }
 
-    /// The log's files: regular ones whose names begin with its own.
+    /// The log's files: regular files whose names begin with its name.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -39,8 +39,8 @@ impl LogDir {
         let mut list = Vec::new();
         for entry in Dir::read_from(&self.folder)? {
             let entry = entry?;
-            let Some(name) = self.own(entry.file_name()) else { continue };
-            // What goes meanwhile is not there.
+            let Some(name) = self.own_name(entry.file_name()) else { continue };
+            // The file was removed in the meantime.
             let Ok(stat) = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
@@ -51,14 +51,14 @@ impl LogDir {
         Ok(list)
     }
 
-    fn own<'a>(&self, name: &'a CStr) -> Option<&'a str> {
+    fn own_name<'a>(&self, name: &'a CStr) -> Option<&'a str> {
         name.to_str().ok().filter(|name| name.starts_with(&self.current))
     }
 
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// It is not there or no regular file.
+    /// It does not exist or is not a regular file.
     pub fn read(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -69,16 +69,16 @@ impl LogDir {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
     }
 
-    /// Makes a file with this mode.
+    /// Creates a file with this mode.
     ///
     /// # Errors
-    /// It is there already.
+    /// It already exists.
     pub fn create(&self, name: &str, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(File::from(rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(mode & 0o777))?))
     }
 
-    /// Removes a file; one that is not there counts as removed.
+    /// Removes a file; a missing file counts as removed.
     ///
     /// # Errors
     /// It cannot be removed.
@@ -89,15 +89,15 @@ impl LogDir {
         }
     }
 
-    /// Renames a file to a name that nothing has.
+    /// Renames a file to a name that does not exist.
     ///
     /// # Errors
-    /// Something has that name, or the file is not there.
+    /// The new name exists, or the file does not.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let folder = &self.folder;
         match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
-            // A file system that does not know the flag. Nobody else makes rotated files; only a file that the
-            // runtime opens at this moment could be overwritten, and that is new and empty.
+            // The file system does not support the flag. Nothing else creates rotated files. Only a file that the
+            // runtime opens at this moment could be overwritten, and that file is new and empty.
             Err(rustix::io::Errno::INVAL) => {}
             other => return Ok(other?),
         }

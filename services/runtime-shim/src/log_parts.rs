@@ -1,8 +1,8 @@
-//! The files of one log in the order in which they were written.
+//! The files of one log, in the order in which they were written.
 //!
-//! While a log is read it may be rotated, compressed and removed. A reader holds open what it has to read, and knows
-//! where it is by the name that its file has now: the kernel tells it for every descriptor, also of a file that was
-//! removed since (proc(5), `/proc/self/fd`).
+//! A log may be rotated, compressed and removed while it is read. A reader keeps open the files that it has to read. It
+//! knows its position by the current name of its file, which the kernel shows for every descriptor, also for a removed
+//! file (proc(5), `/proc/self/fd`).
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom};
@@ -13,23 +13,23 @@ use std::time::{Duration, SystemTime};
 
 use flate2::read::MultiGzDecoder;
 use keelson_runtime_shim_core::log;
-use keelson_runtime_shim_core::rotation::{Form, history, name_of, rotated};
+use keelson_runtime_shim_core::rotation::{Form, name_of, parse_rotated_name, rotated_files};
 
 use crate::files::Files;
 use crate::log_dir::LogDir;
 
-/// Bytes that are looked at at once in search of the last lines.
+/// Bytes read at once when searching for the last lines.
 pub(crate) const BLOCK: usize = 64 << 10;
-/// For so long after its rotation a file may still grow: the runtime opens the next one before it has written all
-/// that was on its way to this one.
+/// How long a file may still grow after its rotation: the runtime opens the next file before it has written all
+/// pending output to this one.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// One file of a log, open.
+/// One open file of a log.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// Lines as the runtime wrote them.
+    /// The lines as the runtime wrote them.
     Plain(File),
-    /// The same, compressed. It does not change any more.
+    /// Compressed. It does not change any more.
     Compressed(Box<BufReader<MultiGzDecoder<File>>>),
 }
 
@@ -54,15 +54,15 @@ impl Part {
         }
     }
 
-    /// Whether its last line is older than a moment, as far as its own time tells.
+    /// Whether its last line is older than `moment`, judging by the file's modification time.
     pub(crate) fn ends_before(&self, moment: SystemTime) -> bool {
         self.metadata().and_then(|m| m.modified()).is_ok_and(|last| last < moment)
     }
 
-    /// Whether it may still grow although `next` has been opened.
+    /// Whether it may still grow although the runtime has opened `next`.
     pub(crate) fn may_grow(&self, next: &Self) -> bool {
         let recent = |moment: io::Result<SystemTime>| {
-            // A moment in the future is one of a clock that was set back.
+            // A time in the future comes from a clock that was set back; it does not count as recent.
             moment.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < SETTLE))
         };
         let opened = |part: &Self| part.metadata().and_then(|m| m.created());
@@ -70,8 +70,8 @@ impl Part {
             && (recent(self.metadata().and_then(|m| m.modified())) || recent(opened(next)))
     }
 
-    /// Moves to the beginning of the last `left` lines. Whether it holds so many; if not, it is read as a whole and
-    /// `left` says how many are missing.
+    /// Seeks to the beginning of the last `left` lines. Returns whether it holds that many; if not, it is read from the
+    /// start and `left` is the number of missing lines.
     pub(crate) fn seek_tail(&mut self, left: &mut usize) -> io::Result<bool> {
         match self {
             Self::Plain(file) => seek_to_tail(file, left),
@@ -79,7 +79,7 @@ impl Part {
         }
     }
 
-    /// Counts the lines, and begins anew behind those that are too many.
+    /// Counts the lines, then starts over and skips the lines before the last `left`.
     fn skip_to_tail(&mut self, left: &mut usize) -> io::Result<bool> {
         let Self::Compressed(decoder) = self else { return Ok(false) };
         let mut lines = 0;
@@ -98,7 +98,7 @@ impl Part {
     }
 }
 
-/// Moves to the beginning of the last `left` lines, looking for newlines from the end, a block at a time.
+/// Seeks to the beginning of the last `left` lines, searching for newlines from the end, block by block.
 fn seek_to_tail(file: &mut File, left: &mut usize) -> io::Result<bool> {
     let size = file.metadata()?.len();
     if *left == 0 {
@@ -112,14 +112,14 @@ fn seek_to_tail(file: &mut File, left: &mut usize) -> io::Result<bool> {
         let start = end - length as u64;
         let block = &mut block[..length];
         if let Err(error) = file.read_exact_at(block, start) {
-            // Cut meanwhile: what is left is the tail.
+            // The file was truncated in the meantime: its rest is the tail.
             if error.kind() == io::ErrorKind::UnexpectedEof {
                 break;
             }
             return Err(error);
         }
-        let looked_at = if end == size { block.strip_suffix(b"\n").unwrap_or(block) } else { block };
-        if let Some(offset) = log::line_start_from_end(looked_at, left) {
+        let searched = if end == size { block.strip_suffix(b"\n").unwrap_or(block) } else { block };
+        if let Some(offset) = log::line_start_from_end(searched, left) {
             file.seek(SeekFrom::Start(start + offset as u64))?;
             return Ok(true);
         }
@@ -133,14 +133,14 @@ fn seek_to_tail(file: &mut File, left: &mut usize) -> io::Result<bool> {
     Ok(*left == 0)
 }
 
-/// The files of the log at `path`, oldest first; with `after` only those that were rotated after that moment. The last
-/// one is the one that the runtime writes to, unless a rotation is on its way.
+/// The files of the log at `path`, oldest first; with `after`, only those rotated after that timestamp. The last file is
+/// the one that the runtime writes to, unless a rotation is in progress.
 ///
 /// # Errors
-/// There is none, or the folder cannot be read.
+/// There is no file, or the folder cannot be read.
 pub(crate) fn parts(files: &Files, path: &Path, after: Option<&str>) -> io::Result<Vec<Part>> {
     let folder = LogDir::open(files, path)?;
-    // Before the list is read: what is rotated in between is then in the list, too, and is known by its inode.
+    // Before the list is read: a file rotated in between is then in the list as well and is recognised by its inode.
     let current = match folder.read(&folder.current) {
         Ok(file) => Some(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -148,14 +148,14 @@ pub(crate) fn parts(files: &Files, path: &Path, after: Option<&str>) -> io::Resu
     };
     let list = folder.list()?;
     let mut parts = Vec::new();
-    for (stamp, form) in history(&folder.current, list.iter().map(|file| file.name.as_str())) {
+    for (stamp, form) in rotated_files(&folder.current, list.iter().map(|file| file.name.as_str())) {
         if after.is_some_and(|after| stamp <= after) {
             continue;
         }
         match open(&folder, stamp, form)? {
             Some(Part::Plain(file)) if current.as_ref().is_some_and(|c| is_same(c, &file)) => break,
             Some(part) => parts.push(part),
-            // Removed meanwhile, because there was no room for it.
+            // The rotation has removed it in the meantime.
             None => {}
         }
     }
@@ -181,26 +181,27 @@ fn open(folder: &LogDir, stamp: &str, form: Form) -> io::Result<Option<Part>> {
     }
 }
 
-/// What follows `part`, the newest part of the log at `path` when it was opened; empty while it is still the newest.
+/// The files after `part`, which was the newest file of the log at `path` when it was opened; empty while it still is.
 ///
 /// # Errors
 /// The folder cannot be read.
-pub(crate) fn followers(files: &Files, path: &Path, part: &Part) -> io::Result<Vec<Part>> {
+pub(crate) fn newer_parts(files: &Files, path: &Path, part: &Part) -> io::Result<Vec<Part>> {
     let Part::Plain(file) = part else { return Ok(Vec::new()) };
-    let now = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    let now = now.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (name, removed) = now.strip_suffix(" (deleted)").map_or((now, false), |name| (name, true));
+    let current_name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let current_name = current_name.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (name, removed) =
+        current_name.strip_suffix(" (deleted)").map_or((current_name, false), |name| (name, true));
     let current = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    if let Some((stamp, _)) = rotated(current, name) {
+    if let Some((stamp, _)) = parse_rotated_name(current, name) {
         let mut parts = parts(files, path, Some(stamp))?;
-        // A rotation that failed is taken back: the file has its old name again.
+        // A failed rotation was undone: the file has its old name again.
         parts.retain(|part| !matches!(part, Part::Plain(next) if is_same(next, file)));
         return Ok(parts);
     }
     if !removed {
         return Ok(Vec::new());
     }
-    // Somebody else has put another file into its place.
+    // Something else has replaced the file.
     match files.open_log(path) {
         Ok(next) => Ok(vec![Part::Plain(next)]),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

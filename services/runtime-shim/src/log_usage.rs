@@ -1,4 +1,4 @@
-//! `kubelet_container_log_filesystem_used_bytes`: what the logs of containers take (runtime-and-resources.md §14.5,
+//! `kubelet_container_log_filesystem_used_bytes`: disk usage of container logs (runtime-and-resources.md §14.5,
 //! node-and-api.md §15.1).
 
 use std::fmt;
@@ -19,11 +19,12 @@ struct Labels {
     container: String,
 }
 
-/// The figures that were collected last: no reader has anybody walk a folder, and the first one after a while finds none.
+/// Encodes the statistics that were collected last. A scrape never walks a folder; the first scrape after a while finds
+/// no statistics.
 #[derive(Debug)]
-struct Logs(Filesystems);
+struct LogUsageMetric(Filesystems);
 
-impl EncodeMetric for Logs {
+impl EncodeMetric for LogUsageMetric {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let used: Family<Labels, Gauge> = Family::default();
         for log in self.0.logs().iter() {
@@ -43,10 +44,14 @@ impl EncodeMetric for Logs {
     }
 }
 
-/// Shows what these have collected.
+/// Registers the metric, which shows what `filesystems` has collected.
 pub(crate) fn register(filesystems: &Filesystems, metrics: &Metrics) {
-    let help = "Bytes that the log of a container takes on its file system, rotated files included";
-    metrics.register("kubelet_container_log_filesystem_used_bytes", help, Logs(filesystems.clone()));
+    let help = "Bytes that the log of a container takes on its file system, including rotated files";
+    metrics.register(
+        "kubelet_container_log_filesystem_used_bytes",
+        help,
+        LogUsageMetric(filesystems.clone()),
+    );
 }
 
 #[cfg(test)]
@@ -57,7 +62,7 @@ mod tests {
     use crate::fake::FakeRuntime;
 
     #[tokio::test]
-    async fn what_logs_take_is_told_once_per_name_and_without_a_call_to_the_runtime() {
+    async fn log_usage_metric_is_per_container_name_and_needs_no_runtime_call() {
         let fake = FakeRuntime::start().await;
         fake.sandbox("s-u", "u", true);
         for (id, name, state) in [
@@ -66,14 +71,14 @@ mod tests {
             ("mute", "mute", ContainerRunning),
         ] {
             fake.container(id, "u", state);
-            fake.named(id, name);
+            fake.set_container_name(id, name);
         }
         let folder = fake.dir.path().join("logs/default_u_u/main");
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("0.log"), vec![b'x'; 8_192]).unwrap();
         std::fs::write(folder.join("0.log.20260102-030405"), vec![b'y'; 8_192]).unwrap();
         for id in ["new", "old"] {
-            fake.logs_to(id, &folder.join("0.log"));
+            fake.set_log_path(id, &folder.join("0.log"));
         }
         fake.observer.read("u").await.unwrap();
         let filesystems = Filesystems::new(fake.cri.clone(), fake.observer.clone(), fake.files.clone());
@@ -85,15 +90,18 @@ mod tests {
             text.lines().filter_map(|line| line.strip_prefix(name)).map(ToOwned::to_owned).collect()
         };
         filesystems.collect().await;
-        assert!(shown().is_empty(), "nobody had asked");
+        assert!(shown().is_empty(), "no statistics were requested before");
         filesystems.collect().await;
         let [line] = shown().try_into().unwrap();
         let used =
             line.strip_prefix("uid=\"u\",namespace=\"default\",pod=\"u\",container=\"main\"} ").expect(&line);
         assert!((16_384..1 << 20).contains(&used.parse::<u64>().unwrap()), "{line}");
         assert!(fake.calls("ListContainerStats").is_empty());
-        assert!(filesystems.stats(false).unwrap().pods.is_empty(), "without layers they are nobody else's");
-        // Where somebody asks for layers, too, they are measured together.
+        assert!(
+            filesystems.stats(false).unwrap().pods.is_empty(),
+            "without layers they are only for this metric"
+        );
+        // If layers are requested too, logs and layers are measured together.
         filesystems.collect().await;
         assert_eq!((shown(), fake.calls("ListContainerStats").len()), (vec![line], 1));
         assert_eq!(filesystems.stats(false).unwrap().pods.len(), 1);

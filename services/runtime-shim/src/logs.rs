@@ -1,4 +1,4 @@
-//! ReadLogs: a container's log as its reader wants it.
+//! ReadLogs: reads a container's log with the options of the request.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,21 +11,21 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::files::Files;
-use crate::log_parts::{Part, followers, parts};
+use crate::log_parts::{Part, newer_parts, parts};
 use crate::observe::Observer;
 
 /// Bytes per message.
 const CHUNK: usize = 32 << 10;
-/// How often a followed file is looked at.
+/// Poll interval of a followed file.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
-/// A line that is longer is handed out in pieces.
-const LONGEST_LINE: usize = 1 << 20;
-/// By how much the time of a file and those of its lines may differ.
+/// A longer line is sent in pieces.
+const MAX_LINE_BYTES: usize = 1 << 20;
+/// Maximum difference between the modification time of a file and the times of its lines.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Where a container's log is and how to know that no more comes.
+/// A container's log, and the container that shows when it ends.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct LogSource {
     /// Pod UID.
     pub uid: String,
     /// Runtime id of the container.
@@ -34,16 +34,16 @@ pub struct Source {
     pub path: PathBuf,
 }
 
-/// Chooses the container that a request means.
+/// Finds the container of a request.
 ///
 /// # Errors
-/// Why there is no such log, in the kubelet's words (runtime-and-resources.md §7.6).
-pub fn source_of(pod: &pb::RuntimePod, request: &pb::ReadLogsRequest) -> Result<Source, String> {
+/// Why there is no such log, with the kubelet's message (runtime-and-resources.md §7.6).
+pub fn source_of(pod: &pb::RuntimePod, request: &pb::ReadLogsRequest) -> Result<LogSource, String> {
     let name = &request.container;
     let mut records = pod.containers.iter().filter(|c| c.name == *name);
     let record = if request.previous {
         let exited = |c: &&pb::Container| c.state == pb::ContainerState::Exited as i32;
-        // The newest record is the current instance unless it has exited and none followed.
+        // The newest record is the current instance, even if it has exited.
         records.next();
         records.find(exited).ok_or_else(|| {
             format!("previous terminated container {name:?} in pod {:?} not found", pod.name)
@@ -56,7 +56,7 @@ pub fn source_of(pod: &pb::RuntimePod, request: &pb::ReadLogsRequest) -> Result<
     if record.log_path.is_empty() {
         return Err(format!("container {name:?} in pod {:?} has no log file", pod.name));
     }
-    Ok(Source {
+    Ok(LogSource {
         uid: pod.uid.clone(),
         container_id: record.id.clone(),
         path: PathBuf::from(&record.log_path),
@@ -67,7 +67,7 @@ pub fn source_of(pod: &pb::RuntimePod, request: &pb::ReadLogsRequest) -> Result<
 pub async fn stream(
     files: Files,
     observer: Observer,
-    source: Source,
+    source: LogSource,
     request: pb::ReadLogsRequest,
     out: mpsc::Sender<Result<pb::ReadLogsResponse, Status>>,
 ) {
@@ -77,26 +77,26 @@ pub async fn stream(
     }
 }
 
-/// What is read, by one blocking task after the other: a disk that hangs holds up its reader only.
+/// The state of a read. Each step runs in a blocking task, so a disk that hangs blocks only this reader.
 struct Tail {
     files: Files,
-    source: Source,
-    /// What is still to be read, the one that is being read first; never empty.
+    source: LogSource,
+    /// The files that remain to be read, the current one first; never empty.
     parts: VecDeque<Part>,
     reader: Reader,
 }
 
-/// What there is to be had.
-enum Piece {
+/// The result of one read step.
+enum ReadStep {
     Data(Vec<u8>),
-    /// Nothing now: the file that was read to its end may still grow although there is a next one.
-    Soon,
+    /// No data now: the file was read to its end, but may still grow although there is a next one.
+    MayGrow,
     /// The end of the newest file.
     End,
 }
 
 impl Tail {
-    fn open(files: Files, source: Source, request: &pb::ReadLogsRequest) -> io::Result<Self> {
+    fn open(files: Files, source: LogSource, request: &pb::ReadLogsRequest) -> io::Result<Self> {
         let mut parts = VecDeque::from(parts(&files, &source.path, None)?);
         if let Some(lines) = request.tail_lines {
             cut_to_tail(&mut parts, usize::try_from(lines).unwrap_or(usize::MAX))?;
@@ -110,38 +110,38 @@ impl Tail {
         Ok(Self { files, source, parts, reader })
     }
 
-    fn piece(&mut self) -> io::Result<Piece> {
-        while !self.reader.full() {
+    fn read_step(&mut self) -> io::Result<ReadStep> {
+        while !self.reader.limit_reached() {
             let data = self.reader.chunk(&mut self.parts[0])?;
             if !data.is_empty() {
-                return Ok(Piece::Data(data));
+                return Ok(ReadStep::Data(data));
             }
             let Some(next) = self.parts.get(1) else { break };
             if self.parts[0].may_grow(next) {
-                return Ok(Piece::Soon);
+                return Ok(ReadStep::MayGrow);
             }
             self.parts.pop_front();
-            let rest = self.reader.rest();
-            if !rest.is_empty() {
-                return Ok(Piece::Data(rest));
+            let last_line = self.reader.last_line();
+            if !last_line.is_empty() {
+                return Ok(ReadStep::Data(last_line));
             }
         }
-        Ok(Piece::End)
+        Ok(ReadStep::End)
     }
 
-    /// Goes on with the files that have followed the newest one. Whether there are any.
+    /// Adds the files that are newer than the last one. Returns whether there are any.
     fn follow(&mut self) -> io::Result<bool> {
-        let followers = followers(&self.files, &self.source.path, &self.parts[0])?;
-        self.parts.extend(followers);
+        let newer_parts = newer_parts(&self.files, &self.source.path, &self.parts[0])?;
+        self.parts.extend(newer_parts);
         Ok(self.parts.len() > 1)
     }
 }
 
-/// Leaves the last `lines` lines of all files together.
+/// Keeps the last `lines` lines of all files together.
 fn cut_to_tail(parts: &mut VecDeque<Part>, lines: usize) -> io::Result<()> {
-    let mut left = lines;
+    let mut lines_left = lines;
     for index in (0..parts.len()).rev() {
-        if parts[index].seek_tail(&mut left)? {
+        if parts[index].seek_tail(&mut lines_left)? {
             parts.drain(..index);
             break;
         }
@@ -149,7 +149,7 @@ fn cut_to_tail(parts: &mut VecDeque<Part>, lines: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `work` where it may block.
+/// Runs `work` in a blocking task.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
@@ -157,29 +157,30 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
 async fn copy(
     files: Files,
     observer: &Observer,
-    source: &Source,
+    source: &LogSource,
     request: pb::ReadLogsRequest,
     out: &mpsc::Sender<Result<pb::ReadLogsResponse, Status>>,
 ) -> io::Result<()> {
     let (follow, from) = (request.follow, source.clone());
     let mut tail = blocking(move || Tail::open(files, from, &request)).await?;
     loop {
-        // Whether the container has ended is asked before the read: what it wrote last is then in the file.
-        let ended = !runs(observer, source);
-        let (back, piece) = blocking(move || tail.piece().map(|piece| (tail, piece))).await?;
-        tail = back;
-        match piece {
-            Piece::Data(data) => {
+        // Checked before the read, so that the last output of an ended container is already in the file.
+        let ended = !may_write(observer, source);
+        let (returned, read_step) =
+            blocking(move || tail.read_step().map(|read_step| (tail, read_step))).await?;
+        tail = returned;
+        match read_step {
+            ReadStep::Data(data) => {
                 if out.send(Ok(pb::ReadLogsResponse { data })).await.is_err() {
                     return Ok(());
                 }
                 continue;
             }
-            Piece::Soon => {}
-            Piece::End if tail.reader.full() || !follow => return Ok(()),
-            Piece::End => {
-                let (back, more) = blocking(move || tail.follow().map(|more| (tail, more))).await?;
-                tail = back;
+            ReadStep::MayGrow => {}
+            ReadStep::End if tail.reader.limit_reached() || !follow => return Ok(()),
+            ReadStep::End => {
+                let (returned, more) = blocking(move || tail.follow().map(|more| (tail, more))).await?;
+                tail = returned;
                 if more {
                     continue;
                 }
@@ -196,71 +197,71 @@ async fn copy(
     }
 }
 
-/// Whether more may come. A container that the observation has lost has ended; while the runtime is away the
-/// last observation stands.
-fn runs(observer: &Observer, source: &Source) -> bool {
+/// Whether the container may still write. A container that is no longer observed has ended; while the runtime is
+/// down, the last observation stays in effect.
+fn may_write(observer: &Observer, source: &LogSource) -> bool {
     let Some(pod) = observer.cached(&source.uid) else { return false };
     pod.containers
         .iter()
         .find(|c| c.id == source.container_id)
-        // One that has only been created is about to start, or its start has not been observed yet.
+        // A created container is about to start, or its start has not been observed yet.
         .is_some_and(|c| matches!(c.state(), pb::ContainerState::Running | pb::ContainerState::Created))
 }
 
 struct Reader {
     timestamps: bool,
     since: Option<jiff::Timestamp>,
-    left: Option<usize>,
+    bytes_left: Option<usize>,
     continued: bool,
-    rest: Vec<u8>,
+    partial_line: Vec<u8>,
 }
 
 impl Reader {
     fn new(request: &pb::ReadLogsRequest) -> Self {
         Self {
             timestamps: request.timestamps,
-            since: moment(request.since_unix_nanos),
-            left: request.limit_bytes.map(|n| usize::try_from(n).unwrap_or(0)),
+            since: since_time(request.since_unix_nanos),
+            bytes_left: request.limit_bytes.map(|n| usize::try_from(n).unwrap_or(0)),
             continued: false,
-            rest: Vec::new(),
+            partial_line: Vec::new(),
         }
     }
 
-    fn full(&self) -> bool {
-        self.left == Some(0)
+    fn limit_reached(&self) -> bool {
+        self.bytes_left == Some(0)
     }
 
-    /// The next piece for the reader; empty when the file has no whole line more.
+    /// The next data for the reader; empty if the file has no further complete line.
     fn chunk(&mut self, file: &mut impl io::Read) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         let mut buffer = vec![0u8; CHUNK];
-        while out.is_empty() && !self.full() {
+        while out.is_empty() && !self.limit_reached() {
             let n = file.read(&mut buffer)?;
             if n == 0 {
                 break;
             }
-            self.rest.extend_from_slice(&buffer[..n]);
+            self.partial_line.extend_from_slice(&buffer[..n]);
             self.take_lines(&mut out);
         }
         Ok(out)
     }
 
-    /// What has no newline at the end of a file that is not written to any more.
-    fn rest(&mut self) -> Vec<u8> {
-        let (rest, mut out) = (std::mem::take(&mut self.rest), Vec::new());
-        if !rest.is_empty() {
-            self.render(&rest, &mut out);
+    /// The last line, without a newline, of a file that is no longer written to.
+    fn last_line(&mut self) -> Vec<u8> {
+        let (last_line, mut out) = (std::mem::take(&mut self.partial_line), Vec::new());
+        if !last_line.is_empty() {
+            self.render(&last_line, &mut out);
             self.cut(&mut out);
         }
         out
     }
 
     fn take_lines(&mut self, out: &mut Vec<u8>) {
-        let rest = std::mem::take(&mut self.rest);
-        for line in rest.split_inclusive(|b| *b == b'\n') {
+        let last_line = std::mem::take(&mut self.partial_line);
+        for line in last_line.split_inclusive(|b| *b == b'\n') {
             let Some(whole) = line.strip_suffix(b"\n") else {
-                if line.len() < LONGEST_LINE {
-                    self.rest = line.to_vec();
+                if line.len() < MAX_LINE_BYTES {
+                    self.partial_line = line.to_vec();
                     break;
                 }
                 self.render(line, out);
@@ -272,16 +273,16 @@ impl Reader {
     }
 
     fn cut(&mut self, out: &mut Vec<u8>) {
-        if let Some(left) = &mut self.left {
-            out.truncate(*left);
-            *left -= out.len();
+        if let Some(bytes_left) = &mut self.bytes_left {
+            out.truncate(*bytes_left);
+            *bytes_left -= out.len();
         }
     }
 
     fn render(&mut self, line: &[u8], out: &mut Vec<u8>) {
         let line = log::parse(line);
-        // Without a time it is as old as what stands around it, which is not worth finding out.
-        let old = self.since.is_some_and(|since| written(&line).is_some_and(|at| at < since));
+        // A line without a time is never left out.
+        let old = self.since.is_some_and(|since| line_time(&line).is_some_and(|at| at < since));
         if !old {
             log::render(&line, self.timestamps, self.continued, out);
         }
@@ -289,13 +290,13 @@ impl Reader {
     }
 }
 
-/// The moment of a request; 0 is none.
-fn moment(unix_nanos: i64) -> Option<jiff::Timestamp> {
+/// The `since` time of a request; 0: none.
+fn since_time(unix_nanos: i64) -> Option<jiff::Timestamp> {
     (unix_nanos > 0).then(|| jiff::Timestamp::from_nanosecond(i128::from(unix_nanos)).ok()).flatten()
 }
 
-/// When a line was written. containerd writes local time with its offset, so the texts do not compare.
-fn written(line: &log::LogLine<'_>) -> Option<jiff::Timestamp> {
+/// The time of a line. containerd writes local time with an offset, so times cannot be compared as text.
+fn line_time(line: &log::LogLine<'_>) -> Option<jiff::Timestamp> {
     std::str::from_utf8(line.timestamp).ok()?.parse().ok()
 }
 

@@ -1,8 +1,8 @@
-//! What the runtime runs, pod by pod: read when a hint comes or after an own act, and by a slow relist.
+//! Observed state of the pods: read after an event, after an own call, and by a slow relist.
 //!
-//! Events are hints, a fresh read decides. Reads of one pod never overtake each other: a read that began
-//! earlier than the one that was published last is dropped. Earlier is told by the clock of the boot: the node's own
-//! clock may be set back, and every read would be dropped until it has caught up.
+//! Events are only hints; a new read of the pod decides. Reads of one pod never overtake each other: a read that began
+//! before the one that was published last is dropped. The order is by the boot clock: the node's clock may be set back,
+//! and then every read would be dropped until the clock has caught up.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,20 +22,20 @@ use crate::files::Files;
 use crate::labels;
 use crate::observe_metrics::ReadMetrics;
 
-/// Pods whose statuses are read at the same time.
-const READS_AT_ONCE: usize = 8;
-/// How often an exit event is read again while the runtime still shows the container running: the event and
-/// the runtime's own state come from one source, but not at the same moment.
+/// Maximum number of pods whose statuses are read at the same time.
+const MAX_CONCURRENT_READS: usize = 8;
+/// Delays between reads after an exit event, while the runtime still shows the container as running: the runtime's
+/// state may lag behind its events.
 const SETTLE_MS: [u64; 12] = [0, 3, 10, 30, 80, 160, 320, 640, 1_250, 2_500, 5_000, 10_000];
-/// When the runtime still shows it running after this, the relist has to find out.
-const SETTLE_WITHIN: Duration = Duration::from_secs(30);
-/// How long it is remembered when a pod was found gone: no read takes longer.
-const GONE_NANOS: i64 = 120 * 1_000_000_000;
+/// After this time the exit is left to the relist.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the disappearance of a pod is remembered: no read takes longer.
+const GONE_RETENTION_NANOS: i64 = 120 * 1_000_000_000;
 
-/// A key of the watch; the runtime's own state comes first in a replay.
+/// A key of the watch; the runtime's state comes first in a replay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchKey {
-    /// The runtime.
+    /// The runtime's state.
     State,
     /// A pod, by UID.
     Pod(String),
@@ -44,7 +44,7 @@ pub enum WatchKey {
 /// A value of the watch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchValue {
-    /// The runtime.
+    /// The runtime's state.
     State(Box<pb::RuntimeState>),
     /// A pod.
     Pod(Arc<pb::RuntimePod>),
@@ -61,23 +61,23 @@ struct Inner {
     clock: Clock,
     hub: WatchHub<WatchKey, WatchValue>,
     index: Mutex<Index>,
-    /// Held while links are made and removed.
+    /// Held while links are created and removed.
     links: Mutex<()>,
     reads: ReadMetrics,
 }
 
 #[derive(Debug, Default)]
 struct Index {
-    /// By container or sandbox id.
+    /// Owners by container or sandbox id.
     owner: HashMap<String, Owner>,
-    /// When the reads began that were published last, nanoseconds since the boot, also of pods that are gone
-    /// since a short while.
+    /// When the last published read of each pod began, nanoseconds since the boot. Pods that no longer exist are kept
+    /// for a short time.
     observed: HashMap<String, i64>,
-    /// Pods that are being read because of a hint, and whether another hint came meanwhile.
+    /// Pods that are being read because of a hint, and whether another hint has arrived meanwhile.
     refreshing: HashMap<String, bool>,
-    /// Pods of which the runtime still has to show that something has exited.
+    /// Pods with an exit event that the runtime's state does not show yet.
     settling: HashMap<String, Settling>,
-    /// Pods that the runtime lists and cannot describe, and what it says instead.
+    /// Pods that the runtime lists but cannot describe, with the runtime's error.
     unreadable: HashMap<String, String>,
 }
 
@@ -85,26 +85,26 @@ struct Index {
 #[derive(Debug)]
 struct Owner {
     uid: String,
-    /// When it was learned, or when the read began that shows it, nanoseconds since the boot: an older read says
-    /// nothing about it.
+    /// When the owner was recorded, or when the read that shows it began, nanoseconds since the boot. Older reads do not
+    /// count.
     since: i64,
 }
 
 #[derive(Debug, Default)]
 struct Settling {
-    /// What has exited.
+    /// Containers and sandboxes that have exited.
     ids: HashSet<String>,
-    /// One more has.
-    more: Arc<Notify>,
+    /// Notified of a further exit.
+    more_exits: Arc<Notify>,
 }
 
 impl Observer {
-    /// An observer that has read nothing yet.
+    /// Creates an observer that has read nothing yet.
     pub fn new(cri: Cri, files: Files) -> Self {
         Self::with_clock(cri, files, Clock::System)
     }
 
-    /// As [`Self::new`], by clocks of the caller's.
+    /// As [`Self::new`], with the caller's clocks.
     pub fn with_clock(cri: Cri, files: Files, clock: Clock) -> Self {
         let hub = WatchHub::incomplete();
         let (index, links, reads) = (Mutex::default(), Mutex::default(), ReadMetrics::new());
@@ -124,7 +124,7 @@ impl Observer {
         &self.0.reads
     }
 
-    /// The pod as it was published last.
+    /// The last published state of a pod.
     pub fn cached(&self, uid: &str) -> Option<Arc<pb::RuntimePod>> {
         match self.0.hub.get(&WatchKey::Pod(uid.to_owned())) {
             Some(WatchValue::Pod(pod)) => Some(pod),
@@ -132,7 +132,7 @@ impl Observer {
         }
     }
 
-    /// Every pod as it was published last.
+    /// The last published state of every pod.
     pub fn all(&self) -> Vec<Arc<pb::RuntimePod>> {
         let pod = |(_, value)| match value {
             WatchValue::Pod(pod) => Some(pod),
@@ -146,34 +146,34 @@ impl Observer {
         self.index().owner.get(id).map(|owner| owner.uid.clone())
     }
 
-    /// Whether the runtime had something of the pod when it was asked last, even if it could not be read.
+    /// Whether the runtime listed the pod at the last read, even if it could not be described.
     pub fn knows(&self, uid: &str) -> bool {
         self.cached(uid).is_some() || self.index().unreadable.contains_key(uid)
     }
 
-    /// Remembers which pod a new sandbox or container belongs to.
-    pub fn learn(&self, id: &str, uid: &str) {
+    /// Records which pod a new sandbox or container belongs to.
+    pub fn record_owner(&self, id: &str, uid: &str) {
         let owner = Owner { uid: uid.to_owned(), since: self.0.clock.read().boot_nanos };
         self.index().owner.insert(id.to_owned(), owner);
     }
 
-    /// A fresh read of one pod, published before it is returned.
+    /// Reads one pod and publishes the result before returning it.
     ///
     /// # Errors
-    /// What the runtime answers.
+    /// The runtime's error.
     pub async fn read(&self, uid: &str) -> Result<Arc<pb::RuntimePod>, Status> {
-        let (began, begun) = (self.0.clock.read(), Instant::now());
+        let (began, started_at) = (self.0.clock.read(), Instant::now());
         let (sandboxes, containers) = self.0.cri.list(Some(uid)).await?;
         let pod = self.assemble(uid, began, sandboxes, containers).await?;
-        self.0.reads.read_one(begun.elapsed());
-        self.note_readable(uid, None);
+        self.0.reads.pod_read(started_at.elapsed());
+        self.set_readable(uid, None);
         Ok(self.publish(pod))
     }
 
-    /// Reads the pod soon, in the background. Hints that come during a read make one more read.
+    /// Reads the pod in the background. Hints that arrive during a read cause one more read.
     pub fn refresh(&self, uid: String) {
-        if let Some(again) = self.index().refreshing.get_mut(&uid) {
-            *again = true;
+        if let Some(read_again) = self.index().refreshing.get_mut(&uid) {
+            *read_again = true;
             return;
         }
         self.index().refreshing.insert(uid.clone(), false);
@@ -181,11 +181,15 @@ impl Observer {
         tokio::spawn(async move {
             loop {
                 if let Err(status) = observer.read(&uid).await {
-                    tracing::debug!(uid, error = status.message(), "cannot read a pod; the next relist will");
+                    tracing::debug!(
+                        uid,
+                        error = status.message(),
+                        "cannot read a pod; the next relist retries"
+                    );
                 }
                 let mut index = observer.index();
                 match index.refreshing.get_mut(&uid) {
-                    Some(again) if *again => *again = false,
+                    Some(read_again) if *read_again => *read_again = false,
                     _ => {
                         index.refreshing.remove(&uid);
                         return;
@@ -195,66 +199,66 @@ impl Observer {
         });
     }
 
-    /// A container or sandbox has exited, as an event says: reads its pod until the runtime agrees. There is
-    /// one task per pod, which further exits join.
+    /// Handles an exit event: reads the pod until the runtime's state shows the exit. There is one task per pod, which
+    /// handles further exits as well.
     pub fn exited(&self, id: String) {
         let Some(uid) = self.owner_of(&id) else { return };
-        let more = {
+        let more_exits = {
             let mut index = self.index();
             if let Some(settling) = index.settling.get_mut(&uid) {
                 settling.ids.insert(id);
-                settling.more.notify_one();
+                settling.more_exits.notify_one();
                 return;
             }
             let settling = index.settling.entry(uid.clone()).or_default();
             settling.ids.insert(id);
-            Arc::clone(&settling.more)
+            Arc::clone(&settling.more_exits)
         };
-        tokio::spawn(self.clone().settle(uid, more));
+        tokio::spawn(self.clone().settle(uid, more_exits));
     }
 
-    /// Reads until nothing that has exited is shown alive, then once more: statuses are asked for after the list, so
-    /// a read may show an exit that one which began later does not. Behind the last one all others stand back.
-    async fn settle(self, uid: String, more: Arc<Notify>) {
-        let (mut delays, mut until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_WITHIN);
-        let mut seen = false;
+    /// Reads until no exited object is shown as running, then once more: statuses are read after the list, so a read may
+    /// show an exit that a later read does not. The last read takes precedence over all earlier ones.
+    async fn settle(self, uid: String, more_exits: Arc<Notify>) {
+        let (mut delays, mut until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_TIMEOUT);
+        let mut confirming = false;
         loop {
             let delay = delays.next().or(SETTLE_MS.last()).copied().unwrap_or_default();
-            // Cancel-safe: a notification that is not taken here stays for the next turn.
+            // Cancel-safe: a notification that is not taken here is kept for the next iteration.
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(delay)) => {}
-                () = more.notified() => (delays, until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_WITHIN),
+                () = more_exits.notified() => (delays, until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_TIMEOUT),
             }
             let read = self.read(&uid).await;
             if let Err(status) = &read {
-                tracing::debug!(uid, error = status.message(), "cannot read a pod of which something exited");
+                tracing::debug!(uid, error = status.message(), "cannot read a pod after an exit event");
             }
             let mut index = self.index();
             let Some(settling) = index.settling.get_mut(&uid) else { return };
             if let Ok(pod) = &read {
                 settling.ids.retain(|id| shows_alive(pod, id));
             }
-            let settled = settling.ids.is_empty();
-            if (settled && seen) || Instant::now() >= until {
+            let all_shown = settling.ids.is_empty();
+            if (all_shown && confirming) || Instant::now() >= until {
                 index.settling.remove(&uid);
                 return;
             }
-            if settled != seen {
-                // The read that confirms comes at once; one that does not is followed as the first was.
-                (seen, delays) = (settled, SETTLE_MS.iter());
+            if all_shown != confirming {
+                // The confirming read follows at once; if it does not confirm, the delays start over.
+                (confirming, delays) = (all_shown, SETTLE_MS.iter());
             }
         }
     }
 
-    /// Reads everything; pods that the runtime no longer knows are taken out. A pod that it lists and cannot
-    /// describe keeps its last picture.
+    /// Reads all pods and removes pods that the runtime no longer lists. A pod that the runtime lists but cannot describe
+    /// keeps its last state.
     ///
     /// # Errors
-    /// What the runtime answers when it is asked for the lists; nothing is taken out then.
+    /// The runtime's error for the lists; nothing is removed then.
     pub async fn relist(&self) -> Result<usize, Status> {
-        let begun = self.0.reads.begins();
+        let started_at = self.0.reads.relist_started();
         let listed = self.relist_all().await;
-        self.0.reads.ended(begun.elapsed(), listed.is_ok());
+        self.0.reads.relist_ended(started_at.elapsed(), listed.is_ok());
         listed
     }
 
@@ -278,9 +282,9 @@ impl Observer {
                 let read = self.assemble(&uid, began, s, c).await;
                 (uid, read)
             })
-            .buffer_unordered(READS_AT_ONCE);
+            .buffer_unordered(MAX_CONCURRENT_READS);
         while let Some((uid, read)) = reads.next().await {
-            self.note_readable(&uid, read.as_ref().err());
+            self.set_readable(&uid, read.as_ref().err());
             if let Ok(pod) = read {
                 self.publish(pod);
             }
@@ -290,24 +294,28 @@ impl Observer {
         Ok(listed.len())
     }
 
-    /// Says once when a pod cannot be read, and when it can again.
-    fn note_readable(&self, uid: &str, failure: Option<&Status>) {
+    /// Logs once when a pod cannot be read, and when it can be read again.
+    fn set_readable(&self, uid: &str, error: Option<&Status>) {
         let mut index = self.index();
-        match failure {
+        match error {
             Some(status) => {
                 let error = status.message().to_owned();
                 if index.unreadable.insert(uid.to_owned(), error.clone()).as_ref() != Some(&error) {
-                    tracing::warn!(uid, error, "the runtime cannot describe a pod; its last picture stands");
+                    tracing::warn!(
+                        uid,
+                        error,
+                        "the container runtime cannot describe a pod; its last observed state is kept"
+                    );
                 }
             }
             None if index.unreadable.remove(uid).is_some() => {
-                tracing::info!(uid, "the runtime describes the pod again");
+                tracing::info!(uid, "the container runtime can describe the pod again");
             }
             None => {}
         }
     }
 
-    /// Takes out what a list that was asked for at `began` does not name.
+    /// Removes pods and owners that are not in the list, which was requested at `began`.
     fn drop_unlisted(&self, listed: &HashSet<String>, began: Reading) {
         let mut known = HashSet::new();
         for key in self.0.hub.keys() {
@@ -315,18 +323,18 @@ impl Observer {
             if listed.contains(&uid) {
                 known.insert(uid);
             } else {
-                self.publish(nothing_of(uid, began));
+                self.publish(empty_pod(uid, began));
             }
         }
         let mut index = self.index();
         index.unreadable.retain(|uid, _| listed.contains(uid));
-        let recent = |since: i64| since > began.boot_nanos - GONE_NANOS;
+        let recent = |since: i64| since > began.boot_nanos - GONE_RETENTION_NANOS;
         index.observed.retain(|uid, since| known.contains(uid) || recent(*since));
         index.owner.retain(|_, owner| known.contains(&owner.uid) || recent(owner.since));
     }
 
-    /// Makes a pod of what the runtime lists, with the status calls that the list makes necessary: those of
-    /// objects whose listed state differs from the published one.
+    /// Builds a pod from the runtime's list. Reads the status only of objects whose listed state differs from the
+    /// published one.
     async fn assemble(
         &self,
         uid: &str,
@@ -335,7 +343,7 @@ impl Observer {
         containers: Vec<cri::Container>,
     ) -> Result<pb::RuntimePod, Status> {
         let before = self.cached(uid);
-        let mut pod = nothing_of(uid.to_owned(), began);
+        let mut pod = empty_pod(uid.to_owned(), began);
         let named = sandboxes.iter().map(|s| &s.labels).chain(containers.iter().map(|c| &c.labels)).next();
         if let Some(found) = named {
             pod.namespace = found.get(labels::NAMESPACE).cloned().unwrap_or_default();
@@ -344,7 +352,7 @@ impl Observer {
         for sandbox in sandboxes {
             let ready = sandbox.state == cri::PodSandboxState::SandboxReady as i32;
             let known = before.as_ref().and_then(|b| {
-                b.sandboxes.iter().find(|k| k.id == sandbox.id && k.ready == ready && settled_sandbox(k))
+                b.sandboxes.iter().find(|k| k.id == sandbox.id && k.ready == ready && has_known_addresses(k))
             });
             match known {
                 Some(known) => pod.sandboxes.push(known.clone()),
@@ -380,7 +388,7 @@ impl Observer {
         Ok(Some(container_message(status, listed.pod_sandbox_id, message)))
     }
 
-    /// Publishes a read unless a later one has been published; returns what stands now.
+    /// Publishes a read unless a later one was published. Returns the pod that is published now.
     fn publish(&self, pod: pb::RuntimePod) -> Arc<pb::RuntimePod> {
         let uid = pod.uid.clone();
         let key = WatchKey::Pod(uid.clone());
@@ -388,7 +396,7 @@ impl Observer {
         let began = pod.observed_boot_nanos;
         if let Some(last) = index.observed.get(&uid).copied().filter(|last| *last > began) {
             let unix_nanos = self.0.clock.read().unix_nanos_of(last);
-            let gone = || nothing_of(uid.clone(), Reading { unix_nanos, boot_nanos: last });
+            let gone = || empty_pod(uid.clone(), Reading { unix_nanos, boot_nanos: last });
             return self.cached(&uid).unwrap_or_else(|| Arc::new(gone()));
         }
         index.observed.insert(uid.clone(), began);
@@ -400,7 +408,7 @@ impl Observer {
         }
         let pod = Arc::new(pod);
         let empty = pod.sandboxes.is_empty() && pod.containers.is_empty();
-        let changed = before.as_ref().is_none_or(|b| !same(b, &pod));
+        let changed = before.as_ref().is_none_or(|b| !same_content(b, &pod));
         if empty {
             self.0.hub.remove(&key);
         } else if changed {
@@ -413,20 +421,19 @@ impl Observer {
         pod
     }
 
-    /// Brings the links to logs in line with what stands, in the background: one after the other, so the last
-    /// one sees the last state.
+    /// Updates the links to logs in the background. Updates run one after the other, so the last one sees the last state.
     fn link_logs(&self, uid: String, before: Option<Arc<pb::RuntimePod>>) {
         let observer = self.clone();
         tokio::task::spawn_blocking(move || {
-            let _in_turn = observer.0.links.lock().unwrap_or_else(PoisonError::into_inner);
+            let _guard = observer.0.links.lock().unwrap_or_else(PoisonError::into_inner);
             let now = observer.cached(&uid).unwrap_or_default();
             observer.0.files.link_logs(before.as_deref(), &now);
         });
     }
 }
 
-/// A pod of which the runtime knows nothing, as a read says that began then.
-fn nothing_of(uid: String, began: Reading) -> pb::RuntimePod {
+/// A pod without sandboxes and containers, from a read that began at `began`.
+fn empty_pod(uid: String, began: Reading) -> pb::RuntimePod {
     pb::RuntimePod {
         uid,
         observed_unix_nanos: began.unix_nanos,
@@ -435,13 +442,13 @@ fn nothing_of(uid: String, began: Reading) -> pb::RuntimePod {
     }
 }
 
-/// A sandbox whose address is known; a READY one without address is asked again.
-fn settled_sandbox(sandbox: &pb::Sandbox) -> bool {
+/// Whether the sandbox's addresses are known; the status of a READY sandbox without addresses is read again.
+fn has_known_addresses(sandbox: &pb::Sandbox) -> bool {
     !sandbox.ready || sandbox.host_network || !sandbox.ips.is_empty()
 }
 
-/// Whether what has exited still stands there as if it had not. One that ends at once may have exited before the
-/// runtime shows that it was started: it is shown running after that, and then as what it is.
+/// Whether the pod shows an exited object as alive. A container that exits at once may still be shown as created; the
+/// runtime then shows it as running, and finally as exited.
 fn shows_alive(pod: &pb::RuntimePod, id: &str) -> bool {
     let alive =
         |c: &pb::Container| matches!(c.state(), pb::ContainerState::Created | pb::ContainerState::Running);
@@ -449,8 +456,8 @@ fn shows_alive(pod: &pb::RuntimePod, id: &str) -> bool {
         || pod.containers.iter().any(|c| c.id == id && alive(c))
 }
 
-/// Equal but for the moment of the read.
-fn same(a: &pb::RuntimePod, b: &pb::RuntimePod) -> bool {
+/// Whether two reads differ only in their time.
+fn same_content(a: &pb::RuntimePod, b: &pb::RuntimePod) -> bool {
     a.sandboxes == b.sandboxes && a.containers == b.containers && a.name == b.name
 }
 
@@ -521,7 +528,7 @@ mod tests {
     const RUNNING: cri::ContainerState = cri::ContainerState::ContainerRunning;
     const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
 
-    fn picture(uid: &str, container: Option<&str>, began: i64) -> pb::RuntimePod {
+    fn pod_with(uid: &str, container: Option<&str>, began: i64) -> pb::RuntimePod {
         let containers = container.map(|id| pb::Container { id: id.into(), ..Default::default() });
         pb::RuntimePod {
             uid: uid.into(),
@@ -536,22 +543,22 @@ mod tests {
     }
 
     #[test]
-    fn the_user_of_a_container_is_told_when_the_runtime_tells_it() {
-        let told = |user: Option<cri::ContainerUser>| {
+    fn container_user_is_shown_if_the_runtime_reports_it() {
+        let user_of = |user: Option<cri::ContainerUser>| {
             let status = cri::ContainerStatus { user, ..Default::default() };
             container_message(status, "s".into(), String::new()).user
         };
         let linux = cri::LinuxContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
         let shown = pb::ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
-        assert_eq!(told(Some(cri::ContainerUser { linux: Some(linux) })), Some(shown));
+        assert_eq!(user_of(Some(cri::ContainerUser { linux: Some(linux) })), Some(shown));
         let root = cri::ContainerUser { linux: Some(cri::LinuxContainerUser::default()) };
-        assert_eq!(told(Some(root)), Some(pb::ContainerUser::default()));
-        assert_eq!(told(Some(cri::ContainerUser { linux: None })), None);
-        assert_eq!(told(None), None);
+        assert_eq!(user_of(Some(root)), Some(pb::ContainerUser::default()));
+        assert_eq!(user_of(Some(cri::ContainerUser { linux: None })), None);
+        assert_eq!(user_of(None), None);
     }
 
     #[tokio::test]
-    async fn a_pod_that_cannot_be_read_keeps_its_last_picture_and_the_others_are_published() {
+    async fn unreadable_pod_keeps_its_last_state_and_others_are_published() {
         let fake = FakeRuntime::start().await;
         fake.container("c-a", "a", RUNNING);
         fake.container("c-b", "b", RUNNING);
@@ -567,18 +574,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_whose_answers_are_not_whole_keeps_its_last_picture() {
+    async fn pod_with_incomplete_responses_keeps_its_last_state() {
         let fake = FakeRuntime::start().await;
         fake.container("c-a", "a", RUNNING);
         fake.observer.relist().await.unwrap();
         fake.container("hollow", "a", RUNNING);
-        let told = fake.observer.read("a").await.unwrap_err();
-        assert!(told.message().contains("container hollow lacks metadata.name, created_at"), "{told:?}");
+        let error = fake.observer.read("a").await.unwrap_err();
+        assert!(error.message().contains("container hollow lacks metadata.name, created_at"), "{error:?}");
         assert_eq!(fake.observer.cached("a").unwrap().containers.len(), 1);
     }
 
     #[tokio::test]
-    async fn a_pod_that_was_never_read_is_known_and_a_failed_list_is_an_error() {
+    async fn pod_never_read_is_known_and_a_failed_list_is_an_error() {
         let fake = FakeRuntime::start().await;
         fake.sandbox("s-a", "a", true);
         fake.answer("PodSandboxStatus", Answer::Fail(1, Code::Unknown));
@@ -591,27 +598,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_older_read_does_not_bring_back_a_pod_that_is_gone() {
+    async fn older_read_does_not_restore_a_removed_pod() {
         let observer = FakeRuntime::start().await.observer;
         let now = Clock::System.read().boot_nanos;
-        observer.publish(picture("a", Some("c"), now));
-        observer.publish(picture("a", None, now + 20));
-        let stands = observer.publish(picture("a", Some("c"), now + 10));
+        observer.publish(pod_with("a", Some("c"), now));
+        observer.publish(pod_with("a", None, now + 20));
+        let published = observer.publish(pod_with("a", Some("c"), now + 10));
         assert!(observer.cached("a").is_none());
-        assert!(stands.containers.is_empty());
-        observer.publish(picture("a", Some("c"), now + 30));
+        assert!(published.containers.is_empty());
+        observer.publish(pod_with("a", Some("c"), now + 30));
         assert!(observer.cached("a").is_some());
     }
 
     #[tokio::test]
-    async fn an_exit_is_seen_though_the_clock_was_set_back_before_it() {
+    async fn exit_is_observed_after_the_clock_was_set_back() {
         let fake = FakeRuntime::start().await;
-        let clock = Clock::standing();
+        let clock = Clock::stopped();
         let observer = Observer::with_clock(fake.cri.clone(), fake.files.clone(), clock.clone());
         fake.container("c-a", "a", RUNNING);
         fake.container("c-b", "b", RUNNING);
         observer.relist().await.unwrap();
-        clock.pass(1, -7_200);
+        clock.advance(1, -7_200);
         fake.container("c-a", "a", EXITED);
         observer.read("a").await.unwrap();
         assert_eq!(state(&observer, "a"), Some(pb::ContainerState::Exited));
@@ -624,19 +631,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_learned_after_a_read_began_is_not_forgotten_by_it() {
+    async fn owner_recorded_after_a_read_began_is_kept() {
         let observer = FakeRuntime::start().await.observer;
         let began = Clock::System.read().boot_nanos;
-        observer.learn("new", "a");
-        observer.publish(picture("a", None, began - 1));
-        observer.publish(picture("a", Some("old"), began - 1));
+        observer.record_owner("new", "a");
+        observer.publish(pod_with("a", None, began - 1));
+        observer.publish(pod_with("a", Some("old"), began - 1));
         assert_eq!(observer.owner_of("new").as_deref(), Some("a"));
-        observer.publish(picture("a", None, Clock::System.read().boot_nanos + 1));
+        observer.publish(pod_with("a", None, Clock::System.read().boot_nanos + 1));
         assert_eq!(observer.owner_of("new"), None);
     }
 
     #[tokio::test]
-    async fn an_exit_that_was_seen_is_read_once_more() {
+    async fn observed_exit_is_confirmed_by_one_more_read() {
         let fake = FakeRuntime::start().await;
         fake.container("c1", "a", RUNNING);
         fake.observer.relist().await.unwrap();
@@ -648,15 +655,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_exit_that_comes_before_the_runtime_shows_the_start_is_not_forgotten() {
+    async fn exit_event_before_the_start_is_shown_is_not_lost() {
         let fake = FakeRuntime::start().await;
         fake.container("c1", "a", cri::ContainerState::ContainerCreated);
         fake.observer.relist().await.unwrap();
         let lists = fake.calls("ListContainers").len();
         fake.observer.exited("c1".into());
-        fake.called("ListContainers", lists + 3).await;
+        fake.wait_for_calls("ListContainers", lists + 3).await;
         fake.container("c1", "a", RUNNING);
-        fake.called("ListContainers", lists + 5).await;
+        fake.wait_for_calls("ListContainers", lists + 5).await;
         assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
         fake.container("c1", "a", EXITED);
         until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
@@ -664,7 +671,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_exit_is_read_again_after_errors_by_one_task_per_pod() {
+    async fn exit_is_read_again_after_errors_by_one_task_per_pod() {
         let fake = FakeRuntime::start().await;
         fake.container("c1", "a", RUNNING);
         fake.container("c2", "a", RUNNING);
@@ -674,7 +681,7 @@ mod tests {
         fake.observer.exited("c1".into());
         fake.observer.exited("c2".into());
         assert_eq!(fake.observer.index().settling.len(), 1);
-        fake.called("ListContainers", lists + 4).await;
+        fake.wait_for_calls("ListContainers", lists + 4).await;
         fake.container("c1", "a", EXITED);
         fake.container("c2", "a", EXITED);
         until("the pod has settled", || fake.observer.index().settling.is_empty()).await;

@@ -1,4 +1,5 @@
-//! The kubelet's metrics of what runs and of the reads that found it out (node-and-api.md §15.4, pod-lifecycle.md §12).
+//! The kubelet's metrics of running pods and containers, and of the reads from the runtime (node-and-api.md §15.4,
+//! pod-lifecycle.md §12).
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,62 +16,62 @@ use tokio::time::Instant;
 
 use crate::observe::Observer;
 
-/// Upper bounds of the buckets in seconds: Prometheus' usual ones.
+/// Upper bounds of the buckets in seconds: Prometheus' defaults.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// How long reads take, and when the last one of everything was.
+/// Durations of reads, and the time of the last complete relist.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadMetrics {
-    all: Histogram,
-    interval: Histogram,
-    one: Histogram,
+    relist_seconds: Histogram,
+    relist_interval: Histogram,
+    pod_seconds: Histogram,
     last_seen: Gauge,
-    begun: Arc<Mutex<Option<Instant>>>,
+    last_start: Arc<Mutex<Option<Instant>>>,
 }
 
 impl ReadMetrics {
     pub(crate) fn new() -> Self {
         Self {
-            all: Histogram::new(SECONDS),
-            interval: Histogram::new(SECONDS),
-            one: Histogram::new(SECONDS),
+            relist_seconds: Histogram::new(SECONDS),
+            relist_interval: Histogram::new(SECONDS),
+            pod_seconds: Histogram::new(SECONDS),
             last_seen: Gauge::default(),
-            begun: Arc::default(),
+            last_start: Arc::default(),
         }
     }
 
     fn register(&self, metrics: &Metrics) {
         let help = "Seconds that a read of all pods from the runtime took";
-        metrics.register("kubelet_pleg_relist_duration_seconds", help, self.all.clone());
+        metrics.register("kubelet_pleg_relist_duration_seconds", help, self.relist_seconds.clone());
         let help = "Seconds between the beginnings of two reads of all pods";
-        metrics.register("kubelet_pleg_relist_interval_seconds", help, self.interval.clone());
+        metrics.register("kubelet_pleg_relist_interval_seconds", help, self.relist_interval.clone());
         let help = "Seconds that a read of one pod from the runtime took";
-        metrics.register("kubelet_pleg_pod_relist_duration_seconds", help, self.one.clone());
+        metrics.register("kubelet_pleg_pod_relist_duration_seconds", help, self.pod_seconds.clone());
         let help = "When all pods were last read, in seconds since 1970";
         metrics.register("kubelet_pleg_last_seen_seconds", help, self.last_seen.clone());
     }
 
-    /// A read of all pods begins.
-    pub(crate) fn begins(&self) -> Instant {
+    /// Records the start of a relist.
+    pub(crate) fn relist_started(&self) -> Instant {
         let now = Instant::now();
-        let before = self.begun.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        let before = self.last_start.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
         if let Some(before) = before {
-            self.interval.observe((now - before).as_secs_f64());
+            self.relist_interval.observe((now - before).as_secs_f64());
         }
         now
     }
 
-    /// It has ended, well or not.
-    pub(crate) fn ended(&self, took: Duration, complete: bool) {
-        self.all.observe(took.as_secs_f64());
+    /// Records the end of a relist and whether it was complete.
+    pub(crate) fn relist_ended(&self, took: Duration, complete: bool) {
+        self.relist_seconds.observe(took.as_secs_f64());
         if complete {
             self.last_seen.set(keelson_service_kit::now_unix_nanos() / 1_000_000_000);
         }
     }
 
-    /// One pod has been read.
-    pub(crate) fn read_one(&self, took: Duration) {
-        self.one.observe(took.as_secs_f64());
+    /// Records a read of one pod.
+    pub(crate) fn pod_read(&self, took: Duration) {
+        self.pod_seconds.observe(took.as_secs_f64());
     }
 }
 
@@ -79,7 +80,7 @@ struct ContainerState {
     container_state: &'static str,
 }
 
-/// Counted when somebody asks, from what was published last.
+/// Encodes the number of running pods, counted on each scrape from the published pods.
 #[derive(Debug)]
 struct Pods(Observer);
 
@@ -117,7 +118,7 @@ impl EncodeMetric for Containers {
     }
 }
 
-/// Shows what an observer knows, and how long it takes it to find out.
+/// Registers the metrics of an observer's pods and reads.
 pub(crate) fn register(observer: &Observer, metrics: &Metrics) {
     observer.reads().register(metrics);
     let help = "Pods with a sandbox that is ready";
@@ -134,7 +135,7 @@ mod tests {
     use crate::fake::{Answer, FakeRuntime};
 
     #[tokio::test]
-    async fn what_runs_and_how_long_reads_take_is_told() {
+    async fn metrics_show_running_pods_and_relist_durations() {
         let fake = FakeRuntime::start().await;
         let metrics = Metrics::new();
         register(&fake.observer, &metrics);
@@ -162,7 +163,7 @@ mod tests {
         };
         let before = seen(&text);
         assert!(before > 1_700_000_000, "{text}");
-        // A read in vain takes its time, too, and shows nothing.
+        // A failed relist has a duration as well, but does not update the time of the last one.
         fake.observer.reads().last_seen.set(7);
         fake.answer("ListContainers", Answer::Fail(1, tonic::Code::Unavailable));
         fake.observer.relist().await.unwrap_err();

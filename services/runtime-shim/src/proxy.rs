@@ -1,5 +1,5 @@
-//! CRI on our own socket: every method is passed through as raw bytes, also one that this version does not
-//! know. Calls that change a pod are noticed: what they make is attributed, and the pod is read again.
+//! CRI on runtime-shim's socket: every method is passed through as raw bytes, including methods that this version does
+//! not know. After calls that change a pod, new objects are attributed to the pod and the pod is read again.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,17 +23,17 @@ use tracing::Instrument as _;
 
 use crate::files::Files;
 use crate::observe::Observer;
-use crate::operations::{Counted, CriChannel};
+use crate::operations::{CountedBody, CriChannel};
 
-/// The length prefix of a gRPC message: a flag and four bytes.
+/// The prefix of a gRPC message: a flag and four bytes of length.
 const PREFIX: usize = 5;
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-/// For a caller that sets no deadline: 90 days.
+/// Deadline of a call without one: 90 days.
 const NO_DEADLINE: HeaderValue = HeaderValue::from_static("2160H");
-/// The same for a call that goes on when its caller has left.
-const ACT_WITHOUT_DEADLINE: HeaderValue = HeaderValue::from_static("1H");
+/// The same for a call that continues when its caller has left.
+const POD_CALL_DEADLINE: HeaderValue = HeaderValue::from_static("1H");
 
-/// One CRI service of the runtime on our socket.
+/// One CRI service of the runtime on runtime-shim's socket.
 #[derive(Debug)]
 pub struct Proxy<N> {
     inner: ProxyInner,
@@ -75,167 +75,168 @@ impl<N> Proxy<N> {
     }
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl<N> Service<Request<Body>> for Proxy<N> {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answer {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         let inner = self.inner.clone();
-        Box::pin(async move { Ok(inner.pass(request).await.unwrap_or_else(Status::into_http)) })
+        Box::pin(async move { Ok(inner.forward(request).await.unwrap_or_else(Status::into_http)) })
     }
 }
 
-/// What a call does to pods.
+/// The effect of a call on pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Act {
+enum PodCall {
     RunSandbox,
     Create,
-    /// The request's first field is the id of a container or sandbox, and its pod is to be read afterwards.
-    OnId,
+    /// The first field of the request is the id of a container or sandbox; its pod is read afterwards.
+    ById,
 }
 
-/// What the request of an act is about.
+/// The pod and handler of a request.
 #[derive(Debug, Default)]
-struct About {
+struct CallTarget {
     uid: Option<String>,
-    /// Of a sandbox that is to be made; `None` when the request cannot be read.
+    /// Runtime handler of a sandbox to create; `None` if the request cannot be decoded.
     runtime_handler: Option<String>,
 }
 
-fn act_of(path: &str) -> Option<Act> {
+fn pod_call_of(path: &str) -> Option<PodCall> {
     match path.strip_prefix("/runtime.v1.RuntimeService/")? {
-        "RunPodSandbox" => Some(Act::RunSandbox),
-        "CreateContainer" => Some(Act::Create),
+        "RunPodSandbox" => Some(PodCall::RunSandbox),
+        "CreateContainer" => Some(PodCall::Create),
         "StartContainer" | "StopContainer" | "RemoveContainer" | "StopPodSandbox" | "RemovePodSandbox" => {
-            Some(Act::OnId)
+            Some(PodCall::ById)
         }
         _ => None,
     }
 }
 
 impl ProxyInner {
-    async fn pass(self, mut request: Request<Body>) -> Result<Response<Body>, Status> {
-        let act = act_of(request.uri().path());
-        // Without a deadline of the caller's own the channel would set its default, which cuts streams.
-        let none = if act.is_some() { ACT_WITHOUT_DEADLINE } else { NO_DEADLINE };
+    async fn forward(self, mut request: Request<Body>) -> Result<Response<Body>, Status> {
+        let pod_call = pod_call_of(request.uri().path());
+        // Without a deadline the channel would set its default, which would end streams.
+        let none = if pod_call.is_some() { POD_CALL_DEADLINE } else { NO_DEADLINE };
         request.headers_mut().entry(GRPC_TIMEOUT).or_insert(none);
-        let Some(act) = act else {
-            return self.channel.clone().oneshot(request).await.map(plain);
+        let Some(pod_call) = pod_call else {
+            return self.channel.clone().oneshot(request).await.map(into_plain);
         };
         let (head, body) = request.into_parts();
         let bytes = body.collect().await?.to_bytes();
-        let About { uid, runtime_handler } = self.before(act, &bytes)?;
-        let channel = self.channel.clone().making_a_sandbox(runtime_handler);
+        let CallTarget { uid, runtime_handler } = self.prepare(pod_call, &bytes)?;
+        let channel = self.channel.clone().with_sandbox_handler(runtime_handler);
         let request = Request::from_parts(head, Body::new(Full::new(bytes)));
-        // In a task of its own, because this future is dropped when the caller resets its stream or dies. The
-        // call then goes on to its own deadline and what it has made is attributed and read: that is meant,
-        // as a call that is cut half-way leaves something that nobody knows of.
-        let (answer, answered) = oneshot::channel();
+        // In its own task, because this future is dropped when the caller resets its stream or dies. The call then
+        // continues until its own deadline, and the objects it creates are attributed and read. Otherwise a call that
+        // is dropped half-way could leave objects that belong to no known pod.
+        let (result_sender, result) = oneshot::channel();
         tokio::spawn(
             async move {
-                let response = self.act(channel, act, uid.as_ref(), request).await;
-                let left = answer.send(response).is_err();
-                // After an own act the caller reads the pod itself; one that has left does not.
+                let response = self.forward_pod_call(channel, pod_call, uid.as_ref(), request).await;
+                let left = result_sender.send(response).is_err();
+                // The caller reads the pod itself after its call, unless it has left.
                 if let Some(uid) = uid.filter(|_| left) {
                     self.observer.refresh(uid);
                 }
             }
             .in_current_span(),
         );
-        answered.await.unwrap_or_else(|_| Err(cut_off("the call was not carried through")))
+        result.await.unwrap_or_else(|_| Err(connection_lost("the call was not completed")))
     }
 
-    async fn act(
+    async fn forward_pod_call(
         &self,
         channel: CriChannel,
-        act: Act,
+        pod_call: PodCall,
         uid: Option<&String>,
         request: Request<Body>,
     ) -> Result<Response<Body>, Status> {
         let response = channel.oneshot(request).await;
-        let response = match act {
-            Act::RunSandbox | Act::Create => match response {
-                Ok(response) => self.learn(uid, response).await,
+        let response = match pod_call {
+            PodCall::RunSandbox | PodCall::Create => match response {
+                Ok(response) => self.attribute(uid, response).await,
                 Err(status) => Err(status),
             },
-            Act::OnId => response.map(plain),
+            PodCall::ById => response.map(into_plain),
         };
-        // Also after an error: a call that was cut may have done its work.
+        // Also after an error: a call whose response was lost may have had its effect.
         if let Some(uid) = uid
-            && (act == Act::OnId || response.is_err())
+            && (pod_call == PodCall::ById || response.is_err())
         {
             self.observer.refresh(uid.clone());
         }
         response
     }
 
-    /// What has to be there before the call, and what it is about.
-    fn before(&self, act: Act, bytes: &Bytes) -> Result<About, Status> {
-        let about = |uid| About { uid, runtime_handler: None };
-        match act {
-            Act::RunSandbox => {
+    /// Prepares a call, and returns its pod and handler.
+    fn prepare(&self, pod_call: PodCall, bytes: &Bytes) -> Result<CallTarget, Status> {
+        let target_of = |uid| CallTarget { uid, runtime_handler: None };
+        match pod_call {
+            PodCall::RunSandbox => {
                 let Some(request) = decode::<cri::RunPodSandboxRequest>(bytes) else {
-                    return Ok(About::default());
+                    return Ok(CallTarget::default());
                 };
                 let runtime_handler = Some(request.runtime_handler);
                 let Some(config) = request.config else {
-                    return Ok(About { uid: None, runtime_handler });
+                    return Ok(CallTarget { uid: None, runtime_handler });
                 };
                 self.files
                     .make_log_dir(Path::new(&config.log_directory))
                     .map_err(|e| Status::failed_precondition(chain(&e)))?;
-                Ok(About { uid: config.metadata.map(|m| m.uid), runtime_handler })
+                Ok(CallTarget { uid: config.metadata.map(|m| m.uid), runtime_handler })
             }
-            Act::Create => Ok(about(
+            PodCall::Create => Ok(target_of(
                 decode::<cri::CreateContainerRequest>(bytes)
                     .and_then(|r| r.sandbox_config)
                     .and_then(|c| c.metadata)
                     .map(|m| m.uid),
             )),
-            Act::OnId => Ok(about(
+            PodCall::ById => Ok(target_of(
                 decode::<cri::StartContainerRequest>(bytes)
                     .and_then(|r| self.observer.owner_of(&r.container_id)),
             )),
         }
     }
 
-    /// Attributes what a call made to its pod; both answers carry the new id as their first field.
-    async fn learn(
+    /// Attributes the new object to its pod; both kinds of response have the new id as their first field.
+    async fn attribute(
         &self,
         uid: Option<&String>,
-        response: Response<Counted>,
+        response: Response<CountedBody>,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = response.into_parts();
-        let collected = body.collect().await.map_err(|source| cut_off(&chain(&source)))?;
+        let collected = body.collect().await.map_err(|source| connection_lost(&chain(&source)))?;
         let trailers = collected.trailers().cloned();
         let bytes = collected.to_bytes();
-        if let (Some(uid), Some(made)) = (uid, decode::<cri::CreateContainerResponse>(&bytes)) {
-            self.observer.learn(&made.container_id, uid);
+        if let (Some(uid), Some(created)) = (uid, decode::<cri::CreateContainerResponse>(&bytes)) {
+            self.observer.record_owner(&created.container_id, uid);
         }
         let body = Full::new(bytes).with_trailers(std::future::ready(trailers.map(Ok)));
         Ok(Response::from_parts(head, Body::new(body)))
     }
 }
 
-/// An answer as it goes on to the caller.
-fn plain(response: Response<Counted>) -> Response<Body> {
-    response.map(Counted::into_body)
+/// A response as passed on to the caller.
+fn into_plain(response: Response<CountedBody>) -> Response<Body> {
+    response.map(CountedBody::into_body)
 }
 
-/// A call whose answer was lost on its way here: marked, so that the caller does not take it for an answer.
-fn cut_off(how: &str) -> Status {
+/// The error of a call whose response was lost. It is marked, so that the caller does not take it for the runtime's
+/// answer.
+fn connection_lost(how: &str) -> Status {
     let message = format!("the connection to the container runtime was lost during the call: {how}");
     error(Code::Unavailable, PEER_UNAVAILABLE, message)
 }
 
-/// The single message of a unary body; `None` when it is compressed, empty or of another shape.
+/// Decodes the single message of a unary body; `None` if it is compressed, empty or of another type.
 fn decode<T: Message + Default>(body: &Bytes) -> Option<T> {
     let mut prefix = body.get(..PREFIX)?;
     if prefix.get_u8() != 0 {
@@ -255,7 +256,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_framed_message_is_decoded_and_a_torn_one_is_not() {
+    fn framed_message_is_decoded_and_a_truncated_one_is_not() {
         let message = cri::StartContainerRequest { container_id: "c1".into() };
         let mut body = vec![0, 0, 0, 0, u8::try_from(message.encoded_len()).unwrap()];
         message.encode(&mut body).unwrap();
@@ -266,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_that_change_a_pod_are_looked_into() {
-        assert_eq!(act_of("/runtime.v1.RuntimeService/StopContainer"), Some(Act::OnId));
-        assert_eq!(act_of("/runtime.v1.RuntimeService/ExecSync"), None);
-        assert_eq!(act_of("/runtime.v1.ImageService/RemoveImage"), None);
+    fn only_calls_that_change_a_pod_are_decoded() {
+        assert_eq!(pod_call_of("/runtime.v1.RuntimeService/StopContainer"), Some(PodCall::ById));
+        assert_eq!(pod_call_of("/runtime.v1.RuntimeService/ExecSync"), None);
+        assert_eq!(pod_call_of("/runtime.v1.ImageService/RemoveImage"), None);
     }
 
     fn proxy(fake: &FakeRuntime) -> Proxy<RuntimeService> {
@@ -288,55 +289,55 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_call_makes_is_attributed_and_read_though_its_caller_has_died() {
+    async fn new_sandbox_is_attributed_and_read_after_its_caller_died() {
         let fake = FakeRuntime::start().await;
         let held = fake.hold("RunPodSandbox");
         let metadata = cri::PodSandboxMetadata { uid: "u".into(), ..Default::default() };
         let config = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
         let request = cri::RunPodSandboxRequest { config: Some(config), ..Default::default() };
-        let mut answer = proxy(&fake).call(call("RunPodSandbox", &request));
-        assert!((&mut answer).now_or_never().is_none());
-        fake.called("RunPodSandbox", 1).await;
-        drop(answer);
+        let mut call = proxy(&fake).call(call("RunPodSandbox", &request));
+        assert!((&mut call).now_or_never().is_none());
+        fake.wait_for_calls("RunPodSandbox", 1).await;
+        drop(call);
         fake.sandbox("made", "u", true);
         held.add_permits(1);
         until("the sandbox is attributed", || fake.observer.owner_of("made").as_deref() == Some("u")).await;
         until("the pod is read", || fake.observer.cached("u").is_some()).await;
     }
 
-    /// The status of a refused call, as the caller's client reads it.
+    /// The status of a failed call, as the caller's client reads it.
     async fn refused(proxy: &mut Proxy<RuntimeService>, method: &str) -> Status {
         let response = proxy.call(call(method, &cri::CreateContainerRequest::default())).await.unwrap();
         Status::from_header_map(response.headers()).unwrap()
     }
 
     #[tokio::test]
-    async fn a_call_that_was_cut_on_its_way_is_marked_and_what_the_runtime_answers_is_not() {
+    async fn lost_call_is_marked_and_an_error_of_the_runtime_is_not() {
         let fake = FakeRuntime::start().await;
         fake.answer("CreateContainer", Answer::Fail(1, Code::Unknown));
-        let answered = refused(&mut proxy(&fake), "CreateContainer").await;
-        assert_eq!(answered.code(), Code::Unknown);
-        assert!(!is_cut(&answered), "{answered:?}");
+        let result = refused(&mut proxy(&fake), "CreateContainer").await;
+        assert_eq!(result.code(), Code::Unknown);
+        assert!(!is_cut(&result), "{result:?}");
         fake.answer("CreateContainer", Answer::CutOff);
         let lost = refused(&mut proxy(&fake), "CreateContainer").await;
         assert!(is_unanswered(&lost) && is_cut(&lost), "{lost:?}");
         let dead = fake.dir.path().join("dead.sock");
-        let nobody = crate::cri::Cri::new(dead.to_str().unwrap(), Duration::from_secs(5)).unwrap();
-        let mut proxy = Proxy::new(nobody.channel(), fake.observer.clone(), fake.files.clone());
+        let dead_cri = crate::cri::Cri::new(dead.to_str().unwrap(), Duration::from_secs(5)).unwrap();
+        let mut proxy = Proxy::new(dead_cri.channel(), fake.observer.clone(), fake.files.clone());
         for method in ["CreateContainer", "StartContainer", "ExecSync"] {
-            let unreached = refused(&mut proxy, method).await;
-            assert!(is_unanswered(&unreached) && is_cut(&unreached), "{method}: {unreached:?}");
+            let not_reached = refused(&mut proxy, method).await;
+            assert!(is_unanswered(&not_reached) && is_cut(&not_reached), "{method}: {not_reached:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_call_without_deadline_gets_none_of_ours_and_another_keeps_its_own() {
+    async fn passed_through_call_keeps_its_deadline_or_gets_a_very_long_one() {
         let fake = FakeRuntime::start().await;
         let events = cri::GetEventsRequest::default();
         proxy(&fake).call(call("GetContainerEvents", &events)).await.unwrap();
-        let mut with = call("GetContainerEvents", &events);
-        with.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("7S"));
-        proxy(&fake).call(with).await.unwrap();
+        let mut with_timeout = call("GetContainerEvents", &events);
+        with_timeout.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("7S"));
+        proxy(&fake).call(with_timeout).await.unwrap();
         let seen: Vec<_> = fake.calls("GetContainerEvents").into_iter().map(|c| c.timeout.unwrap()).collect();
         assert_eq!(seen, ["2160H", "7S"]);
     }

@@ -1,4 +1,4 @@
-//! One pull: back-off, credentials, a turn, a token, then the runtime, watched until it is through.
+//! One pull: back-off, credentials, a turn, a token, then the runtime's pull, watched until its end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,38 +17,38 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tonic::Status;
 
-use crate::images::{Images, NoImage, Progress, away, done, step};
+use crate::images::{EnsureImageError, Images, Progress, image_done, send_step, unavailable};
 use crate::pull_records::RecordError;
-use crate::pull_watch::Stalled;
+use crate::pull_watch::AbortReason;
 
-/// What a pull is made with: a credential and where it comes from, or nothing.
-type With = Option<(Credential, Origin)>;
+/// The credential of a pull with its origin; `None`: a pull without a credential.
+type PullCredential = Option<(Credential, Origin)>;
 
-/// Why a pull came to nothing.
+/// Why a pull failed.
 #[derive(Debug)]
-enum Failure {
-    /// The image or its registry; as the runtime says.
-    Fault(String),
-    /// The runtime is away.
-    Away(String),
+enum PullError {
+    /// An error of the image or its registry, with the runtime's message.
+    Failed(String),
+    /// The runtime does not answer.
+    Unavailable(String),
     /// The caller has left.
-    Left,
+    CallerLeft,
 }
 
-/// What a pull is about.
+/// The parameters of a pull.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pull<'a> {
     pub pod: &'a PodRef,
     pub request: &'a pb::EnsureImageRequest,
-    /// With tag or digest.
+    /// The image reference with tag or digest.
     pub reference: &'a str,
-    /// Without.
+    /// The reference without tag and digest.
     pub repository: &'a str,
     pub object: &'a ObjectRef,
     pub progress: &'a Progress,
 }
 
-/// How long pulls took and how many files they have left.
+/// Metrics: durations of pulls, and the numbers of intent and record files.
 #[derive(Debug, Clone)]
 pub(crate) struct PullMetrics {
     seconds: Family<SizeLabel, Histogram>,
@@ -76,20 +76,20 @@ impl PullMetrics {
     pub(crate) fn register(&self, metrics: &Metrics) {
         let help = "Seconds that a pull took, by the size of the image";
         metrics.register("kubelet_image_pull_duration_seconds", help, self.seconds.clone());
-        let help = "Pulls that go on or were cut off, by their files";
+        let help = "Pulls that are running or were interrupted, by their intent files";
         metrics.register("kubelet_imagemanager_ondisk_pullintents", help, self.intents.clone());
-        let help = "Images of which it is recorded who may use them";
+        let help = "Images with a record of the credentials they were pulled with";
         metrics.register("kubelet_imagemanager_ondisk_pulledrecords", help, self.records.clone());
     }
 
-    /// As many files as there are in the two folders.
+    /// Sets the numbers of files in the two folders.
     pub(crate) fn count(&self, (intents, records): (usize, usize)) {
         self.intents.set(i64::try_from(intents).unwrap_or(i64::MAX));
         self.records.set(i64::try_from(records).unwrap_or(i64::MAX));
     }
 }
 
-/// The size of an image as the metric's label has it.
+/// The metric's label for the size of an image.
 fn size_label(bytes: u64) -> &'static str {
     const MB: u64 = 1 << 20;
     const GB: u64 = 1 << 30;
@@ -111,8 +111,8 @@ fn size_label(bytes: u64) -> &'static str {
     .map_or("GT100GB", |(_, label)| label)
 }
 
-/// What a pull waits for, with whoever is in the way.
-fn waits_for(look: &TurnsLook) -> String {
+/// Why a pull waits for its turn, and which pod has the most turns.
+fn turn_wait_message(look: &TurnsLook) -> String {
     let text = "waiting for other pulls (serializeImagePulls, maxParallelImagePulls)".to_owned();
     match &look.most {
         Some((pod, count)) if look.taken >= look.places => {
@@ -122,99 +122,102 @@ fn waits_for(look: &TurnsLook) -> String {
     }
 }
 
-/// A pull's token, given back unless the pull has begun.
-struct Token<'a>(&'a Mutex<PullRate>, bool);
+/// A pull's token, which is returned unless the pull has begun.
+struct Token<'a> {
+    rate: &'a Mutex<PullRate>,
+    used: bool,
+}
 
 impl Drop for Token<'_> {
     fn drop(&mut self) {
-        if !self.1 {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).give_back();
+        if !self.used {
+            self.rate.lock().unwrap_or_else(PoisonError::into_inner).give_back();
         }
     }
 }
 
 impl Images {
-    /// Pulls an image, or says why not.
-    pub(crate) async fn pull(&self, pull: Pull<'_>) -> Result<pb::ImageDone, NoImage> {
-        if let Some(waits) = self.backs_off(pull) {
-            return Err(waits);
+    /// Pulls an image.
+    pub(crate) async fn pull(&self, pull: Pull<'_>) -> Result<pb::ImageDone, EnsureImageError> {
+        if let Some(error) = self.backoff_error(pull) {
+            return Err(error);
         }
-        let asked = Instant::now();
-        step(
+        let requested_at = Instant::now();
+        send_step(
             pull.progress,
             "waiting",
             "waiting for credentials (imagePullSecrets, credential provider plugins)",
         );
-        // Cancel-safe: what is asked for is given up, and a plugin that nobody else waits for is ended.
-        let with = tokio::select! {
-            () = pull.progress.closed() => return Err(NoImage::Left),
-            with = self.candidates(pull) => with?,
+        // Cancel-safe: the requests are cancelled, and a plugin that nothing else waits for is ended.
+        let credential = tokio::select! {
+            () = pull.progress.closed() => return Err(EnsureImageError::CallerLeft),
+            credential = self.credentials_to_try(pull) => credential?,
         };
-        step(pull.progress, "waiting", &waits_for(&self.turns.look()));
+        send_step(pull.progress, "waiting", &turn_wait_message(&self.turns.look()));
         let pod: Arc<str> = format!("{}/{}", pull.pod.namespace, pull.pod.name).into();
-        // Cancel-safe: a turn that is not taken is another pull's.
+        // Cancel-safe: a turn that is not taken goes to another pull.
         let turn = tokio::select! {
-            () = pull.progress.closed() => return Err(NoImage::Left),
+            () = pull.progress.closed() => return Err(EnsureImageError::CallerLeft),
             turn = self.turns.take(&pod) => turn,
         };
-        turn.work(Box::pin(self.pull_in_turn(pull, with, asked))).await
+        turn.work(Box::pin(self.pull_in_turn(pull, credential, requested_at))).await
     }
 
     async fn pull_in_turn(
         &self,
         pull: Pull<'_>,
-        with: Vec<With>,
-        asked: Instant,
-    ) -> Result<pb::ImageDone, NoImage> {
-        self.token(pull.progress).await?;
-        step(pull.progress, "pulling", "pulling");
+        credential: Vec<PullCredential>,
+        requested_at: Instant,
+    ) -> Result<pb::ImageDone, EnsureImageError> {
+        self.wait_for_token(pull.progress).await?;
+        send_step(pull.progress, "pulling", "pulling");
         let text = format!("Pulling image {:?}", pull.request.image);
         self.events.normal(pull.object.clone(), "Pulling", text);
         let begun = Instant::now();
-        match self.pull_with(pull, with).await {
+        match self.pull_with(pull, credential).await {
             Ok(image) => {
-                self.book().clear(&pull.pod.uid, Some(pull.reference));
+                self.backoff().clear(&pull.pod.uid, Some(pull.reference));
                 let label = SizeLabel { image_size_in_bytes: size_label(image.size).to_owned() };
                 self.metrics.seconds.get_or_create(&label).observe(begun.elapsed().as_secs_f64());
                 let text = format!(
                     "Successfully pulled image {:?} in {} ({} including waiting). Image size: {} bytes.",
                     pull.request.image,
                     go_duration(begun.elapsed()),
-                    go_duration(asked.elapsed()),
+                    go_duration(requested_at.elapsed()),
                     image.size
                 );
                 self.events.normal(pull.object.clone(), "Pulled", text);
-                Ok(done(image, pull.reference, true))
+                Ok(image_done(image, pull.reference, true))
             }
-            Err(Failure::Left) => Err(NoImage::Left),
-            Err(Failure::Away(why)) => {
-                Err(away(format!("Failed to pull image {:?}: {why}", pull.request.image)))
+            Err(PullError::CallerLeft) => Err(EnsureImageError::CallerLeft),
+            Err(PullError::Unavailable(why)) => {
+                Err(unavailable(format!("Failed to pull image {:?}: {why}", pull.request.image)))
             }
-            Err(Failure::Fault(why)) => Err(self.failed_pull(pull, &why)),
+            Err(PullError::Failed(why)) => Err(self.failed_pull(pull, &why)),
         }
     }
 
-    /// Why it is too early for another pull.
-    fn backs_off(&self, pull: Pull<'_>) -> Option<NoImage> {
+    /// The error if the pull is still backing off.
+    fn backoff_error(&self, pull: Pull<'_>) -> Option<EnsureImageError> {
         let now = self.clock.read();
         let (until, error) = {
-            let book = self.book();
-            let (until, error) = book.waits_until(&pull.pod.uid, pull.reference, now.boot_nanos)?;
+            let backoff = self.backoff();
+            let (until, error) = backoff.retry_at(&pull.pod.uid, pull.reference, now.boot_nanos)?;
             (now.unix_nanos_of(until), error.to_owned())
         };
         let text = format!("Back-off pulling image {:?}", pull.request.image);
         self.events.normal(pull.object.clone(), "BackOff", text.clone());
-        Some(NoImage::Failed(pb::ImageFailed {
+        Some(EnsureImageError::Failed(pb::ImageFailed {
             reason: "ImagePullBackOff".into(),
             message: format!("{text}: {error}"),
             next_retry_unix_nanos: until,
         }))
     }
 
-    /// The credentials to try, in this order; without any it is tried once with nothing.
-    async fn candidates(&self, pull: Pull<'_>) -> Result<Vec<With>, NoImage> {
+    /// The credentials to try, in this order. If there are none, one pull without a credential is tried.
+    async fn credentials_to_try(&self, pull: Pull<'_>) -> Result<Vec<PullCredential>, EnsureImageError> {
         let found = self.credentials.find(pull.pod, &pull.request.pull_secrets, pull.repository).await;
-        let found = found.map_err(|error| away(error.to_string()))?;
+        let found = found.map_err(|error| unavailable(error.to_string()))?;
         if !found.missing.is_empty() {
             let text = format!(
                 "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
@@ -227,78 +230,87 @@ impl Images {
                 text,
             );
         }
-        let list: Vec<With> = found.list.into_iter().map(Some).collect();
+        let list: Vec<PullCredential> = found.list.into_iter().map(Some).collect();
         Ok(if list.is_empty() { vec![None] } else { list })
     }
 
-    /// Waits until the pull may begin.
-    async fn token(&self, progress: &Progress) -> Result<(), NoImage> {
+    /// Waits for a token of the pull rate.
+    async fn wait_for_token(&self, progress: &Progress) -> Result<(), EnsureImageError> {
         let now = self.clock.read().boot_nanos;
         let wait = self.rate.lock().unwrap_or_else(PoisonError::into_inner).take(now);
-        let mut token = Token(&self.rate, false);
+        let mut token = Token { rate: &self.rate, used: false };
         if wait > 0 {
-            step(progress, "waiting", "waiting for its turn (registryPullQPS)");
+            send_step(progress, "waiting", "waiting for its turn (registryPullQPS)");
             let wait = Duration::from_nanos(u64::try_from(wait).unwrap_or(0));
-            // Cancel-safe: the token goes back when the caller has left.
+            // Cancel-safe: the token is returned when the caller has left.
             tokio::select! {
-                () = progress.closed() => return Err(NoImage::Left),
+                () = progress.closed() => return Err(EnsureImageError::CallerLeft),
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        token.1 = true;
+        token.used = true;
         Ok(())
     }
 
-    /// Tries one credential after the other, watched all the time; the first that succeeds is written down.
-    async fn pull_with(&self, pull: Pull<'_>, candidates: Vec<With>) -> Result<cri::Image, Failure> {
-        let intended = self.in_records({
+    /// Tries the credentials one after the other while the progress is watched, and records the first that succeeds.
+    async fn pull_with(
+        &self,
+        pull: Pull<'_>,
+        credentials: Vec<PullCredential>,
+    ) -> Result<cri::Image, PullError> {
+        let intent = self.with_records({
             let reference = pull.reference.to_owned();
             move |records| records.begin(&reference)
         });
-        let intended = intended.await.map_err(|error| {
-            Failure::Fault(format!("Failed to record image pull intent: {}", chain(&error)))
+        let intent = intent.await.map_err(|error| {
+            PullError::Failed(format!("Failed to record image pull intent: {}", chain(&error)))
         })?;
-        let watch = self.watching.begin().await;
-        let tries = self.try_all(pull, candidates);
-        // Cancel-safe: the runtime drops a pull whose call is cut.
+        let watch = self.watcher.begin().await;
+        let attempts = self.try_all(pull, credentials);
+        // Cancel-safe: the runtime cancels a pull whose call is dropped.
         let end = tokio::select! {
             biased;
-            pulled = tries => pulled,
-            stalled = self.watching.run(watch, pull.progress) => Err(match stalled {
-                Stalled::Still(why) => Failure::Fault(why),
-                Stalled::Away(status) => Failure::Away(status.message().to_owned()),
+            pulled = attempts => pulled,
+            stalled = self.watcher.run(watch, pull.progress) => Err(match stalled {
+                AbortReason::NoProgress(why) => PullError::Failed(why),
+                AbortReason::RuntimeUnavailable(status) => PullError::Unavailable(status.message().to_owned()),
             }),
-            () = pull.progress.closed() => Err(Failure::Left),
+            () = pull.progress.closed() => Err(PullError::CallerLeft),
         };
-        // The pull is over; a failure to say so has been logged.
+        // The pull has ended; an error of removing its intent was logged.
         let _ = self
-            .in_records(move |_| {
-                drop(intended);
+            .with_records(move |_| {
+                drop(intent);
                 Ok(())
             })
             .await;
         end
     }
 
-    async fn try_all(&self, pull: Pull<'_>, candidates: Vec<With>) -> Result<cri::Image, Failure> {
+    async fn try_all(
+        &self,
+        pull: Pull<'_>,
+        credentials: Vec<PullCredential>,
+    ) -> Result<cri::Image, PullError> {
         let mut refusals: Vec<String> = Vec::new();
-        for with in candidates {
-            match self.try_one(pull.reference, with.as_ref()).await {
+        for credential in credentials {
+            match self.try_one(pull.reference, credential.as_ref()).await {
                 Ok(image) => {
                     let (repository, id) = (pull.repository.to_owned(), image.id.clone());
-                    let noted = self.in_records(move |records| records.note(&repository, &id, with.as_ref()));
-                    if let Err(error) = noted.await {
-                        // Without a record the image would be for everybody.
-                        return Err(Failure::Fault(format!(
+                    let recorded =
+                        self.with_records(move |records| records.add(&repository, &id, credential.as_ref()));
+                    if let Err(error) = recorded.await {
+                        // Without a record every pod could use the image.
+                        return Err(PullError::Failed(format!(
                             "Failed to record image pull: {}",
                             chain(&error)
                         )));
                     }
                     return Ok(image);
                 }
-                // What the runtime itself answers is about the image or its registry, whatever the code.
+                // An error from the runtime itself is about the image or its registry, with any code.
                 Err(status) if is_unanswered(&status) => {
-                    return Err(Failure::Away(status.message().to_owned()));
+                    return Err(PullError::Unavailable(status.message().to_owned()));
                 }
                 Err(status) => {
                     let text = status.message().to_owned();
@@ -308,7 +320,7 @@ impl Images {
                 }
             }
         }
-        Err(Failure::Fault(match refusals.as_slice() {
+        Err(PullError::Failed(match refusals.as_slice() {
             [one] => one.clone(),
             several => format!("[{}]", several.join(", ")),
         }))
@@ -317,7 +329,7 @@ impl Images {
     async fn try_one(
         &self,
         reference: &str,
-        with: Option<&(Credential, Origin)>,
+        credential: Option<&(Credential, Origin)>,
     ) -> Result<cri::Image, Status> {
         let auth = |credential: &Credential| cri::AuthConfig {
             username: credential.username.clone(),
@@ -328,32 +340,36 @@ impl Images {
         };
         let request = cri::PullImageRequest {
             image: Some(cri::ImageSpec { image: reference.to_owned(), ..Default::default() }),
-            auth: with.map(|(credential, _)| auth(credential)),
+            auth: credential.map(|(credential, _)| auth(credential)),
             ..Default::default()
         };
         let pulled = self.cri.images().pull_image(self.cri.unbounded(request)).await?.into_inner();
         if pulled.image_ref.is_empty() {
-            return Err(Status::unknown("the container runtime names no image that it has pulled"));
+            return Err(Status::unknown("the container runtime returned no image reference for the pull"));
         }
-        let known = self.claim(reference).await?;
+        let known = self.reserve(reference).await?;
         Ok(known.unwrap_or(cri::Image { id: pulled.image_ref, ..Default::default() }))
     }
 
-    fn failed_pull(&self, pull: Pull<'_>, why: &str) -> NoImage {
+    fn failed_pull(&self, pull: Pull<'_>, why: &str) -> EnsureImageError {
         let reason = pull_reason(why);
         let text = format!("Failed to pull image {:?}: {why}", pull.request.image);
         self.events.warning(pull.object.clone(), "Failed", text.clone());
-        let last = format!("{reason}: {why}");
+        let last_error = format!("{reason}: {why}");
         let now = self.clock.read();
-        let until = self.book().failed(&pull.pod.uid, pull.reference, &last, now.boot_nanos);
+        let until = self.backoff().record_failure(&pull.pod.uid, pull.reference, &last_error, now.boot_nanos);
         let next_retry_unix_nanos = now.unix_nanos_of(until);
-        NoImage::Failed(pb::ImageFailed { reason: reason.to_owned(), message: text, next_retry_unix_nanos })
+        EnsureImageError::Failed(pb::ImageFailed {
+            reason: reason.to_owned(),
+            message: text,
+            next_retry_unix_nanos,
+        })
     }
 
-    /// Reads or writes records where that may block.
-    pub(crate) async fn in_records<T: Send + 'static>(
+    /// Reads or writes records in a blocking task.
+    pub(crate) async fn with_records<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&crate::pull_records::Records) -> Result<T, RecordError> + Send + 'static,
+        work: impl FnOnce(&crate::pull_records::PullRecords) -> Result<T, RecordError> + Send + 'static,
     ) -> Result<T, RecordError> {
         let (records, metrics) = (self.records.clone(), self.metrics.clone());
         let work = move || {
@@ -361,12 +377,12 @@ impl Images {
             metrics.count(records.counts());
             result
         };
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RecordError::lost(error)))
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RecordError::from_join(error)))
     }
 }
 
-/// Texts that the runtime puts in front of its message for these two reasons
-/// (runtime-and-resources.md §1.3).
+/// The reason for a failed pull. The runtime prefixes its message with one of these two reasons
+/// (runtime-and-resources.md §1.3); otherwise it is `ErrImagePull`.
 pub(crate) fn pull_reason(why: &str) -> &'static str {
     ["RegistryUnavailable", "SignatureValidationFailed"]
         .into_iter()

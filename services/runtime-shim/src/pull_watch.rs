@@ -1,7 +1,7 @@
-//! Looks at a pull while it goes on: what has come is told to the caller, and a pull that stands still is given up.
+//! Watches a running pull: reports its progress to the caller, and cancels a stalled pull.
 //!
-//! containerd's own content service, on the same socket, tells what is being fetched. A runtime without it tells nothing:
-//! its pulls have no progress and no limit but its own.
+//! The progress comes from containerd's content service, on the same socket. A runtime without this service reports no
+//! progress; its pulls have no limit but the runtime's own.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use keelson_proto::containerd::services::content::v1 as content;
 use keelson_proto::containerd::services::content::v1::content_client::ContentClient;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
-use keelson_runtime_shim_core::pull_progress::{Blob, Doing, PullWatch};
+use keelson_runtime_shim_core::pull_progress::{Blob, ProgressTracker, PullPhase};
 use keelson_service_kit::status::is_unanswered;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
@@ -18,90 +18,90 @@ use crate::clock::Clock;
 use crate::cri::Cri;
 use crate::images::Progress;
 
-/// Between two looks.
+/// Interval between two polls.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long a look may take.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
-/// The namespace in which CRI keeps its images.
+/// Timeout of one poll.
+const POLL_TIMEOUT: Duration = Duration::from_secs(2);
+/// containerd's namespace of CRI.
 const NAMESPACE: &str = "k8s.io";
 
-/// Why a pull has to be given up.
+/// Why a pull has to be cancelled.
 #[derive(Debug)]
-pub(crate) enum Stalled {
-    /// Nothing has come for too long, as the text says.
-    Still(String),
-    /// The runtime does not answer any more.
-    Away(Status),
+pub(crate) enum AbortReason {
+    /// It made no progress for too long; the text has the details.
+    NoProgress(String),
+    /// The runtime stopped answering.
+    RuntimeUnavailable(Status),
 }
 
-/// Watches pulls.
+/// Watches running pulls.
 #[derive(Debug, Clone)]
-pub(crate) struct Watching {
+pub(crate) struct PullWatcher {
     pub cri: Cri,
     pub clock: Clock,
-    /// Nanoseconds without progress after which a pull is given up.
+    /// Nanoseconds without progress after which a pull is cancelled.
     pub limit: i64,
     pub period: Duration,
 }
 
-impl Watching {
+impl PullWatcher {
     pub(crate) fn new(cri: Cri, clock: Clock, limit: Duration) -> Self {
         let limit = i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX);
         Self { cri, clock, limit, period: PERIOD }
     }
 
-    /// What there is before the pull begins; `None`: the runtime does not tell.
-    pub(crate) async fn begin(&self) -> Option<PullWatch> {
-        let mut watch = PullWatch::new(self.clock.read().boot_nanos);
+    /// Records the blobs before the pull begins; `None`: the runtime reports no progress.
+    pub(crate) async fn begin(&self) -> Option<ProgressTracker> {
+        let mut tracker = ProgressTracker::new(self.clock.read().boot_nanos);
         match self.blobs().await {
             Ok(blobs) => {
-                watch.look(blobs, self.clock.read().boot_nanos);
-                Some(watch)
+                tracker.observe(blobs, self.clock.read().boot_nanos);
+                Some(tracker)
             }
             Err(status) if status.code() == Code::Unimplemented => None,
-            // What was there before is not known; the pull will say what is wrong with the runtime.
-            Err(_) => Some(watch),
+            // The earlier blobs are unknown; the pull itself will report the runtime's error.
+            Err(_) => Some(tracker),
         }
     }
 
-    /// Looks again and again; returns when the pull has to be given up.
-    pub(crate) async fn run(&self, watch: Option<PullWatch>, progress: &Progress) -> Stalled {
-        let Some(mut watch) = watch else { return std::future::pending().await };
-        let mut told = String::new();
+    /// Polls the progress until the pull has to be cancelled.
+    pub(crate) async fn run(&self, tracker: Option<ProgressTracker>, progress: &Progress) -> AbortReason {
+        let Some(mut tracker) = tracker else { return std::future::pending().await };
+        let mut last_text = String::new();
         let mut answered_at = self.clock.read().boot_nanos;
         loop {
             tokio::time::sleep(self.period).await;
-            let looked = self.blobs().await;
+            let polled = self.blobs().await;
             let now = self.clock.read().boot_nanos;
-            let doing = match looked {
-                Ok(blobs) => watch.look(blobs, now),
+            let phase = match polled {
+                Ok(blobs) => tracker.observe(blobs, now),
                 Err(status) if is_unanswered(&status) || status.code() == Code::DeadlineExceeded => {
                     if now - answered_at >= self.limit {
-                        return Stalled::Away(status);
+                        return AbortReason::RuntimeUnavailable(status);
                     }
                     continue;
                 }
                 Err(status) if status.code() == Code::Unimplemented => return std::future::pending().await,
                 Err(status) => {
-                    tracing::debug!(error = status.message(), "cannot see how a pull goes on");
+                    tracing::debug!(error = status.message(), "cannot read the progress of a pull");
                     continue;
                 }
             };
             answered_at = now;
-            if let Some(why) = watch.stalled(self.limit, now) {
-                return Stalled::Still(why);
+            if let Some(why) = tracker.stalled(self.limit, now) {
+                return AbortReason::NoProgress(why);
             }
-            let text = format!("pulling: {}", doing.text());
-            if text != told {
-                tell(progress, message(&doing, &text));
-                told = text;
+            let text = format!("pulling: {}", phase.text());
+            if text != last_text {
+                send_progress(progress, message(&phase, &text));
+                last_text = text;
             }
         }
     }
 
     async fn blobs(&self) -> Result<Vec<Blob>, Status> {
         let mut client = ContentClient::new(self.cri.image_channel()).max_decoding_message_size(16 << 20);
-        let mut request = self.cri.within(LOOK_WITHIN, content::ListStatusesRequest::default());
+        let mut request = self.cri.within(POLL_TIMEOUT, content::ListStatusesRequest::default());
         request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
         let statuses = client.list_statuses(request).await?.into_inner().statuses;
         let count = |number: i64| u64::try_from(number).unwrap_or(0);
@@ -110,16 +110,16 @@ impl Watching {
     }
 }
 
-fn message(doing: &Doing, text: &str) -> pb::ImageProgress {
-    let (bytes, total_bytes) = match doing {
-        Doing::Fetching { bytes, total, .. } => (*bytes, *total),
-        Doing::Asking | Doing::Unpacking => (0, 0),
+fn message(phase: &PullPhase, text: &str) -> pb::ImageProgress {
+    let (bytes, total_bytes) = match phase {
+        PullPhase::Fetching { bytes, total, .. } => (*bytes, *total),
+        PullPhase::Connecting | PullPhase::Unpacking => (0, 0),
     };
     pb::ImageProgress { step: "pulling".to_owned(), bytes, total_bytes, detail: text.to_owned() }
 }
 
-/// Tells how far it is. A caller that does not read misses it: the pull does not wait for that.
-pub(crate) fn tell(progress: &Progress, message: pb::ImageProgress) {
+/// Sends progress to the caller. A caller that does not read misses it, because the pull does not wait.
+pub(crate) fn send_progress(progress: &Progress, message: pb::ImageProgress) {
     let item = Some(Item::Progress(message));
     let _ = progress.try_send(Ok(pb::EnsureImageResponse { item }));
 }

@@ -1,10 +1,10 @@
 //! Rotation of the logs of running containers (runtime-and-resources.md §7.5).
 //!
-//! Each `containerLogMonitorInterval` the size of each log is looked at, a stat each and no more. What has grown too
-//! large is renamed and the runtime told to open another file: that is quick, for `containerLogMaxWorkers` logs at the
-//! same time. Compression is not: one thread of low priority does it for all and never takes more than a quarter of a
-//! processor. A container that writes faster than that has its files removed when there are too many, compressed or not,
-//! and delays nobody's rotation.
+//! The size of each log is checked once per `containerLogMonitorInterval`, with a single stat. A log that is too large
+//! is renamed and the runtime is asked to open another file. That is quick, and is done for `containerLogMaxWorkers`
+//! logs at a time. Compression is slow: one thread of low priority does it for all logs and uses at most a quarter of a
+//! processor. If a container writes faster than that, its oldest files are removed, compressed or not, and the rotation
+//! of other logs is not delayed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -18,20 +18,20 @@ use futures_util::{StreamExt as _, stream};
 use k8s_cri::v1 as cri;
 use keelson_config::ContainerLogs;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::rotation::{Limits, Step, plan_rotation, plan_tidying};
+use keelson_runtime_shim_core::rotation::{Limits, Step, plan_cleanup, plan_rotation};
 use keelson_service_kit::{Context, WatchItem, now_unix_nanos};
 use tokio::sync::{Notify, oneshot};
 use tonic::Status;
 
 use crate::cri::Cri;
 use crate::files::Files;
+use crate::heartbeat::with_heartbeat;
 use crate::log_dir::LogDir;
 use crate::observe::{Observer, WatchKey, WatchValue};
-use crate::ticking::ticking;
 
-/// Bytes that are compressed at once.
+/// Bytes compressed at once.
 const BLOCK: usize = 256 << 10;
-/// The nice value of the thread that compresses (setpriority(2)).
+/// Nice value of the compression thread (setpriority(2)).
 const LOWEST_PRIORITY: i32 = 19;
 
 /// Rotates logs.
@@ -49,17 +49,17 @@ pub struct Rotator {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    untidy: Notify,
+    needs_cleanup: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether there has been a look since the start.
-    looked: bool,
+    /// Whether the logs have been checked since the start.
+    checked_once: bool,
     /// Containers whose last rotation failed.
-    failing: HashSet<String>,
-    /// Logs whose rotated files have to be looked at.
-    untidy: BTreeSet<PathBuf>,
+    failing_containers: HashSet<String>,
+    /// Logs whose rotated files have to be cleaned up and compressed.
+    needs_cleanup: BTreeSet<PathBuf>,
 }
 
 /// A running container and its log.
@@ -79,9 +79,9 @@ enum RotateError {
 }
 
 impl Rotator {
-    /// A rotator with the limits of the configuration.
+    /// Creates a rotator with the limits of the configuration.
     pub fn new(cri: Cri, observer: Observer, files: Files, config: &ContainerLogs) -> Self {
-        let mut own = Self {
+        let mut rotator = Self {
             cri,
             observer,
             files,
@@ -90,8 +90,8 @@ impl Rotator {
             interval: Duration::from_secs(10),
             shared: Arc::default(),
         };
-        own.configure(config);
-        own
+        rotator.configure(config);
+        rotator
     }
 
     fn configure(&mut self, config: &ContainerLogs) {
@@ -105,8 +105,8 @@ impl Rotator {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the logs until the shutdown, first as soon as it is known what runs, and with other limits as soon as the
-    /// configuration has them.
+    /// Rotates logs until the shutdown. Begins as soon as the pods are known, and applies changed limits of the
+    /// configuration at once.
     pub async fn run(mut self, context: Context) {
         let progress = context.progress.register("log-rotation");
         let mut live = context.live.subscribe();
@@ -115,9 +115,9 @@ impl Rotator {
             while !matches!(pods.next().await, WatchItem::Synced) {}
             drop(pods);
             loop {
-                // Without limits there is nothing to look at.
-                self.round().await;
-                // Cancel-safe: what has changed is seen until it is taken.
+                // Does nothing if rotation is off.
+                self.rotate_due().await;
+                // Cancel-safe: a change stays visible until it is taken.
                 let changed = tokio::select! {
                     changed = live.changed() => changed.is_ok(),
                     () = tokio::time::sleep(self.interval) => false,
@@ -128,54 +128,54 @@ impl Rotator {
                 }
             }
         };
-        // Cancel-safe: a rotation that is cut off is finished after the next start.
+        // Cancel-safe: the next start completes an interrupted rotation.
         tokio::select! {
             () = context.shutdown.cancelled() => {}
-            () = ticking(&progress, work) => {}
+            () = with_heartbeat(&progress, work) => {}
         }
     }
 
-    /// Compresses what was rotated and cleans up, until the shutdown.
-    pub async fn run_tidying(self, context: Context) {
+    /// Compresses and cleans up rotated files until the shutdown.
+    pub async fn run_cleanup(self, context: Context) {
         let progress = context.progress.register("log-compression");
         let work = async {
             loop {
-                // All at once, so that a log that comes again and again waits for the others.
-                let logs = std::mem::take(&mut self.state().untidy);
+                // All of them at once, so that a log that is queued again and again waits for the others.
+                let logs = std::mem::take(&mut self.state().needs_cleanup);
                 if logs.is_empty() {
-                    self.shared.untidy.notified().await;
+                    self.shared.needs_cleanup.notified().await;
                     continue;
                 }
                 let files = self.files.clone();
-                if let Err(error) = at_lowest_priority(move || tidy_all(&files, &logs)).await {
-                    tracing::warn!(%error, "cannot compress rotated logs; the next rotation tries again");
+                if let Err(error) = at_lowest_priority(move || clean_up_all(&files, &logs)).await {
+                    tracing::warn!(%error, "cannot compress rotated logs; the next rotation retries");
                 }
             }
         };
-        // Cancel-safe: half of a compression is removed after the next start.
+        // Cancel-safe: the next start removes an incomplete compression.
         tokio::select! {
             () = context.shutdown.cancelled() => {}
-            () = ticking(&progress, work) => {}
+            () = with_heartbeat(&progress, work) => {}
         }
     }
 
-    /// One look at every log, and the rotations that it makes necessary.
-    async fn round(&self) {
+    /// Checks every log once and rotates those that are due.
+    async fn rotate_due(&self) {
         let Some(limits) = self.limits else { return };
         let state = self.observer.hub().get(&WatchKey::State);
         if matches!(state, Some(WatchValue::State(state)) if state.unreachable) {
-            // Nobody would open another file.
+            // The runtime could not open another file.
             return;
         }
         let targets = self.targets(|c| c.state() == pb::ContainerState::Running);
         let first = {
             let mut state = self.state();
-            state.failing.retain(|id| targets.iter().any(|t| t.id == *id));
-            !std::mem::replace(&mut state.looked, true)
+            state.failing_containers.retain(|id| targets.iter().any(|t| t.id == *id));
+            !std::mem::replace(&mut state.checked_once, true)
         };
         if first {
-            // An earlier life of this service may have left something half done.
-            self.tidy_soon(self.targets(|_| true).into_iter().map(|target| target.path));
+            // An earlier process may have left incomplete files.
+            self.queue_cleanup(self.targets(|_| true).into_iter().map(|target| target.path));
         }
         let due = move || {
             let is_due = |target: &Target| match std::fs::symlink_metadata(&target.path) {
@@ -186,7 +186,7 @@ impl Rotator {
         };
         let due = tokio::task::spawn_blocking(due).await.unwrap_or_default();
         stream::iter(due)
-            .for_each_concurrent(self.workers, |target| self.rotate_and_tell(target, limits))
+            .for_each_concurrent(self.workers, |target| self.rotate_and_log_error(target, limits))
             .await;
     }
 
@@ -197,20 +197,20 @@ impl Rotator {
         pods.iter().flat_map(|pod| pod.containers.iter().filter(logs).map(target)).collect()
     }
 
-    fn tidy_soon(&self, logs: impl IntoIterator<Item = PathBuf>) {
-        self.state().untidy.extend(logs);
-        self.shared.untidy.notify_one();
+    fn queue_cleanup(&self, logs: impl IntoIterator<Item = PathBuf>) {
+        self.state().needs_cleanup.extend(logs);
+        self.shared.needs_cleanup.notify_one();
     }
 
-    async fn rotate_and_tell(&self, target: Target, limits: Limits) {
+    async fn rotate_and_log_error(&self, target: Target, limits: Limits) {
         let (log, container) = (target.path.display().to_string(), target.id.clone());
         match self.rotate(target, limits).await {
             Ok(()) => {
-                self.state().failing.remove(&container);
+                self.state().failing_containers.remove(&container);
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                if self.state().failing.insert(container.clone()) {
+                if self.state().failing_containers.insert(container.clone()) {
                     tracing::warn!(container, log, %error, cause, "cannot rotate a log, will retry");
                 } else {
                     tracing::debug!(container, log, %error, cause, "still cannot rotate a log");
@@ -221,38 +221,39 @@ impl Rotator {
 
     async fn rotate(&self, target: Target, limits: Limits) -> Result<(), RotateError> {
         let (files, path) = (self.files.clone(), target.path.clone());
-        let moved = blocking(move || move_away(&files, &path, limits)).await.map_err(RotateError::Files)?;
-        let Some(moved) = moved else { return Ok(()) };
+        let renamed =
+            blocking(move || rename_for_rotation(&files, &path, limits)).await.map_err(RotateError::Files)?;
+        let Some(renamed) = renamed else { return Ok(()) };
         let request = cri::ReopenContainerLogRequest { container_id: target.id };
         let reopened = self.cri.runtime().reopen_container_log(self.cri.quick(request)).await;
         if let Err(status) = reopened {
             let (files, path) = (self.files.clone(), target.path);
-            // If the runtime has opened another file all the same, that one stays where it is.
-            let _ = blocking(move || take_back(&files, &path, moved.name.as_deref())).await;
+            // If the runtime has opened another file nevertheless, both files are kept.
+            let _ = blocking(move || undo_rename(&files, &path, renamed.name.as_deref())).await;
             return Err(RotateError::Reopen(status));
         }
-        self.tidy_soon([target.path]);
+        self.queue_cleanup([target.path]);
         Ok(())
     }
 }
 
-/// The runtime has to open another file.
-struct Moved {
-    /// The name that the one before has now; `None`: it was moved by an earlier rotation.
+/// A rotation after which the runtime has to open another file.
+struct RenamedLog {
+    /// New name of the previous file; `None`: an earlier rotation renamed it.
     name: Option<String>,
 }
 
-/// Carries a rotation out up to the call of the runtime.
-fn move_away(files: &Files, path: &Path, limits: Limits) -> io::Result<Option<Moved>> {
+/// Carries out the steps of a rotation before the call to the runtime.
+fn rename_for_rotation(files: &Files, path: &Path, limits: Limits) -> io::Result<Option<RenamedLog>> {
     let folder = match LogDir::open(files, path) {
-        // The pod goes.
+        // The pod is being removed.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
     let mut name = None;
     for step in plan_rotation(&folder.current, &folder.list()?, limits, now_unix_nanos() / 1_000_000_000) {
         match step {
-            Step::Reopen => return Ok(Some(Moved { name })),
+            Step::Reopen => return Ok(Some(RenamedLog { name })),
             Step::Rename { from, to } => {
                 folder.rename(&from, &to)?;
                 name = Some(to);
@@ -265,48 +266,48 @@ fn move_away(files: &Files, path: &Path, limits: Limits) -> io::Result<Option<Mo
     Ok(None)
 }
 
-/// Gives the log its name back, unless there is another file of that name.
-fn take_back(files: &Files, path: &Path, moved: Option<&str>) -> io::Result<()> {
-    let Some(moved) = moved else { return Ok(()) };
+/// Renames the log back, unless there is another file with its name.
+fn undo_rename(files: &Files, path: &Path, renamed: Option<&str>) -> io::Result<()> {
+    let Some(renamed) = renamed else { return Ok(()) };
     let folder = LogDir::open(files, path)?;
-    folder.rename(moved, &folder.current)
+    folder.rename(renamed, &folder.current)
 }
 
-/// Brings the rotated files of logs into order, one log after the other.
-fn tidy_all(files: &Files, logs: &BTreeSet<PathBuf>) {
+/// Cleans up and compresses the rotated files of logs, one log after the other.
+fn clean_up_all(files: &Files, logs: &BTreeSet<PathBuf>) {
     for log in logs {
-        match tidy(files, log) {
-            // The pod goes.
+        match clean_up(files, log) {
+            // The pod is being removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let log = log.display();
-                tracing::warn!(%log, %error, "cannot compress a rotated log; the next rotation tries again");
+                tracing::warn!(%log, %error, "cannot compress a rotated log; the next rotation retries");
             }
             Ok(()) => {}
         }
     }
 }
 
-/// Brings the rotated files of a log into order.
-fn tidy(files: &Files, path: &Path) -> io::Result<()> {
+/// Cleans up and compresses the rotated files of a log.
+fn clean_up(files: &Files, path: &Path) -> io::Result<()> {
     let folder = LogDir::open(files, path)?;
-    let mut given_up = HashSet::new();
-    for step in plan_tidying(&folder.current, &folder.list()?) {
+    let mut skipped = HashSet::new();
+    for step in plan_cleanup(&folder.current, &folder.list()?) {
         match &step {
-            Step::Rename { from, .. } if given_up.contains(from) => continue,
+            Step::Rename { from, .. } if skipped.contains(from) => continue,
             _ => {}
         }
         if !carry_out(&folder, &step)?
             && let Step::Compress { to, .. } = &step
         {
             folder.remove(to)?;
-            given_up.insert(to.clone());
+            skipped.insert(to.clone());
         }
     }
     Ok(())
 }
 
-/// Carries out a step that concerns files only. Whether what it works on is still there.
+/// Carries out a step that concerns only files. Returns whether its source still exists.
 fn carry_out(folder: &LogDir, step: &Step) -> io::Result<bool> {
     match step {
         Step::Remove(name) => folder.remove(name)?,
@@ -317,7 +318,7 @@ fn carry_out(folder: &LogDir, step: &Step) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Writes `from` compressed to `to`. False when `from` has been removed meanwhile: there was no room for it.
+/// Compresses `from` to `to`. Returns false if `from` was removed in the meantime because of the file limit.
 fn compress(folder: &LogDir, from: &str, to: &str) -> io::Result<bool> {
     let mut source = match folder.read(from) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -326,16 +327,16 @@ fn compress(folder: &LogDir, from: &str, to: &str) -> io::Result<bool> {
     let target = folder.create(to, source.metadata()?.mode())?;
     let written = write_compressed(&mut source, target);
     if written.is_err() {
-        // A full disk, for one: half a file would take room until the next rotation.
+        // For example on a full disk: an incomplete file would take space until the next rotation.
         let _ = folder.remove(to);
     }
     written
 }
 
-/// Whether the source was there until the end.
+/// Compresses a file. Returns whether the source existed until the end.
 ///
-/// It rests three times as long as it works: a low priority counts among the processes of this service only, and what
-/// it works for is a single container.
+/// It sleeps three times as long as it works: the low priority counts only within the cgroup of this service, and the
+/// work is for a single container.
 fn write_compressed(source: &mut File, target: File) -> io::Result<bool> {
     let mut encoder = flate2::write::GzEncoder::new(target, flate2::Compression::fast());
     let mut block = vec![0u8; BLOCK];
@@ -351,7 +352,7 @@ fn write_compressed(source: &mut File, target: File) -> io::Result<bool> {
         }
         std::thread::sleep(began.elapsed() * 3);
     }
-    // Before the lines that it holds are removed elsewhere: a machine that loses power keeps one of the two.
+    // Synced before the source is removed: after a power loss at least one of the two files is complete.
     encoder.finish()?.sync_data()?;
     Ok(source.metadata()?.nlink() > 0)
 }
@@ -360,17 +361,17 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-/// Runs `work` in a thread of its own that gives way to the others of this service.
+/// Runs `work` in its own thread, with a lower priority than the other threads of this service.
 async fn at_lowest_priority(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let (tell, told) = oneshot::channel();
+    let (done_sender, done) = oneshot::channel();
     std::thread::Builder::new().name("log-compression".into()).spawn(move || {
         let thread = rustix::thread::gettid();
-        // Anybody may lower a priority; if not, the work is done all the same.
+        // Lowering a priority needs no privilege; if it fails nevertheless, the work is still done.
         let _ = rustix::process::setpriority_process(Some(thread), LOWEST_PRIORITY);
         work();
-        let _ = tell.send(());
+        let _ = done_sender.send(());
     })?;
-    told.await.map_err(io::Error::other)
+    done.await.map_err(io::Error::other)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `RuntimeConfig`: which cgroup driver the runtime has (node-and-api.md §4.2). It is asked with each new connection,
-//! for a runtime may come back with another configuration.
+//! `RuntimeConfig`: the cgroup driver of the runtime (node-and-api.md §4.2). It is queried with each new connection,
+//! because a runtime may restart with another configuration.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,82 +13,83 @@ use tonic::{Code, Status};
 
 use crate::cri::Cri;
 
-/// The first release of the kubelet that does without a runtime that does not know the call (§4.2).
-const LOST_WITH: &str = "1.37.0";
+/// The first kubelet release that no longer supports a runtime without the call (§4.2).
+const UNSUPPORTED_FROM: &str = "1.37.0";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Version {
     version: &'static str,
 }
 
-/// What the runtime has answered.
+/// The runtime's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// With a driver, or without.
-    Told(Option<CgroupDriver>),
-    /// It does not know the call.
-    Lacking,
+    /// A response, with or without a driver.
+    Driver(Option<CgroupDriver>),
+    /// The runtime does not support the call.
+    Unsupported,
 }
 
-/// Asks, tells a person once, and counts the runtimes that are too old for the next release.
+/// Queries the driver, logs each change, and sets the metric for runtimes that are too old for the next release.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RuntimeConfig {
-    losing: Family<Version, Gauge>,
-    last: Arc<Mutex<Option<Answer>>>,
+    losing_support: Family<Version, Gauge>,
+    last_answer: Arc<Mutex<Option<Answer>>>,
 }
 
 impl RuntimeConfig {
     pub(crate) fn register(&self, metrics: &Metrics) {
         let help = "1: the container runtime lacks what a kubelet of this version needs";
-        metrics.register("kubelet_cri_losing_support", help, self.losing.clone());
+        metrics.register("kubelet_cri_losing_support", help, self.losing_support.clone());
     }
 
-    /// The driver that the runtime names; `None`: it names none, the configured one is in force.
+    /// The runtime's driver; `None`: it reports none, and the configured one is in effect.
     ///
     /// # Errors
-    /// What the runtime answers, and INTERNAL for a driver that nobody knows; to be tried again.
-    pub(crate) async fn ask(&self, cri: &Cri) -> Result<Option<CgroupDriver>, Status> {
+    /// The runtime's error, and INTERNAL for an unknown driver; the caller retries.
+    pub(crate) async fn query(&self, cri: &Cri) -> Result<Option<CgroupDriver>, Status> {
         let answer = match cri.runtime().runtime_config(cri.quick(cri::RuntimeConfigRequest {})).await {
             Ok(response) => {
                 let linux = response.into_inner().linux.map(|linux| linux.cgroup_driver);
-                let told = cgroup_driver::told(linux).map_err(|error| Status::internal(error.to_string()))?;
-                Answer::Told(told)
+                let driver = cgroup_driver::parse_driver(linux)
+                    .map_err(|error| Status::internal(error.to_string()))?;
+                Answer::Driver(driver)
             }
-            Err(status) if status.code() == Code::Unimplemented => Answer::Lacking,
+            Err(status) if status.code() == Code::Unimplemented => Answer::Unsupported,
             Err(status) => return Err(status),
         };
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(answer);
+        let before = self.last_answer.lock().unwrap_or_else(PoisonError::into_inner).replace(answer);
         if before != Some(answer) {
-            self.tell(answer);
+            self.log_change(answer);
         }
         match answer {
-            Answer::Told(driver) => Ok(driver),
-            Answer::Lacking => Ok(None),
+            Answer::Driver(driver) => Ok(driver),
+            Answer::Unsupported => Ok(None),
         }
     }
 
-    fn tell(&self, answer: Answer) {
+    fn log_change(&self, answer: Answer) {
         match answer {
-            Answer::Told(Some(driver)) => {
+            Answer::Driver(Some(driver)) => {
                 tracing::info!(
                     cgroup_driver = driver.name(),
-                    "the container runtime names its cgroup driver"
+                    "the container runtime reports its cgroup driver"
                 );
             }
-            Answer::Told(None) => {
+            Answer::Driver(None) => {
                 tracing::info!(
-                    "the container runtime names no cgroup driver, the configured one is in force"
+                    "the container runtime reports no cgroup driver; the configured one is in effect"
                 );
             }
-            Answer::Lacking => tracing::warn!(
-                lost_with = LOST_WITH,
-                "the container runtime does not know RuntimeConfig, by which it would name its cgroup driver: the \
-                 configured one is in force; update the runtime before the kubelet of that version"
+            Answer::Unsupported => tracing::warn!(
+                unsupported_from = UNSUPPORTED_FROM,
+                "the container runtime does not support RuntimeConfig, which reports the cgroup driver; the \
+                 configured one is in effect; update the runtime before using a kubelet of that version"
             ),
         }
-        self.losing.clear();
-        if answer == Answer::Lacking {
-            self.losing.get_or_create(&Version { version: LOST_WITH }).set(1);
+        self.losing_support.clear();
+        if answer == Answer::Unsupported {
+            self.losing_support.get_or_create(&Version { version: UNSUPPORTED_FROM }).set(1);
         }
     }
 }
@@ -96,40 +97,40 @@ impl RuntimeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Answer as Instead, FakeRuntime};
+    use crate::fake::{Answer as FakeAnswer, FakeRuntime};
 
     #[tokio::test]
-    async fn a_runtime_that_lacks_the_call_is_losing_support_until_one_answers() {
+    async fn runtime_without_runtime_config_sets_cri_losing_support() {
         let fake = FakeRuntime::start().await;
         let (config, metrics) = (RuntimeConfig::default(), Metrics::new());
         config.register(&metrics);
-        let losing = || {
+        let losing_support = || {
             let text = metrics.text();
             text.lines().any(|line| line == "kubelet_cri_losing_support{version=\"1.37.0\"} 1")
         };
-        assert!(!losing());
-        assert_eq!(config.ask(&fake.cri).await.unwrap(), None);
-        assert!(losing(), "{}", metrics.text());
-        fake.drives_cgroups(None);
-        assert_eq!(config.ask(&fake.cri).await.unwrap(), None);
-        assert!(!losing(), "it knows the call and names no driver");
+        assert!(!losing_support());
+        assert_eq!(config.query(&fake.cri).await.unwrap(), None);
+        assert!(losing_support(), "{}", metrics.text());
+        fake.set_cgroup_driver(None);
+        assert_eq!(config.query(&fake.cri).await.unwrap(), None);
+        assert!(!losing_support(), "it supports the call and reports no driver");
         for (number, driver) in [(0, CgroupDriver::Systemd), (1, CgroupDriver::Cgroupfs)] {
-            fake.drives_cgroups(Some(number));
-            assert_eq!(config.ask(&fake.cri).await.unwrap(), Some(driver));
+            fake.set_cgroup_driver(Some(number));
+            assert_eq!(config.query(&fake.cri).await.unwrap(), Some(driver));
         }
         assert!(!metrics.text().contains("kubelet_cri_losing_support{"));
     }
 
     #[tokio::test]
-    async fn an_error_and_an_unknown_driver_are_no_answers() {
+    async fn runtime_config_error_and_unknown_driver_are_errors() {
         let fake = FakeRuntime::start().await;
         let config = RuntimeConfig::default();
-        fake.drives_cgroups(Some(7));
-        let status = config.ask(&fake.cri).await.unwrap_err();
+        fake.set_cgroup_driver(Some(7));
+        let status = config.query(&fake.cri).await.unwrap_err();
         assert!(status.message().contains("driver 7"), "{status:?}");
-        fake.drives_cgroups(Some(0));
-        fake.answer("RuntimeConfig", Instead::Fail(1, Code::Internal));
-        assert_eq!(config.ask(&fake.cri).await.unwrap_err().code(), Code::Internal);
-        assert_eq!(config.ask(&fake.cri).await.unwrap(), Some(CgroupDriver::Systemd));
+        fake.set_cgroup_driver(Some(0));
+        fake.answer("RuntimeConfig", FakeAnswer::Fail(1, Code::Internal));
+        assert_eq!(config.query(&fake.cri).await.unwrap_err().code(), Code::Internal);
+        assert_eq!(config.query(&fake.cri).await.unwrap(), Some(CgroupDriver::Systemd));
     }
 }

@@ -1,4 +1,4 @@
-//! The loop that keeps the connection to the runtime: is it there, is it ready, what does it tell.
+//! The loop that maintains the connection to the runtime: its state, its readiness and its events.
 
 use std::time::Duration;
 
@@ -14,33 +14,33 @@ use tonic::{Code, Status, Streaming};
 
 use crate::cri::Cri;
 use crate::event_metrics::EventMetrics;
+use crate::heartbeat::with_heartbeat;
 use crate::observe::{Observer, WatchKey, WatchValue};
+use crate::response_checks;
 use crate::runtime_config::RuntimeConfig;
-use crate::ticking::ticking;
-use crate::whole;
 
-/// Between two looks at the runtime's own conditions (pod-lifecycle.md §1).
+/// Interval between two reads of the runtime's conditions (pod-lifecycle.md §1).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
-/// The same while they are not all met: whoever waits for them waits no longer than need be.
+/// The same interval while the runtime is not ready, so that nothing waits longer than necessary.
 const STATUS_PERIOD_UNREADY: Duration = Duration::from_secs(1);
-/// Between two relists where the runtime tells nothing by itself.
+/// Interval between two relists if the runtime sends no events.
 const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
-/// A second relist soon after the first finds what happened while the event stream was being opened.
-const SECOND_LOOK: Duration = Duration::from_secs(1);
+/// Delay of a second relist, which finds changes that happened while the event stream was being opened.
+const SECOND_RELIST_DELAY: Duration = Duration::from_secs(1);
 const CONDITION: &str = "container runtime";
 
-/// What an event stream says.
+/// A hint from an event stream.
 #[derive(Debug)]
 enum Hint {
-    /// A process of this container or sandbox has ended.
+    /// The process of this container or sandbox has exited.
     Exited(String),
-    /// Something of this container or sandbox has changed.
+    /// This container or sandbox has changed.
     Changed(String),
     /// The stream has ended.
     Ended(Status),
 }
 
-/// The runtime, and what is found out about it.
+/// The connection to the runtime, with what observes it.
 struct Connection {
     cri: Cri,
     observer: Observer,
@@ -54,30 +54,30 @@ impl Connection {
     }
 }
 
-/// Runs for ever: connect, relist, follow events, and again after a loss.
+/// Connects, relists and follows events; reconnects after a loss, until the shutdown.
 pub async fn run(context: Context, cri: Cri, observer: Observer) {
-    let to = Connection::new(cri, observer);
-    to.config.register(&context.metrics);
-    to.events.register(&context.metrics);
+    let connection = Connection::new(cri, observer);
+    connection.config.register(&context.metrics);
+    connection.events.register(&context.metrics);
     let progress = context.progress.register("runtime");
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     loop {
         progress.tick();
-        let lost = match ticking(&progress, connect(&to)).await {
+        let error = match with_heartbeat(&progress, connect(&connection)).await {
             Ok(kind) => {
                 backoff.reset();
                 context.progress.condition(CONDITION, Ok(()));
                 tracing::info!(observed_by = kind.name(), "connected to the container runtime");
-                follow(&context, &to, &progress, kind).await
+                follow(&context, &connection, &progress, kind).await
             }
             Err(status) => status,
         };
         if context.shutdown.is_cancelled() {
             return;
         }
-        let message = trouble(&context.config.runtime.endpoint, &lost);
+        let message = connection_error_message(&context.config.runtime.endpoint, &error);
         context.progress.condition(CONDITION, Err(message.clone()));
-        set_state(&to.observer, |state| {
+        set_state(&connection.observer, |state| {
             state.ready = false;
             state.network_ready = false;
             state.unreachable = true;
@@ -90,9 +90,9 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
     }
 }
 
-/// What is wrong with the runtime, and the way out.
-fn trouble(endpoint: &str, lost: &Status) -> String {
-    let what = match (lost.code(), lost.message()) {
+/// The message for a runtime that cannot be used: the error and what to do.
+fn connection_error_message(endpoint: &str, error: &Status) -> String {
+    let what = match (error.code(), error.message()) {
         (Code::Unimplemented, _) => "is a server that does not speak CRI v1".to_owned(),
         (code, "") => format!("answers with the error {code:?}"),
         (_, text) => format!("does not answer: {text}"),
@@ -100,18 +100,18 @@ fn trouble(endpoint: &str, lost: &Status) -> String {
     format!("the container runtime at {endpoint} {what}; start it, or set containerRuntimeEndpoint; retrying")
 }
 
-/// How observations are made, in the order in which they are tried.
+/// Sources of observations, in the order in which they are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum EventSourceKind {
     /// CRI's own events.
     Cri,
     /// containerd's event service on the same socket.
     Containerd,
-    /// No events.
+    /// No events: relist only.
     Relist,
 }
 
-impl Kind {
+impl EventSourceKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Cri => "cri-events",
@@ -129,7 +129,7 @@ impl Kind {
 }
 
 struct EventSource {
-    kind: Kind,
+    kind: EventSourceKind,
     hints: Option<mpsc::Receiver<Hint>>,
 }
 
@@ -139,14 +139,14 @@ impl EventSource {
     }
 }
 
-async fn connect(to: &Connection) -> Result<EventSource, Status> {
-    let Connection { cri, observer, .. } = to;
+async fn connect(connection: &Connection) -> Result<EventSource, Status> {
+    let Connection { cri, observer, .. } = connection;
     let version =
         cri.runtime().version(cri.quick(cri::VersionRequest { version: "0.1.0".into() })).await?.into_inner();
-    whole::version(&version)?;
-    let driver = to.config.ask(cri).await?;
+    response_checks::check_version(&version)?;
+    let driver = connection.config.query(cri).await?;
     let ready = read_status(cri).await?;
-    let source = event_source(to, Kind::Cri).await;
+    let source = event_source(connection, EventSourceKind::Cri).await;
     observer.relist().await?;
     set_state(observer, |state| {
         *state = pb::RuntimeState {
@@ -161,7 +161,7 @@ async fn connect(to: &Connection) -> Result<EventSource, Status> {
     Ok(source)
 }
 
-/// The runtime's two conditions, and what it says that it can do.
+/// The runtime's two conditions and its features.
 struct Conditions {
     ready: bool,
     network_ready: bool,
@@ -171,7 +171,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// Until they are looked at again.
+    /// Interval until the next read.
     const fn period(&self) -> Duration {
         if self.ready && self.network_ready { STATUS_PERIOD } else { STATUS_PERIOD_UNREADY }
     }
@@ -186,10 +186,10 @@ impl Conditions {
     }
 }
 
-fn handler(told: cri::RuntimeHandler) -> pb::RuntimeHandler {
-    let features = told.features.unwrap_or_default();
+fn handler(listed: cri::RuntimeHandler) -> pb::RuntimeHandler {
+    let features = listed.features.unwrap_or_default();
     pb::RuntimeHandler {
-        name: told.name,
+        name: listed.name,
         recursive_read_only_mounts: features.recursive_read_only_mounts,
         user_namespaces: features.user_namespaces,
     }
@@ -211,14 +211,14 @@ async fn read_status(cri: &Cri) -> Result<Conditions, Status> {
     Ok(Conditions {
         ready: runtime.is_none(),
         network_ready: network.is_none(),
-        message: joined(runtime, network),
+        message: join_errors(runtime, network),
         handlers,
         supplemental_groups_policy: response.features.map(|features| features.supplemental_groups_policy),
     })
 }
 
-/// One error as it stands, two in brackets, as in the node's condition (node-and-api.md §9.5).
-fn joined(runtime: Option<String>, network: Option<String>) -> String {
+/// One error as is, two errors in brackets, as in the node's condition (node-and-api.md §9.5).
+fn join_errors(runtime: Option<String>, network: Option<String>) -> String {
     match (runtime, network) {
         (Some(runtime), Some(network)) => format!("[{runtime}, {network}]"),
         (one, other) => one.or(other).unwrap_or_default(),
@@ -240,33 +240,34 @@ fn set_state(observer: &Observer, change: impl FnOnce(&mut pb::RuntimeState)) {
     }
 }
 
-/// The first of `kind` and those after it that the runtime does not refuse at once.
-async fn event_source(to: &Connection, mut kind: Kind) -> EventSource {
+/// The first source from `kind` on that the runtime does not refuse at once.
+async fn event_source(connection: &Connection, mut kind: EventSourceKind) -> EventSource {
     loop {
         let hints = match kind {
-            Kind::Cri => cri_events(to).await,
-            Kind::Containerd => containerd_events(to).await,
-            Kind::Relist => return EventSource { kind, hints: None },
+            EventSourceKind::Cri => cri_events(connection).await,
+            EventSourceKind::Containerd => containerd_events(connection).await,
+            EventSourceKind::Relist => return EventSource { kind, hints: None },
         };
         if hints.is_some() {
-            to.events.opened();
+            connection.events.opened();
             return EventSource { kind, hints };
         }
-        to.events.failed();
+        connection.events.failed();
         kind = kind.next();
     }
 }
 
-/// A server in Go answers a subscription with its first event only, but a method that it lacks at once. One
-/// that takes longer to refuse is left for the next source when it does.
+/// How long to wait for a refusal. A Go server responds to a subscription only with the first event, but to an unknown
+/// method at once. If the refusal comes later, the next source is used from then on.
 const REFUSED_WITHIN: Duration = Duration::from_millis(200);
 
-async fn cri_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
-    let (mut client, request) = (to.cri.runtime(), to.cri.unbounded(cri::GetEventsRequest {}));
+async fn cri_events(connection: &Connection) -> Option<mpsc::Receiver<Hint>> {
+    let (mut client, request) =
+        (connection.cri.runtime(), connection.cri.unbounded(cri::GetEventsRequest {}));
     let call = async move { client.get_container_events(request).await.map(tonic::Response::into_inner) };
-    let metrics = to.events.clone();
+    let metrics = connection.events.clone();
     subscribe(call, move |event: cri::ContainerEventResponse| {
-        metrics.arrived(event.created_at);
+        metrics.observe_latency(event.created_at);
         let id = event.container_id;
         match cri::ContainerEventType::try_from(event.container_event_type) {
             Ok(cri::ContainerEventType::ContainerStoppedEvent) => Some(Hint::Exited(id)),
@@ -277,26 +278,26 @@ async fn cri_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
     .await
 }
 
-async fn containerd_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
-    let mut client = EventsClient::new(to.cri.channel());
+async fn containerd_events(connection: &Connection) -> Option<mpsc::Receiver<Hint>> {
+    let mut client = EventsClient::new(connection.cri.channel());
     let filter = |topic: &str| format!("topic==\"{topic}\",namespace==k8s.io");
-    let request = to.cri.unbounded(containerd::SubscribeRequest {
+    let request = connection.cri.unbounded(containerd::SubscribeRequest {
         filters: ["/tasks/exit", "/tasks/paused", "/tasks/resumed", "/containers/delete"]
             .into_iter()
             .map(filter)
             .collect(),
     });
     let call = async move { client.subscribe(request).await.map(tonic::Response::into_inner) };
-    let metrics = to.events.clone();
+    let metrics = connection.events.clone();
     subscribe(call, move |envelope: containerd::Envelope| {
         let at = envelope
             .timestamp
             .map(|at| at.seconds.saturating_mul(1_000_000_000).saturating_add(at.nanos.into()));
-        metrics.arrived(at.unwrap_or(0));
+        metrics.observe_latency(at.unwrap_or(0));
         let any = envelope.event?;
         if envelope.topic == "/tasks/exit" {
             let exit = containerd::TaskExit::decode(any.value.as_slice()).ok()?;
-            // A process that was executed in a container has an id of its own.
+            // A process started by exec has its own id.
             return (exit.id == exit.container_id).then_some(Hint::Exited(exit.container_id));
         }
         let named = containerd::ContainerNamed::decode(any.value.as_slice()).ok()?;
@@ -305,7 +306,7 @@ async fn containerd_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
     .await
 }
 
-/// Starts a subscription and hands its hints over. `None`: the runtime refused it.
+/// Starts a subscription and returns its hints. `None`: the runtime refused it.
 async fn subscribe<T, Call, F>(call: Call, hint: F) -> Option<mpsc::Receiver<Hint>>
 where
     T: Send + 'static,
@@ -349,20 +350,20 @@ where
     }
 }
 
-/// Follows the runtime until it is lost.
+/// Follows events, relists and reads the status until the connection is lost. Returns the error.
 async fn follow(
     context: &Context,
-    to: &Connection,
+    connection: &Connection,
     progress: &LoopHandle,
     mut source: EventSource,
 ) -> Status {
-    let Connection { cri, observer, events, .. } = to;
+    let Connection { cri, observer, events, .. } = connection;
     let period_of = |source: &EventSource| match source.hints {
         Some(_) => Duration::from_millis(context.config.runtime.relist_period_ms),
         None => RELIST_WITHOUT_EVENTS,
     };
     let mut period = period_of(&source);
-    let mut relist_at = Instant::now() + SECOND_LOOK.min(period);
+    let mut relist_at = Instant::now() + SECOND_RELIST_DELAY.min(period);
     let mut status_at = Instant::now() + STATUS_PERIOD_UNREADY;
     loop {
         progress.tick();
@@ -378,11 +379,11 @@ async fn follow(
                 }
                 Hint::Ended(status) if status.code() == Code::Unimplemented => {
                     events.failed();
-                    source = event_source(to, source.kind.next()).await;
+                    source = event_source(connection, source.kind.next()).await;
                     period = period_of(&source);
-                    tracing::info!(observed_by = source.name(), "the container runtime has no such events");
+                    tracing::info!(observed_by = source.name(), "the container runtime does not support these events");
                     set_state(observer, |state| state.observed_by = source.name().to_owned());
-                    // What happened meanwhile was told by nobody.
+                    // Changes in the meantime were not reported.
                     relist_at = Instant::now();
                 }
                 Hint::Ended(status) => {
@@ -391,7 +392,7 @@ async fn follow(
                 }
             },
             () = sleep_until(relist_at) => {
-                if let Err(status) = ticking(progress, observer.relist()).await {
+                if let Err(status) = with_heartbeat(progress, observer.relist()).await {
                     return status;
                 }
                 relist_at = Instant::now() + period;
@@ -426,18 +427,18 @@ mod tests {
     use keelson_service_kit::{Subscription, WatchItem};
 
     #[test]
-    fn what_is_wrong_with_the_runtime_is_said_with_endpoint_and_way_out() {
+    fn runtime_connection_error_names_endpoint_and_remedy() {
         for (status, part) in [
             (Status::unimplemented(""), "unix:///r.sock is a server that does not speak CRI v1"),
             (Status::unavailable("no such file"), "unix:///r.sock does not answer: no such file"),
             (Status::new(Code::Internal, ""), "unix:///r.sock answers with the error Internal"),
         ] {
-            let text = trouble("unix:///r.sock", &status);
+            let text = connection_error_message("unix:///r.sock", &status);
             assert!(text.contains(part) && text.contains("containerRuntimeEndpoint"), "{text}");
         }
     }
 
-    fn connection(fake: &FakeRuntime) -> Connection {
+    fn connect_to(fake: &FakeRuntime) -> Connection {
         Connection::new(fake.cri.clone(), fake.observer.clone())
     }
 
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_refusal_of_events_leads_to_the_next_source_and_not_to_a_lost_runtime() {
+    async fn late_refusal_of_events_switches_to_the_next_event_source() {
         let fake = FakeRuntime::start().await;
         fake.answer("GetContainerEvents", Answer::Late(2 * REFUSED_WITHIN, Code::Unimplemented));
         let mut states = fake.observer.hub().subscribe();
@@ -470,10 +471,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_runtime_can_do_is_told_by_name_and_nothing_where_it_does_not_say() {
+    async fn runtime_handlers_and_features_are_published_if_reported() {
         let fake = FakeRuntime::start().await;
         let state = async || {
-            connect(&connection(&fake)).await.map(|source| source.kind).unwrap();
+            connect(&connect_to(&fake)).await.map(|source| source.kind).unwrap();
             match fake.observer.hub().get(&WatchKey::State) {
                 Some(WatchValue::State(state)) => *state,
                 other => panic!("{other:?}"),
@@ -481,44 +482,44 @@ mod tests {
         };
         let silent = state().await;
         assert_eq!((silent.handlers, silent.supplemental_groups_policy), (Vec::new(), None));
-        fake.can(&[("runc", true), ("", false)], true);
-        let told = state().await;
-        let handlers: Vec<_> = told
+        fake.set_features(&[("runc", true), ("", false)], true);
+        let reported = state().await;
+        let handlers: Vec<_> = reported
             .handlers
             .iter()
             .map(|h| (h.name.as_str(), h.recursive_read_only_mounts, h.user_namespaces))
             .collect();
         assert_eq!(handlers, [("", false, true), ("runc", true, true)]);
-        assert_eq!(told.supplemental_groups_policy, Some(true));
+        assert_eq!(reported.supplemental_groups_policy, Some(true));
     }
 
     #[tokio::test]
-    async fn the_cgroup_driver_is_asked_for_with_each_connection_and_stands_while_the_runtime_is_away() {
+    async fn cgroup_driver_is_queried_per_connection_and_kept_while_the_runtime_is_down() {
         let fake = FakeRuntime::start().await;
-        let to = connection(&fake);
+        let connection = connect_to(&fake);
         let state = || match fake.observer.hub().get(&WatchKey::State) {
             Some(WatchValue::State(state)) => *state,
             other => panic!("{other:?}"),
         };
-        for (driver, told) in [(None, ""), (Some(0), "systemd"), (Some(1), "cgroupfs")] {
+        for (driver, reported) in [(None, ""), (Some(0), "systemd"), (Some(1), "cgroupfs")] {
             if driver.is_some() {
-                fake.drives_cgroups(driver);
+                fake.set_cgroup_driver(driver);
             }
-            connect(&to).await.map(|source| source.kind).unwrap();
-            assert_eq!((state().name.as_str(), state().cgroup_driver.as_str()), ("fake", told));
+            connect(&connection).await.map(|source| source.kind).unwrap();
+            assert_eq!((state().name.as_str(), state().cgroup_driver.as_str()), ("fake", reported));
         }
         set_state(&fake.observer, |state| state.unreachable = true);
         fake.answer("RuntimeConfig", Answer::Fail(1, Code::Unavailable));
-        assert!(connect(&to).await.is_err(), "without an answer there is no connection");
+        assert!(connect(&connection).await.is_err(), "without the cgroup driver there is no connection");
         assert_eq!((state().unreachable, state().cgroup_driver.as_str()), (true, "cgroupfs"));
         assert_eq!(fake.calls("RuntimeConfig").len(), 4);
     }
 
     #[tokio::test]
-    async fn streams_of_events_that_are_refused_or_break_are_counted() {
+    async fn refused_and_broken_event_streams_are_counted() {
         let fake = FakeRuntime::start().await;
-        let (context, to) = (context(), connection(&fake));
-        to.events.register(&context.metrics);
+        let (context, connection) = (context(), connect_to(&fake));
+        connection.events.register(&context.metrics);
         let count = |name: &str| -> u32 {
             let name = format!("kubelet_evented_pleg_connection_{name} ");
             let text = context.metrics.text();
@@ -526,16 +527,19 @@ mod tests {
             line.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
         };
         // Neither CRI's nor containerd's.
-        let source = event_source(&to, Kind::Cri).await;
-        assert_eq!((source.kind, count("success_count"), count("error_count")), (Kind::Relist, 0, 2));
+        let source = event_source(&connection, EventSourceKind::Cri).await;
+        assert_eq!(
+            (source.kind, count("success_count"), count("error_count")),
+            (EventSourceKind::Relist, 0, 2)
+        );
         fake.answer("GetContainerEvents", Answer::CutOff);
-        let source = event_source(&to, Kind::Cri).await;
-        assert_eq!((source.kind, count("success_count"), count("error_count")), (Kind::Cri, 1, 2));
-        follow(&context, &to, &context.progress.register("runtime"), source).await;
+        let source = event_source(&connection, EventSourceKind::Cri).await;
+        assert_eq!((source.kind, count("success_count"), count("error_count")), (EventSourceKind::Cri, 1, 2));
+        follow(&context, &connection, &context.progress.register("runtime"), source).await;
         assert_eq!((count("success_count"), count("error_count")), (1, 3));
         assert_eq!(count("latency_seconds_count"), 0);
-        to.events.arrived(now_unix_nanos() - 2_000_000_000);
-        to.events.arrived(0);
+        connection.events.observe_latency(now_unix_nanos() - 2_000_000_000);
+        connection.events.observe_latency(0);
         assert_eq!(count("latency_seconds_count"), 1);
         let sum = context.metrics.text();
         let sum =
@@ -544,23 +548,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_pod_that_cannot_be_read_does_not_make_the_runtime_unreachable() {
+    async fn unreadable_pod_does_not_make_the_runtime_unreachable() {
         let fake = FakeRuntime::start().await;
         fake.container("c", "u", cri::ContainerState::ContainerRunning);
         fake.answer("ContainerStatus", Answer::Fail(usize::MAX, Code::Unknown));
-        connect(&connection(&fake)).await.map(|source| source.kind).unwrap();
+        connect(&connect_to(&fake)).await.map(|source| source.kind).unwrap();
         let state = fake.observer.hub().get(&WatchKey::State);
         assert!(matches!(state, Some(WatchValue::State(state)) if state.ready && !state.unreachable));
     }
 
     #[tokio::test]
-    async fn a_runtime_and_a_network_that_are_both_not_ready_are_two_errors_in_brackets() {
+    async fn runtime_and_network_not_ready_are_two_errors_in_brackets() {
         let fake = FakeRuntime::start().await;
-        fake.not_ready();
+        fake.set_not_ready();
         let conditions = read_status(&fake.cri).await.unwrap();
         let expected = "[container runtime not ready: RuntimeReady=false reason:R message:M, \
                         container runtime network not ready: NetworkReady=false reason:R message:M]";
         assert_eq!(conditions.message, expected);
-        assert_eq!(joined(None, Some("x".into())), "x");
+        assert_eq!(join_errors(None, Some("x".into())), "x");
     }
 }

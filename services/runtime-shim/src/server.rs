@@ -1,4 +1,4 @@
-//! The gRPC side of runtime-shim.
+//! The gRPC server of runtime-shim.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,30 +7,30 @@ use futures_util::{Stream, StreamExt as _};
 use keelson_proto::keelson::common::v1::{PodRef, SyncAck, Synced};
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::runtime_server::Runtime;
-use keelson_runtime_shim_core::exec::NotThere;
-use keelson_service_kit::status::{chain, error};
+use keelson_runtime_shim_core::exec::TargetError;
+use keelson_service_kit::status::{chain, error as error_status};
 use keelson_service_kit::{PeerIdentity, WatchItem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::collect::Collector;
+use crate::container_gc::Collector;
 use crate::exec::{DialError, ExecError, Execs, RelayError, SetupError};
 use crate::files::FileError;
 use crate::filesystem::Filesystems;
+use crate::image_gc::{Freed, ImageGcError};
 use crate::image_list;
 use crate::logs;
 use crate::observe::{Observer, WatchKey, WatchValue};
-use crate::unused::{CollectionError, Freed};
 
 /// `keelson.runtime.v1.Runtime`.
 #[derive(Debug, Clone)]
 pub struct RuntimeServer {
-    /// Everything it works with.
+    /// The collector, which has the clients of most RPCs.
     pub collector: Collector,
-    /// What runs commands in containers.
+    /// Runs commands in containers.
     pub execs: Execs,
-    /// How full the file systems are.
+    /// Usage of file systems.
     pub filesystems: Filesystems,
 }
 
@@ -43,7 +43,7 @@ impl RuntimeServer {
 
     async fn pod(&self, uid: &str) -> Result<Arc<pb::RuntimePod>, Status> {
         self.observer().read(uid).await.map_err(|status| {
-            error(
+            error_status(
                 Code::Unavailable,
                 "RUNTIME_UNAVAILABLE",
                 format!("cannot read pod {uid} from the container runtime: {}", status.message()),
@@ -78,14 +78,14 @@ impl Runtime for RuntimeServer {
         &self,
         request: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        let desires = self.collector.desires.clone();
-        let number = desires.begin();
+        let desired = self.collector.desired.clone();
+        let number = desired.begin();
         let mut messages = request.into_inner();
         let (acks, stream) = mpsc::channel(4);
         tokio::spawn(async move {
             while let Ok(Some(message)) = messages.message().await {
                 let Some(item) = message.item else { continue };
-                let ended = match desires.take(number, item) {
+                let ended = match desired.apply_message(number, item) {
                     Ok(Some(epoch)) => acks.send(Ok(SyncAck { epoch })).await.is_err(),
                     Ok(None) => false,
                     Err(status) => {
@@ -141,11 +141,11 @@ impl Runtime for RuntimeServer {
         let pod: PodRef = request
             .pod
             .clone()
-            .ok_or_else(|| error(Code::InvalidArgument, "POD_MISSING", "pod is missing"))?;
+            .ok_or_else(|| error_status(Code::InvalidArgument, "POD_MISSING", "pod is missing"))?;
         let files = self.collector.files.clone();
         let written = tokio::task::spawn_blocking(move || files.write(&pod, &request))
             .await
-            .map_err(|e| error(Code::Internal, "FILES", e.to_string()))?;
+            .map_err(|e| error_status(Code::Internal, "FILES", e.to_string()))?;
         written.map(Response::new).map_err(|e| file_status(&e))
     }
 
@@ -154,13 +154,13 @@ impl Runtime for RuntimeServer {
         request: Request<pb::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         let request = request.into_inner();
-        // The runtime may be away while the log is there: what was observed last will do.
+        // The runtime may be down while the log exists: the last observation is sufficient.
         let pod = match self.observer().cached(&request.pod_uid) {
             Some(pod) => pod,
             None => self.pod(&request.pod_uid).await?,
         };
         let source = logs::source_of(&pod, &request)
-            .map_err(|text| error(Code::FailedPrecondition, "NO_LOG", text))?;
+            .map_err(|text| error_status(Code::FailedPrecondition, "NO_LOG", text))?;
         let (out, stream) = mpsc::channel(4);
         let (files, observer) = (self.collector.files.clone(), self.observer().clone());
         tokio::spawn(logs::stream(files, observer, source, request, out));
@@ -173,7 +173,7 @@ impl Runtime for RuntimeServer {
     ) -> Result<Response<pb::ListImagesResponse>, Status> {
         let images = image_list::list(&self.collector.cri).await.map_err(|status| {
             let text = format!("the container runtime does not list its images: {}", status.message());
-            error(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
+            error_status(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
         })?;
         Ok(Response::new(pb::ListImagesResponse { images }))
     }
@@ -186,8 +186,8 @@ impl Runtime for RuntimeServer {
         let (answers, stream) = mpsc::channel(4);
         let execs = self.execs.clone();
         tokio::spawn(async move {
-            if let Err(failure) = execs.serve(request.into_inner(), uid, &answers).await {
-                let _ = answers.send(Err(exec_status(&failure))).await;
+            if let Err(error) = execs.serve(request.into_inner(), uid, &answers).await {
+                let _ = answers.send(Err(exec_status(&error))).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -200,8 +200,8 @@ impl Runtime for RuntimeServer {
         let (pieces, stream) = mpsc::channel(4);
         let execs = self.execs.clone();
         tokio::spawn(async move {
-            if let Err(failure) = execs.stream(request.into_inner(), &pieces).await {
-                let _ = pieces.send(Err(exec_status(&failure))).await;
+            if let Err(error) = execs.stream(request.into_inner(), &pieces).await {
+                let _ = pieces.send(Err(exec_status(&error))).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -214,8 +214,8 @@ impl Runtime for RuntimeServer {
         let stats = self.filesystems.stats(request.into_inner().filesystems_only);
         let unknown = || {
             let text =
-                "the container runtime has not said yet where images are; look at the service's health";
-            error(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
+                "the container runtime has not reported its image file system yet; see the service's health";
+            error_status(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
         };
         Ok(Response::new(stats.ok_or_else(unknown)?))
     }
@@ -226,16 +226,16 @@ impl Runtime for RuntimeServer {
     ) -> Result<Response<pb::CollectGarbageResponse>, Status> {
         let request = request.into_inner();
         let (containers_removed, sandboxes_removed) = if request.ended_pods {
-            self.collector.collect_for_room().await?
+            self.collector.reclaim_space().await?
         } else {
             self.collector.collect().await?
         };
-        // After the containers, which hold their images.
-        let unused = &self.collector.unused;
+        // After the containers, because containers keep their images from being removed.
+        let image_collector = &self.collector.image_collector;
         let freed = match (request.unused_images, request.free_image_bytes) {
-            (true, _) => unused.collect_all().await.map_err(|e| collection_status(&e))?,
+            (true, _) => image_collector.collect_all().await.map_err(|e| collection_status(&e))?,
             (false, 0) => Freed::default(),
-            (false, bytes) => unused.free(bytes).await.map_err(|e| collection_status(&e))?,
+            (false, bytes) => image_collector.free_bytes(bytes).await.map_err(|e| collection_status(&e))?,
         };
         Ok(Response::new(pb::CollectGarbageResponse {
             containers_removed,
@@ -246,23 +246,23 @@ impl Runtime for RuntimeServer {
     }
 }
 
-fn collection_status(failure: &CollectionError) -> Status {
-    let (code, reason) = match failure {
-        CollectionError::Runtime(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),
-        CollectionError::Disk(_) => (Code::Internal, "DISK"),
-        CollectionError::TooLittle { .. } => (Code::ResourceExhausted, "TOO_LITTLE"),
+fn collection_status(error: &ImageGcError) -> Status {
+    let (code, reason) = match error {
+        ImageGcError::Runtime(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),
+        ImageGcError::Disk(_) => (Code::Internal, "DISK"),
+        ImageGcError::TooLittleFreed { .. } => (Code::ResourceExhausted, "TOO_LITTLE"),
     };
-    error(code, reason, chain(failure))
+    error_status(code, reason, chain(error))
 }
 
-/// The code and reason of an exec that gives no exit code, as the proto tells them.
-fn exec_status(failure: &ExecError) -> Status {
-    let (code, reason) = match failure {
+/// The status of an exec without an exit code; the proto lists the codes and reasons.
+fn exec_status(error: &ExecError) -> Status {
+    let (code, reason) = match error {
         ExecError::BadRequest(_) | ExecError::Caller(_) => (Code::InvalidArgument, "BAD_REQUEST"),
         ExecError::TooMany => (Code::ResourceExhausted, "TOO_MANY_EXECS"),
-        ExecError::NoStream(_) => (Code::ResourceExhausted, "TOO_MANY_STREAMS"),
-        ExecError::NotThere(NotThere::Pod) => (Code::NotFound, "POD_NOT_FOUND"),
-        ExecError::NotThere(NotThere::Container { .. }) => (Code::NotFound, "CONTAINER_NOT_FOUND"),
+        ExecError::NoFreeStream(_) => (Code::ResourceExhausted, "TOO_MANY_STREAMS"),
+        ExecError::Target(TargetError::PodNotFound) => (Code::NotFound, "POD_NOT_FOUND"),
+        ExecError::Target(TargetError::ContainerNotFound { .. }) => (Code::NotFound, "CONTAINER_NOT_FOUND"),
         ExecError::Unavailable(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),
         ExecError::Refused(status) => match status.code() {
             code @ (Code::NotFound | Code::ResourceExhausted) => (code, "RUNTIME_REFUSED"),
@@ -276,15 +276,15 @@ fn exec_status(failure: &ExecError) -> Status {
             RelayError::Failed(_) | RelayError::Unclear(_) => (Code::Unknown, "COMMAND_FAILED"),
         },
     };
-    error(code, reason, chain(failure))
+    error_status(code, reason, chain(error))
 }
 
-const STREAMS_AWAY: (Code, &str) = (Code::Unavailable, "RUNTIME_UNAVAILABLE");
+const STREAMS_UNAVAILABLE: (Code, &str) = (Code::Unavailable, "RUNTIME_UNAVAILABLE");
 const STREAMS_UNUSABLE: (Code, &str) = (Code::FailedPrecondition, "STREAMS_UNUSABLE");
 
-fn dial_status(failure: &DialError) -> (Code, &'static str) {
-    match failure {
-        DialError::Connect { .. } | DialError::Broken { .. } => STREAMS_AWAY,
+fn dial_status(error: &DialError) -> (Code, &'static str) {
+    match error {
+        DialError::Connect { .. } | DialError::Broken { .. } => STREAMS_UNAVAILABLE,
         DialError::NoAddress
         | DialError::Tls
         | DialError::NotHttp { .. }
@@ -293,20 +293,20 @@ fn dial_status(failure: &DialError) -> (Code, &'static str) {
     }
 }
 
-fn setup_status(failure: &SetupError) -> (Code, &'static str) {
-    match failure {
-        SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => STREAMS_AWAY,
+fn setup_status(error: &SetupError) -> (Code, &'static str) {
+    match error {
+        SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => STREAMS_UNAVAILABLE,
         SetupError::Stream(_) | SetupError::Early => STREAMS_UNUSABLE,
     }
 }
 
-fn file_status(failure: &FileError) -> Status {
-    let (code, reason) = match failure {
+fn file_status(error: &FileError) -> Status {
+    let (code, reason) = match error {
         FileError::Folder { .. } => (Code::FailedPrecondition, "FOLDER"),
         FileError::Write { .. } => (Code::FailedPrecondition, "WRITE"),
         FileError::BadName(_) => (Code::InvalidArgument, "BAD_NAME"),
     };
-    error(code, reason, chain(failure))
+    error_status(code, reason, chain(error))
 }
 
 #[cfg(test)]
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_for_the_state_only_gets_no_pods() {
+    fn watch_with_state_only_has_no_pods() {
         use pb::watch_pods_response::Item;
         let shown = |item, state_only| watch_message(item, state_only).and_then(|message| message.item);
         let state = || WatchItem::Set(WatchKey::State, WatchValue::State(Box::default()));

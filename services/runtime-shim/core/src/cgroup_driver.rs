@@ -1,12 +1,12 @@
-//! What a runtime's answer to `RuntimeConfig` says of its cgroup driver (node-and-api.md §4.2,
+//! The cgroup driver in the runtime's response to `RuntimeConfig` (node-and-api.md §4.2,
 //! runtime-and-resources.md §1.3).
 
-/// Who makes the cgroups of containers.
+/// How the cgroups of containers are created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
-    /// systemd, as units.
+    /// By systemd, as units.
     Systemd,
-    /// The runtime itself, by folders.
+    /// By the runtime itself, as directories.
     Cgroupfs,
 }
 
@@ -20,22 +20,22 @@ impl CgroupDriver {
     }
 }
 
-/// A driver that is neither of the two.
+/// A driver number other than 0 and 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the container runtime names the cgroup driver {0}, and only 0 (systemd) and 1 (cgroupfs) are known")]
-pub struct UnknownDriver(pub i32);
+#[error("the container runtime reports cgroup driver {0}; only 0 (systemd) and 1 (cgroupfs) are known")]
+pub struct UnknownDriverError(pub i32);
 
-/// The driver that an answer names; `linux` is its `linux.cgroup_driver`, `None` without that section. The section
-/// counts, not the number: that of systemd is 0.
+/// The driver in a response. `linux` is `linux.cgroup_driver`, or `None` if the response has no `linux` section; the
+/// number alone does not tell, because systemd is 0.
 ///
 /// # Errors
-/// [`UnknownDriver`], with which a kubelet does not start.
-pub const fn told(linux: Option<i32>) -> Result<Option<CgroupDriver>, UnknownDriver> {
+/// [`UnknownDriverError`]: a kubelet does not start with such a runtime.
+pub const fn parse_driver(linux: Option<i32>) -> Result<Option<CgroupDriver>, UnknownDriverError> {
     match linux {
         None => Ok(None),
         Some(0) => Ok(Some(CgroupDriver::Systemd)),
         Some(1) => Ok(Some(CgroupDriver::Cgroupfs)),
-        Some(other) => Err(UnknownDriver(other)),
+        Some(other) => Err(UnknownDriverError(other)),
     }
 }
 
@@ -44,17 +44,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_section_says_whether_a_driver_is_named_and_its_number_which() {
+    fn cgroup_driver_is_read_from_the_linux_section() {
         for (linux, expected) in [
             (None, Ok(None)),
             (Some(0), Ok(Some(CgroupDriver::Systemd))),
             (Some(1), Ok(Some(CgroupDriver::Cgroupfs))),
-            (Some(2), Err(UnknownDriver(2))),
-            (Some(-1), Err(UnknownDriver(-1))),
+            (Some(2), Err(UnknownDriverError(2))),
+            (Some(-1), Err(UnknownDriverError(-1))),
         ] {
-            assert_eq!(told(linux), expected, "{linux:?}");
+            assert_eq!(parse_driver(linux), expected, "{linux:?}");
         }
-        assert!(UnknownDriver(7).to_string().contains("driver 7"));
+        assert!(UnknownDriverError(7).to_string().contains("driver 7"));
         assert_eq!((CgroupDriver::Systemd.name(), CgroupDriver::Cgroupfs.name()), ("systemd", "cgroupfs"));
     }
 }

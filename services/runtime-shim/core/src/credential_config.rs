@@ -1,6 +1,6 @@
-//! Which credential provider plugins a node has: `CredentialProviderConfig` (runtime-and-resources.md §6.4).
+//! The credential provider plugins of a node: `CredentialProviderConfig` (runtime-and-resources.md §6.4).
 //!
-//! Values of `env` may be credentials: no message and no `Debug` form shows one.
+//! Values of `env` may be credentials: no message and no `Debug` form shows them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,24 +10,24 @@ use keelson_kube_model::parse_go_duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::keyring::{hex, matches, without_scheme};
+use crate::keyring::{matches, sha256_hex, without_scheme};
 
 /// The kind of the configuration.
 const KIND: &str = "CredentialProviderConfig";
-/// Its versions, which hold the same fields.
+/// The API versions of the configuration; all have the same fields.
 const API_VERSIONS: [&str; 3] =
     ["kubelet.config.k8s.io/v1", "kubelet.config.k8s.io/v1beta1", "kubelet.config.k8s.io/v1alpha1"];
-/// Values of `cacheType`.
+/// Allowed values of `cacheType`.
 const CACHE_TYPES: [&str; 2] = ["ServiceAccount", "Token"];
 
-/// One configuration file as init hands it over: its syntax is good, and nothing else of it is known.
+/// One configuration file as init hands it over. Its syntax is valid; nothing else has been checked.
 #[derive(Clone, Deserialize)]
 pub struct ConfigFile {
     /// Its path, for messages.
     pub path: String,
-    /// What stands in it.
+    /// Its content.
     pub text: String,
-    /// The same as JSON.
+    /// Its content as JSON.
     pub config: Value,
     /// Line of each field by its path, such as `providers[0].name`.
     #[serde(default)]
@@ -40,19 +40,19 @@ impl fmt::Debug for ConfigFile {
     }
 }
 
-/// One thing that is wrong.
+/// One error in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {field}: {wrong}")]
-pub struct Problem {
-    /// File and, where it is known, line.
-    pub place: String,
+#[error("{location}: {field}: {message}")]
+pub struct ConfigError {
+    /// The file and, if known, the line.
+    pub location: String,
     /// The field, such as `providers[0].name`.
     pub field: String,
-    /// What is wrong with it and what to write instead.
-    pub wrong: String,
+    /// What is wrong and what to write instead.
+    pub message: String,
 }
 
-/// The version in which a plugin is asked and answers.
+/// The API version of requests to a plugin and of its responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiVersion {
     /// `credentialprovider.kubelet.k8s.io/v1`.
@@ -66,7 +66,7 @@ pub enum ApiVersion {
 impl ApiVersion {
     const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
 
-    /// As it stands in configurations, requests and responses.
+    /// The version as written in configurations, requests and responses.
     pub const fn text(self) -> &'static str {
         match self {
             Self::V1 => "credentialprovider.kubelet.k8s.io/v1",
@@ -79,17 +79,17 @@ impl ApiVersion {
 /// One plugin.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// Its name and that of its binary.
+    /// The name of the plugin and of its binary.
     pub name: String,
-    /// Patterns of the images that it is asked about, without scheme.
+    /// Patterns of the images that the plugin has credentials for, without scheme.
     pub match_images: Vec<String>,
-    /// How long an answer is kept that does not say so itself.
+    /// How long a response is cached that has no duration of its own.
     pub default_cache: Duration,
-    /// How it is spoken to.
+    /// The API version of its requests and responses.
     pub api_version: ApiVersion,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Names and values that go over its environment.
+    /// Names and values that override its environment.
     pub env: Vec<(String, String)>,
 }
 
@@ -100,54 +100,54 @@ impl fmt::Debug for Provider {
 }
 
 impl Provider {
-    /// Whether it is asked about a repository (`host/path`, without tag and digest).
-    pub fn is_for(&self, repository: &str) -> bool {
+    /// Whether the plugin is for a repository (`host/path`, without tag and digest).
+    pub fn matches_image(&self, repository: &str) -> bool {
         self.match_images.iter().any(|pattern| matches(pattern, repository))
     }
 }
 
-/// A good configuration.
+/// A valid configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Configured {
+pub struct CredentialProviderConfig {
     /// The plugins, in the order of the files.
     pub providers: Vec<Provider>,
-    /// Names of those that are not used: they are asked only for pods with a service account
-    /// (`tokenAttributes.requireServiceAccount`), which no pod has without an API server.
-    pub left_out: Vec<String>,
+    /// Names of the plugins that are not used: they require a service account (`tokenAttributes.requireServiceAccount`),
+    /// which no pod has without an API server.
+    pub skipped: Vec<String>,
     /// `sha256:` and 64 digits over the files' lengths (8 bytes, the highest first) and texts.
     pub hash: String,
 }
 
-/// Reads the files as one configuration, in this order.
+/// Validates the files as one configuration, in this order.
 ///
 /// # Errors
-/// Everything that is wrong: a field that is not known, is missing or does not do, a name that is there twice.
-pub fn read(files: &[ConfigFile]) -> Result<Configured, Vec<Problem>> {
-    let mut problems = Vec::new();
-    let mut configured = Configured { hash: hash(files), ..Configured::default() };
+/// All errors: unknown, missing and invalid fields, and duplicate names.
+pub fn validate(files: &[ConfigFile]) -> Result<CredentialProviderConfig, Vec<ConfigError>> {
+    let mut errors = Vec::new();
+    let mut config = CredentialProviderConfig { hash: hash(files), ..CredentialProviderConfig::default() };
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     for file in files {
-        let mut reader = Reader { file, problems: &mut problems };
-        for (at, map) in reader.providers() {
+        let mut validator = Validator { file, errors: &mut errors };
+        for (at, map) in validator.providers() {
             let field = format!("{at}.name");
-            let place = file.place(&field);
-            let Some((provider, needs_account)) = reader.provider(map, &at) else { continue };
-            if let Some(first) = names.insert(provider.name.clone(), place) {
-                reader.wrong(&field, format!("{:?} is there already ({first})", provider.name));
+            let location = file.location(&field);
+            let Some((provider, requires_service_account)) = validator.provider(map, &at) else { continue };
+            if let Some(first) = names.insert(provider.name.clone(), location) {
+                validator.error(&field, format!("{:?} is already used ({first})", provider.name));
             }
-            if needs_account {
-                configured.left_out.push(provider.name);
+            if requires_service_account {
+                config.skipped.push(provider.name);
             } else {
-                configured.providers.push(provider);
+                config.providers.push(provider);
             }
         }
     }
-    if names.is_empty() && problems.is_empty() {
-        let place = files.first().map(|file| file.path.clone()).unwrap_or_default();
-        let wrong = "there must be at least one provider".to_owned();
-        problems.push(Problem { place, field: "providers".into(), wrong });
+    if names.is_empty() && errors.is_empty() {
+        let location = files.first().map(|file| file.path.clone()).unwrap_or_default();
+        let message = "there must be at least one provider".to_owned();
+        errors.push(ConfigError { location, field: "providers".into(), message });
     }
-    if problems.is_empty() { Ok(configured) } else { Err(problems) }
+    if errors.is_empty() { Ok(config) } else { Err(errors) }
 }
 
 fn hash(files: &[ConfigFile]) -> String {
@@ -155,12 +155,12 @@ fn hash(files: &[ConfigFile]) -> String {
         let length = (file.text.len() as u64).to_be_bytes();
         length.into_iter().chain(file.text.bytes())
     });
-    format!("sha256:{}", hex(&parts.collect::<Vec<u8>>()))
+    format!("sha256:{}", sha256_hex(&parts.collect::<Vec<u8>>()))
 }
 
 impl ConfigFile {
-    /// The file and the line of a field; of one that is missing, the first line of what it should be in.
-    fn place(&self, field: &str) -> String {
+    /// The file and line of a field. For a missing field, the first line of the enclosing map.
+    fn location(&self, field: &str) -> String {
         let parent = field.rfind('.').map_or("", |dot| &field[..=dot]);
         let within = || {
             let below = self.lines.iter().filter(|(path, _)| !parent.is_empty() && path.starts_with(parent));
@@ -173,63 +173,63 @@ impl ConfigFile {
     }
 }
 
-/// Takes fields out of a file and collects what is wrong with them.
-struct Reader<'a> {
+/// Reads the fields of a file and collects the errors.
+struct Validator<'a> {
     file: &'a ConfigFile,
-    problems: &'a mut Vec<Problem>,
+    errors: &'a mut Vec<ConfigError>,
 }
 
-/// The value of a field; `null` counts as absent, as in Kubernetes.
+/// The value of a field; `null` counts as missing, as in Kubernetes.
 fn get<'a>(map: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     map.get(name).filter(|value| !value.is_null())
 }
 
-impl<'a> Reader<'a> {
-    fn wrong(&mut self, field: &str, wrong: impl Into<String>) {
-        let (place, field) = (self.file.place(field), field.to_owned());
-        self.problems.push(Problem { place, field, wrong: wrong.into() });
+impl<'a> Validator<'a> {
+    fn error(&mut self, field: &str, message: impl Into<String>) {
+        let (location, field) = (self.file.location(field), field.to_owned());
+        self.errors.push(ConfigError { location, field, message: message.into() });
     }
 
     /// The entries of `providers` with their paths.
     fn providers(&mut self) -> Vec<(String, &'a Map<String, Value>)> {
         let Some(root) = self.file.config.as_object() else {
-            self.wrong("kind", format!("this is no {KIND}"));
+            self.error("kind", format!("this is not a {KIND}"));
             return Vec::new();
         };
         let text = |name| get(root, name).and_then(Value::as_str).unwrap_or_default();
         if text("kind") != KIND {
-            self.wrong("kind", format!("this must be {KIND}"));
+            self.error("kind", format!("this must be {KIND}"));
             return Vec::new();
         }
         if !API_VERSIONS.contains(&text("apiVersion")) {
-            self.wrong("apiVersion", format!("this must be one of: {}", API_VERSIONS.join(", ")));
+            self.error("apiVersion", format!("this must be one of: {}", API_VERSIONS.join(", ")));
         }
-        self.only(root, "", &["apiVersion", "kind", "providers"]);
+        self.reject_unknown_fields(root, "", &["apiVersion", "kind", "providers"]);
         self.objects(root, "", "providers")
     }
 
-    /// One provider, and whether it is of use only for pods with a service account; `None` when a part of it cannot be read.
+    /// One provider, and whether it requires a service account; `None` if a required field is not valid.
     fn provider(&mut self, map: &Map<String, Value>, at: &str) -> Option<(Provider, bool)> {
         let known =
             ["name", "matchImages", "defaultCacheDuration", "apiVersion", "args", "env", "tokenAttributes"];
-        self.only(map, at, &known);
+        self.reject_unknown_fields(map, at, &known);
         let name = self.name(map, at);
         let api_version = self.api_version(map, at);
         let match_images = self.match_images(map, at);
         let default_cache = self.default_cache(map, at);
-        let args = self.texts(map, at, "args");
+        let args = self.string_list(map, at, "args");
         let env = self.env(map, at);
-        let needs_account = self.needs_account(map, at, api_version);
+        let requires_service_account = self.requires_service_account(map, at, api_version);
         let (name, api_version, default_cache) = (name?, api_version?, default_cache?);
         let provider = Provider { name, match_images, default_cache, api_version, args, env };
-        Some((provider, needs_account))
+        Some((provider, requires_service_account))
     }
 
     fn name(&mut self, map: &Map<String, Value>, at: &str) -> Option<String> {
         let name = self.required(map, at, "name")?;
         if name.contains(['/', ' ', '\0']) || name == "." || name == ".." {
-            let wrong = "this must be the name of a file in the folder of plugins, without '/' and spaces";
-            self.wrong(&format!("{at}.name"), format!("{name:?}: {wrong}"));
+            let message = "this must be the name of a file in the plugin folder, without '/' and spaces";
+            self.error(&format!("{at}.name"), format!("{name:?}: {message}"));
         }
         Some(name)
     }
@@ -239,20 +239,20 @@ impl<'a> Reader<'a> {
         let found = ApiVersion::ALL.into_iter().find(|version| version.text() == text);
         if found.is_none() {
             let all = ApiVersion::ALL.map(ApiVersion::text).join(", ");
-            self.wrong(&format!("{at}.apiVersion"), format!("{text:?}: this must be one of: {all}"));
+            self.error(&format!("{at}.apiVersion"), format!("{text:?}: this must be one of: {all}"));
         }
         found
     }
 
     fn match_images(&mut self, map: &Map<String, Value>, at: &str) -> Vec<String> {
-        let list = self.texts(map, at, "matchImages");
+        let list = self.string_list(map, at, "matchImages");
         let field = format!("{at}.matchImages");
         if get(map, "matchImages").is_none_or(|value| value.as_array().is_some_and(Vec::is_empty)) {
-            self.wrong(&field, "there must be at least one pattern such as *.registry.example");
+            self.error(&field, "there must be at least one pattern such as *.registry.example");
         }
         for pattern in list.iter().filter(|pattern| !is_pattern(without_scheme(pattern))) {
-            let wrong = "this must be a host, such as *.registry.example, with or without port and path";
-            self.wrong(&field, format!("{pattern:?}: {wrong}"));
+            let message = "this must be a host, such as *.registry.example, with or without port and path";
+            self.error(&field, format!("{pattern:?}: {message}"));
         }
         list.iter().map(|pattern| without_scheme(pattern).to_owned()).collect()
     }
@@ -261,8 +261,8 @@ impl<'a> Reader<'a> {
         let text = self.required(map, at, "defaultCacheDuration")?;
         let duration = parse_go_duration(&text);
         if duration.is_none() {
-            let wrong = "this must be a duration from 0s on, such as 12h";
-            self.wrong(&format!("{at}.defaultCacheDuration"), format!("{text:?}: {wrong}"));
+            let message = "this must be a duration of at least 0s, such as 12h";
+            self.error(&format!("{at}.defaultCacheDuration"), format!("{text:?}: {message}"));
         }
         duration
     }
@@ -270,59 +270,64 @@ impl<'a> Reader<'a> {
     fn env(&mut self, map: &Map<String, Value>, at: &str) -> Vec<(String, String)> {
         let mut list = Vec::new();
         for (at, entry) in self.objects(map, at, "env") {
-            self.only(entry, &at, &["name", "value"]);
+            self.reject_unknown_fields(entry, &at, &["name", "value"]);
             let Some(name) = self.required(entry, &at, "name") else { continue };
             if name.contains(['=', '\0']) {
-                self.wrong(&format!("{at}.name"), "a variable's name has no '='");
+                self.error(&format!("{at}.name"), "the name of a variable must not contain '='");
             }
             list.push((name, self.text(entry, &at, "value").unwrap_or_default()));
         }
         list
     }
 
-    /// Whether the plugin is asked only for pods with a service account.
-    fn needs_account(&mut self, map: &Map<String, Value>, at: &str, version: Option<ApiVersion>) -> bool {
+    /// Whether the plugin is used only for pods with a service account.
+    fn requires_service_account(
+        &mut self,
+        map: &Map<String, Value>,
+        at: &str,
+        version: Option<ApiVersion>,
+    ) -> bool {
         let Some(value) = get(map, "tokenAttributes") else { return false };
         let at = format!("{at}.tokenAttributes");
         let Some(map) = value.as_object() else {
-            self.wrong(&at, "this must be a map");
+            self.error(&at, "this must be a map");
             return false;
         };
         let (required, optional) =
             ("requiredServiceAccountAnnotationKeys", "optionalServiceAccountAnnotationKeys");
         let (audience, account) = ("serviceAccountTokenAudience", "requireServiceAccount");
-        self.only(map, &at, &[audience, "cacheType", account, required, optional]);
+        self.reject_unknown_fields(map, &at, &[audience, "cacheType", account, required, optional]);
         if version.is_some_and(|version| version != ApiVersion::V1) {
-            self.wrong(&at, format!("this is for apiVersion {} only", ApiVersion::V1.text()));
+            self.error(&at, format!("this is for apiVersion {} only", ApiVersion::V1.text()));
         }
         self.required(map, &at, audience);
         if let Some(cache) = self.required(map, &at, "cacheType")
             && !CACHE_TYPES.contains(&cache.as_str())
         {
             let field = format!("{at}.cacheType");
-            self.wrong(&field, format!("{cache:?}: this must be one of: {}", CACHE_TYPES.join(", ")));
+            self.error(&field, format!("{cache:?}: this must be one of: {}", CACHE_TYPES.join(", ")));
         }
-        let (must, may) = (self.texts(map, &at, required), self.texts(map, &at, optional));
+        let (must, may) = (self.string_list(map, &at, required), self.string_list(map, &at, optional));
         for key in must.iter().filter(|key| may.contains(key)) {
-            self.wrong(&format!("{at}.{optional}"), format!("{key:?} stands in {required} as well"));
+            self.error(&format!("{at}.{optional}"), format!("{key:?} is also in {required}"));
         }
         let field = format!("{at}.{account}");
         let needed = get(map, account).and_then(Value::as_bool);
         match needed {
-            None => self.wrong(&field, "this must be true or false"),
+            None => self.error(&field, "this must be true or false"),
             Some(false) if !must.is_empty() => {
-                self.wrong(&field, format!("this must be true with {required}"));
+                self.error(&field, format!("this must be true with {required}"));
             }
             Some(_) => {}
         }
         needed.unwrap_or(false)
     }
 
-    /// Refuses every field that is not one of `known`.
-    fn only(&mut self, map: &Map<String, Value>, at: &str, known: &[&str]) {
+    /// Reports every field that is not one of `known` as an error.
+    fn reject_unknown_fields(&mut self, map: &Map<String, Value>, at: &str, known: &[&str]) {
         for name in map.keys().filter(|name| !known.contains(&name.as_str())) {
-            let wrong = format!("there is no such field; there are {}", known.join(", "));
-            self.wrong(&path(at, name), wrong);
+            let message = format!("unknown field; known fields are {}", known.join(", "));
+            self.error(&path(at, name), message);
         }
     }
 
@@ -330,27 +335,27 @@ impl<'a> Reader<'a> {
         let value = get(map, name)?;
         let text = value.as_str().filter(|text| !text.contains('\0'));
         if text.is_none() {
-            self.wrong(&path(at, name), "this must be text; put it in quotes");
+            self.error(&path(at, name), "this must be a string; put it in quotes");
         }
         text.map(ToOwned::to_owned)
     }
 
-    /// A text that may be neither missing nor empty.
+    /// A string that must be neither missing nor empty.
     fn required(&mut self, map: &Map<String, Value>, at: &str, name: &str) -> Option<String> {
         if get(map, name).is_none_or(|value| value.as_str() == Some("")) {
-            self.wrong(&path(at, name), "this is required");
+            self.error(&path(at, name), "this is required");
             return None;
         }
         self.text(map, at, name)
     }
 
-    /// A list of texts; empty where it is missing or something is wrong with it.
-    fn texts(&mut self, map: &Map<String, Value>, at: &str, name: &str) -> Vec<String> {
+    /// A list of strings; empty if it is missing or not valid.
+    fn string_list(&mut self, map: &Map<String, Value>, at: &str, name: &str) -> Vec<String> {
         let Some(value) = get(map, name) else { return Vec::new() };
         let text = |value: &Value| value.as_str().filter(|text| !text.contains('\0')).map(ToOwned::to_owned);
         let list = value.as_array().and_then(|list| list.iter().map(text).collect::<Option<Vec<_>>>());
         if list.is_none() {
-            self.wrong(&path(at, name), "this must be a list of texts");
+            self.error(&path(at, name), "this must be a list of strings");
         }
         list.unwrap_or_default()
     }
@@ -369,7 +374,7 @@ impl<'a> Reader<'a> {
             list.iter().enumerate().map(entry).collect::<Option<Vec<_>>>()
         });
         if objects.is_none() {
-            self.wrong(&field, "this must be a list of maps");
+            self.error(&field, "this must be a list of maps");
         }
         objects.unwrap_or_default()
     }
@@ -379,7 +384,7 @@ fn path(at: &str, name: &str) -> String {
     if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
 }
 
-/// Whether this can be a host with or without port and path.
+/// Whether this is a valid host, with or without port and path.
 fn is_pattern(text: &str) -> bool {
     let host = text.split('/').next().unwrap_or_default();
     let port = host.rsplit_once(':').map_or("", |(_, port)| port);

@@ -1,7 +1,7 @@
-//! What a credential provider plugin is asked, what it answers, and for how long that is kept
+//! Requests to credential provider plugins, their responses, and the cache of responses
 //! (runtime-and-resources.md §6.4).
 //!
-//! Nothing of an answer is in an error or a `Debug` form but the registries that it is for.
+//! Errors and `Debug` forms show nothing of a response except its registries.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,101 +13,101 @@ use serde_json::{Value, json};
 use crate::credential_config::ApiVersion;
 use crate::keyring::{Credential, split_host};
 
-/// Nanoseconds after which the cache is looked through for what is out of date.
-const PURGE_EACH: i64 = 15 * 60 * 1_000_000_000;
+/// Nanoseconds between two removals of all expired entries from the cache.
+const PURGE_INTERVAL: i64 = 15 * 60 * 1_000_000_000;
 
-/// Credentials by the pattern of their registry.
+/// Credentials by registry pattern.
 pub type Auth = Arc<[(String, Credential)]>;
 
-/// The images that an answer is good for.
+/// The images that a response is valid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheKeyType {
-    /// The image that was asked for.
+    /// The requested image.
     Image,
-    /// All of its registry.
+    /// All images of its registry.
     Registry,
-    /// All that the plugin is asked about.
+    /// All images that the plugin is for.
     Global,
 }
 
-/// A plugin's answer.
+/// A plugin's response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// The images that it is good for.
+    /// The images that the response is valid for.
     pub key_type: CacheKeyType,
-    /// How long it is kept; `None`: as the configuration says.
+    /// How long the response is cached; `None`: as long as the configuration says.
     pub cache: Option<Duration>,
     /// The credentials.
     pub auth: Auth,
 }
 
-/// An answer that is none. What stands in it is not repeated.
+/// Why a response is not valid. The messages do not repeat its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadResponse {
-    /// No JSON object.
-    #[error("its answer is no JSON object")]
+pub enum ResponseError {
+    /// Not a JSON object.
+    #[error("its response is not a JSON object")]
     NotJson,
-    /// Another kind.
-    #[error("its answer is no CredentialProviderResponse")]
+    /// The kind is another one.
+    #[error("its response is not a CredentialProviderResponse")]
     Kind,
-    /// It was asked in another version.
-    #[error("its answer has not the apiVersion {} that it was asked in", .0.text())]
+    /// The version is not that of the request.
+    #[error("the apiVersion of its response is not {}, that of the request", .0.text())]
     ApiVersion(ApiVersion),
-    /// `cacheKeyType`.
-    #[error("the cacheKeyType of its answer is none of Image, Registry and Global")]
+    /// `cacheKeyType` is not valid.
+    #[error("the cacheKeyType of its response is not Image, Registry or Global")]
     KeyType,
-    /// `cacheDuration`.
-    #[error("the cacheDuration of its answer is no duration")]
+    /// `cacheDuration` is not valid.
+    #[error("the cacheDuration of its response is not a duration")]
     Duration,
-    /// `auth`.
-    #[error("the auth of its answer is no map of objects with username and password")]
+    /// `auth` is not valid.
+    #[error("the auth of its response is not a map of objects with username and password")]
     Auth,
 }
 
-/// The request about a repository (`host/path`, without tag and digest), as JSON.
+/// The request for a repository (`host/path`, without tag and digest), as JSON.
 pub fn request(version: ApiVersion, repository: &str) -> Vec<u8> {
     let kind = "CredentialProviderRequest";
     json!({"kind": kind, "apiVersion": version.text(), "image": repository}).to_string().into_bytes()
 }
 
-/// Reads the answer to a request of this version.
+/// Parses the response to a request of this version.
 ///
 /// # Errors
-/// It is none.
-pub fn parse_response(version: ApiVersion, text: &[u8]) -> Result<Response, BadResponse> {
-    let json: Value = serde_json::from_slice(text).map_err(|_| BadResponse::NotJson)?;
+/// See [`ResponseError`].
+pub fn parse_response(version: ApiVersion, text: &[u8]) -> Result<Response, ResponseError> {
+    let json: Value = serde_json::from_slice(text).map_err(|_| ResponseError::NotJson)?;
     if !json.is_object() {
-        return Err(BadResponse::NotJson);
+        return Err(ResponseError::NotJson);
     }
     if json["kind"] != "CredentialProviderResponse" {
-        return Err(BadResponse::Kind);
+        return Err(ResponseError::Kind);
     }
     if json["apiVersion"] != version.text() {
-        return Err(BadResponse::ApiVersion(version));
+        return Err(ResponseError::ApiVersion(version));
     }
     let key_type = match json["cacheKeyType"].as_str() {
         Some("Image") => CacheKeyType::Image,
         Some("Registry") => CacheKeyType::Registry,
         Some("Global") => CacheKeyType::Global,
-        _ => return Err(BadResponse::KeyType),
+        _ => return Err(ResponseError::KeyType),
     };
     let cache = match &json["cacheDuration"] {
         Value::Null => None,
-        Value::String(text) => Some(duration(text).ok_or(BadResponse::Duration)?),
-        _ => return Err(BadResponse::Duration),
+        Value::String(text) => Some(duration(text).ok_or(ResponseError::Duration)?),
+        _ => return Err(ResponseError::Duration),
     };
     let auth = match &json["auth"] {
         Value::Null => Arc::default(),
         Value::Object(auth) => {
             let entry = |(key, entry): (&String, &Value)| Some((key.clone(), credential(entry)?));
-            auth.iter().map(entry).collect::<Option<Auth>>().ok_or(BadResponse::Auth)?
+            auth.iter().map(entry).collect::<Option<Auth>>().ok_or(ResponseError::Auth)?
         }
-        _ => return Err(BadResponse::Auth),
+        _ => return Err(ResponseError::Auth),
     };
     Ok(Response { key_type, cache, auth })
 }
 
-/// What lies in the past is as if it were over now.
+/// Parses a duration; a negative one counts as 0.
 fn duration(text: &str) -> Option<Duration> {
     match text.strip_prefix('-') {
         Some(text) => parse_go_duration(text).map(|_| Duration::ZERO),
@@ -131,18 +131,18 @@ enum Key {
     Global,
 }
 
-/// The answers of one plugin. Moments are nanoseconds of any clock that does not step back.
+/// The cached responses of one plugin. Times are nanoseconds of any clock that does not step back.
 ///
-/// It has no timer: what is out of date is dropped when it is asked for, and all of it at the first use after each
-/// quarter of an hour.
+/// There is no timer: an expired entry is removed when it is requested, and all expired entries are removed at the
+/// first use after each quarter of an hour.
 #[derive(Debug, Default)]
 pub struct Cache {
     entries: HashMap<Key, (i64, Auth)>,
-    purged: i64,
+    purged_at: i64,
 }
 
 impl Cache {
-    /// What is known for a repository: of it, else of its registry, else of all.
+    /// The credentials for a repository: those of the image, else of its registry, else the global ones.
     pub fn get(&mut self, repository: &str, now: i64) -> Option<Auth> {
         self.purge(now);
         let keys = [
@@ -160,7 +160,7 @@ impl Cache {
         })
     }
 
-    /// Keeps an answer about a repository for as long as it says, else for `default`. Zero: it is not kept.
+    /// Caches a response for a repository for its own duration, else for `default`. With a duration of 0 it is not cached.
     pub fn put(&mut self, repository: &str, response: &Response, default: Duration, now: i64) {
         self.purge(now);
         let duration = response.cache.unwrap_or(default);
@@ -177,9 +177,9 @@ impl Cache {
     }
 
     fn purge(&mut self, now: i64) {
-        if now.saturating_sub(self.purged) >= PURGE_EACH {
+        if now.saturating_sub(self.purged_at) >= PURGE_INTERVAL {
             self.entries.retain(|_, (until, _)| now < *until);
-            self.purged = now;
+            self.purged_at = now;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which container an exec means.
+//! Which container an exec request refers to.
 
 /// A container of the pod, as the runtime lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,42 +7,42 @@ pub struct Instance<'a> {
     pub name: &'a str,
     /// Runtime id.
     pub id: &'a str,
-    /// When it was made, nanoseconds since 1970.
+    /// Creation time, nanoseconds since 1970.
     pub created: i64,
-    /// What it does.
+    /// Its state.
     pub state: State,
 }
 
-/// What a container does.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Made and not started.
+    /// Created and not started.
     Created,
     /// Its process runs.
     Running,
-    /// Its process has ended.
+    /// Its process has exited.
     Exited,
     /// The runtime does not know.
     Unknown,
 }
 
-/// Why nothing can be run in a container (node-and-api.md §8.4).
+/// Why no container was found to run a command in (node-and-api.md §8.4).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotThere {
-    /// The runtime has nothing of such a pod.
+pub enum TargetError {
+    /// The runtime has no sandbox or container of this pod.
     #[error("pod does not exist")]
-    Pod,
-    /// No container of this name runs.
-    #[error("container not found ({name:?}){}", remark(.newest.as_ref()))]
-    Container {
-        /// As it was asked for.
+    PodNotFound,
+    /// No container of this name is running.
+    #[error("container not found ({name:?}){}", state_note(.newest.as_ref()))]
+    ContainerNotFound {
+        /// The requested name.
         name: String,
-        /// What has become of its newest instance, if there is one.
+        /// State of its newest instance, if there is one.
         newest: Option<State>,
     },
 }
 
-fn remark(newest: Option<&State>) -> &'static str {
+fn state_note(newest: Option<&State>) -> &'static str {
     match newest {
         None => "",
         Some(State::Created) => ": its newest instance has not been started yet",
@@ -52,23 +52,27 @@ fn remark(newest: Option<&State>) -> &'static str {
     }
 }
 
-/// The id of the running container of this name; of several the newest.
+/// The id of the newest running container of this name.
 ///
 /// `pod_is_known`: the runtime has a sandbox or a container of the pod.
 ///
 /// # Errors
-/// See [`NotThere`]. The kubelet looks at running containers only, so that one that has ended is not found; that it
-/// has ended is added to its words.
-pub fn choose<'a>(pod_is_known: bool, instances: &[Instance<'a>], name: &str) -> Result<&'a str, NotThere> {
+/// See [`TargetError`]. As with the kubelet, only running containers are found; for others the message adds the state
+/// of the newest instance.
+pub fn choose_container<'a>(
+    pod_is_known: bool,
+    instances: &[Instance<'a>],
+    name: &str,
+) -> Result<&'a str, TargetError> {
     if !pod_is_known && instances.is_empty() {
-        return Err(NotThere::Pod);
+        return Err(TargetError::PodNotFound);
     }
     let named = || instances.iter().filter(|instance| instance.name == name);
     if let Some(running) = named().filter(|i| i.state == State::Running).max_by_key(|i| i.created) {
         return Ok(running.id);
     }
     let newest = named().max_by_key(|i| i.created).map(|i| i.state);
-    Err(NotThere::Container { name: name.to_owned(), newest })
+    Err(TargetError::ContainerNotFound { name: name.to_owned(), newest })
 }
 
 #[cfg(test)]
@@ -80,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_running_container_of_the_name_is_meant() {
+    fn exec_chooses_the_newest_running_container_of_the_name() {
         use State::{Exited, Running};
         let instances = [
             instance("side", "s", 9, Running),
@@ -89,24 +93,26 @@ mod tests {
             instance("main", "third", 3, Running),
             instance("main", "fourth", 4, Exited),
         ];
-        assert_eq!(choose(true, &instances, "main"), Ok("third"));
-        assert_eq!(choose(true, &instances, "side"), Ok("s"));
+        assert_eq!(choose_container(true, &instances, "main"), Ok("third"));
+        assert_eq!(choose_container(true, &instances, "side"), Ok("s"));
     }
 
     #[test]
-    fn what_does_not_run_is_not_found_in_the_kubelets_words_and_with_the_reason() {
-        let text = |known, instances: &[Instance<'_>]| choose(known, instances, "c").unwrap_err().to_string();
+    fn exec_into_a_stopped_container_fails_with_the_kubelets_message_and_its_state() {
+        let text = |known, instances: &[Instance<'_>]| {
+            choose_container(known, instances, "c").unwrap_err().to_string()
+        };
         assert_eq!(text(false, &[]), "pod does not exist");
         assert_eq!(text(true, &[]), r#"container not found ("c")"#);
         assert_eq!(text(true, &[instance("d", "x", 1, State::Running)]), r#"container not found ("c")"#);
-        for (state, remark) in [
+        for (state, state_note) in [
             (State::Created, "its newest instance has not been started yet"),
             (State::Exited, "its newest instance has ended"),
             (State::Unknown, "the runtime does not know what its newest instance does"),
         ] {
             let older = instance("c", "y", 1, State::Exited);
             let all = [instance("c", "x", 2, state), older];
-            assert_eq!(text(true, &all), format!(r#"container not found ("c"): {remark}"#));
+            assert_eq!(text(true, &all), format!(r#"container not found ("c"): {state_note}"#));
         }
     }
 }

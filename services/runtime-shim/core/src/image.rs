@@ -3,28 +3,28 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Seconds until the first retry of a failed pull.
+/// Seconds before the first retry of a failed pull.
 const BACKOFF_INITIAL_S: i64 = 10;
-/// The longest wait between two pulls.
+/// Maximum seconds between two pulls.
 const BACKOFF_MAX_S: i64 = 300;
 const NANOS: i64 = 1_000_000_000;
 
-/// A reference that names no image.
+/// An image reference that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("Failed to apply default image tag {reference:?}: {problem}")]
-pub struct InvalidReference {
-    /// As written in the spec.
+#[error("Failed to apply default image tag {reference:?}: {reason}")]
+pub struct InvalidReferenceError {
+    /// The reference as written in the spec.
     pub reference: String,
-    /// What is wrong with it.
-    pub problem: &'static str,
+    /// Why it is not valid.
+    pub reason: &'static str,
 }
 
 /// The reference with `:latest` appended when it has neither tag nor digest.
 ///
 /// # Errors
 /// The reference is not of the form `[host[:port]/]path[:tag][@digest]` with a lower-case path.
-pub fn with_default_tag(reference: &str) -> Result<String, InvalidReference> {
-    let fail = |problem| InvalidReference { reference: reference.to_owned(), problem };
+pub fn with_default_tag(reference: &str) -> Result<String, InvalidReferenceError> {
+    let fail = |reason| InvalidReferenceError { reference: reference.to_owned(), reason };
     if reference.is_empty() {
         return Err(fail("couldn't parse image name: the reference is empty"));
     }
@@ -49,7 +49,7 @@ pub fn with_default_tag(reference: &str) -> Result<String, InvalidReference> {
 }
 
 fn check_path(path: &str) -> Result<(), &'static str> {
-    // A first part with capitals can be no repository, so that it is taken for a registry, as by the kubelet's parser.
+    // A first part with capital letters cannot be a repository, so it is a registry, as in the kubelet's parser.
     let is_host = |first: &str| {
         first.contains(['.', ':']) || first == "localhost" || first.chars().any(|c| c.is_ascii_uppercase())
     };
@@ -82,7 +82,7 @@ fn valid_tag(tag: &str) -> bool {
 pub enum PullPolicy {
     /// Pull at each container start.
     Always,
-    /// Pull what is absent.
+    /// Pull if the image is not present.
     IfNotPresent,
     /// Never pull.
     Never,
@@ -100,14 +100,14 @@ impl PullPolicy {
     }
 }
 
-/// What to do about an image.
+/// What to do with an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageDecision {
-    /// It is there and may be used.
+    /// The image is present: use it.
     Use,
-    /// Ask the registry.
+    /// Pull it from the registry.
     Pull,
-    /// It is absent and must not be pulled: `ErrImageNeverPull`.
+    /// The image is not present and must not be pulled: `ErrImageNeverPull`.
     NeverPull,
 }
 
@@ -120,33 +120,33 @@ pub const fn decide(policy: PullPolicy, present: bool) -> ImageDecision {
     }
 }
 
-/// Pull failures per (pod UID, image): 10 s doubling to 300 s, forgotten after 600 s.
+/// Back-off of failed pulls per (pod UID, image): 10 s, doubling up to 300 s, reset after 600 s without a failure.
 ///
-/// Every moment is nanoseconds of one clock of the caller's, which is best one that nobody sets: a step back would
-/// lengthen each wait by as much.
+/// Times are nanoseconds of one clock of the caller's. It should be a clock that is never set: a step back would
+/// lengthen each wait by the same amount.
 #[derive(Debug, Default)]
-pub struct PullBook {
-    entries: BTreeMap<(String, String), Entry>,
+pub struct PullBackoff {
+    entries: BTreeMap<(String, String), FailedPull>,
 }
 
 #[derive(Debug, Clone)]
-struct Entry {
+struct FailedPull {
     delay_s: i64,
     failed_at: i64,
     error: String,
 }
 
-impl PullBook {
-    /// Until when a pull of `image` for `uid` has to wait, and how the last one failed; `None`: it may begin.
-    pub fn waits_until(&self, uid: &str, image: &str, now: i64) -> Option<(i64, &str)> {
+impl PullBackoff {
+    /// Until when a pull of `image` for `uid` has to wait, and the error of the last pull; `None`: it may begin now.
+    pub fn retry_at(&self, uid: &str, image: &str, now: i64) -> Option<(i64, &str)> {
         let entry = self.entries.get(&(uid.to_owned(), image.to_owned()))?;
         let until = entry.failed_at + entry.delay_s * NANOS;
         (now < until).then_some((until, entry.error.as_str()))
     }
 
-    /// Records a failed pull; returns when the next one may begin.
-    pub fn failed(&mut self, uid: &str, image: &str, error: &str, now: i64) -> i64 {
-        self.forget_old(now);
+    /// Records a failed pull and returns when the next one may begin.
+    pub fn record_failure(&mut self, uid: &str, image: &str, error: &str, now: i64) -> i64 {
+        self.remove_expired(now);
         let entry = self
             .entries
             .entry((uid.to_owned(), image.to_owned()))
@@ -155,21 +155,25 @@ impl PullBook {
                 e.failed_at = now;
                 e.error = error.to_owned();
             })
-            .or_insert_with(|| Entry { delay_s: BACKOFF_INITIAL_S, failed_at: now, error: error.to_owned() });
+            .or_insert_with(|| FailedPull {
+                delay_s: BACKOFF_INITIAL_S,
+                failed_at: now,
+                error: error.to_owned(),
+            });
         entry.failed_at + entry.delay_s * NANOS
     }
 
-    /// Forgets the failures of one image after a success, of a whole pod with `image` `None`.
+    /// Forgets the failures of one image after a success, or of all images of the pod if `image` is `None`.
     pub fn clear(&mut self, uid: &str, image: Option<&str>) {
         self.entries.retain(|(u, i), _| u != uid || image.is_some_and(|image| i != image));
     }
 
-    fn forget_old(&mut self, now: i64) {
+    fn remove_expired(&mut self, now: i64) {
         self.entries.retain(|_, e| now - e.failed_at < 2 * BACKOFF_MAX_S * NANOS);
     }
 }
 
-/// A duration as Go writes it, cut to milliseconds: `823ms`, `1.2s`, `1m2.5s`.
+/// A duration in Go's format, truncated to milliseconds: `823ms`, `1.2s`, `1m2.5s`.
 pub fn go_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
     if ms == 0 {
@@ -182,12 +186,12 @@ pub fn go_duration(duration: Duration) -> String {
     let fraction = format!("{rest:03}");
     let fraction = fraction.trim_end_matches('0');
     let point = if fraction.is_empty() { "" } else { "." };
-    let above = match (hours, minutes) {
+    let prefix = match (hours, minutes) {
         (0, 0) => String::new(),
         (0, minutes) => format!("{minutes}m"),
         (hours, minutes) => format!("{hours}h{minutes}m"),
     };
-    format!("{above}{s}{point}{fraction}s")
+    format!("{prefix}{s}{point}{fraction}s")
 }
 
 #[cfg(test)]
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_reference_is_refused_with_the_kubelets_words() {
+    fn invalid_reference_is_refused_with_the_kubelets_message() {
         for reference in ["", "BusyBox", "a b", "busybox:", "a/../b", "a@sha256", "-a"] {
             let error = with_default_tag(reference).unwrap_err();
             assert!(error.to_string().starts_with("Failed to apply default image tag \""), "{reference}");
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_table_holds() {
+    fn pull_policy_decides_by_presence_of_the_image() {
         use ImageDecision::{NeverPull, Pull, Use};
         assert_eq!(decide(PullPolicy::Always, true), Pull);
         assert_eq!(decide(PullPolicy::Always, false), Pull);
@@ -229,21 +233,21 @@ mod tests {
 
     #[test]
     fn pulls_back_off_from_ten_seconds_to_five_minutes() {
-        let mut book = PullBook::default();
+        let mut backoff = PullBackoff::default();
         let mut now = 0;
         for delay in [10, 20, 40, 80, 160, 300, 300] {
-            let until = book.failed("u", "a:1", "no such host", now);
+            let until = backoff.record_failure("u", "a:1", "no such host", now);
             assert_eq!(until, now + delay * NANOS);
-            assert_eq!(book.waits_until("u", "a:1", now), Some((until, "no such host")));
+            assert_eq!(backoff.retry_at("u", "a:1", now), Some((until, "no such host")));
             now = until;
-            assert_eq!(book.waits_until("u", "a:1", now), None);
+            assert_eq!(backoff.retry_at("u", "a:1", now), None);
         }
-        book.clear("u", Some("a:1"));
-        assert_eq!(book.failed("u", "a:1", "no such host", now), now + 10 * NANOS);
+        backoff.clear("u", Some("a:1"));
+        assert_eq!(backoff.record_failure("u", "a:1", "no such host", now), now + 10 * NANOS);
     }
 
     #[test]
-    fn durations_are_written_as_go_writes_them() {
+    fn durations_are_formatted_as_in_go() {
         for (ms, text) in [
             (0, "0s"),
             (823, "823ms"),
@@ -258,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_reference_have_their_own_letters() {
+    fn each_part_of_an_image_reference_has_its_allowed_characters() {
         for good in [
             "Registry.Example/a:1",
             "Registry/a:1",
@@ -269,8 +273,8 @@ mod tests {
         ] {
             assert_eq!(with_default_tag(good).as_deref(), Ok(good));
         }
-        // The first of several parts is a host with a point, a colon, capitals or as localhost; else it is a path.
-        for (bad, problem) in [
+        // The first of several parts is a host if it has a dot, a colon or capital letters, or is `localhost`; else a path.
+        for (bad, reason) in [
             ("Registry:1", "must be lowercase"),
             ("registry/A:1", "must be lowercase"),
             ("regi$try.example/a:1", "host name is not valid"),
@@ -281,12 +285,12 @@ mod tests {
             ("a/b:1$", "the tag is not valid"),
         ] {
             let error = with_default_tag(bad).unwrap_err();
-            assert!(error.problem.contains(problem), "{bad}: {error}");
+            assert!(error.reason.contains(reason), "{bad}: {error}");
         }
     }
 
     #[test]
-    fn a_policy_that_is_not_given_depends_on_the_tag() {
+    fn default_pull_policy_depends_on_the_tag() {
         for (text, reference, policy) in [
             ("Always", "a:1", PullPolicy::Always),
             ("Never", "a:latest", PullPolicy::Never),
@@ -299,24 +303,28 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_forgotten_by_image_by_pod_and_after_ten_minutes() {
-        let waits = |book: &PullBook, uid, image| book.waits_until(uid, image, 1).is_some();
-        let mut book = PullBook::default();
+    fn pull_back_off_is_cleared_per_image_per_pod_and_after_ten_minutes() {
+        let backs_off = |backoff: &PullBackoff, uid, image| backoff.retry_at(uid, image, 1).is_some();
+        let mut backoff = PullBackoff::default();
         for (uid, image) in [("u", "a:1"), ("u", "b:1"), ("v", "a:1")] {
-            book.failed(uid, image, "no such host", 0);
+            backoff.record_failure(uid, image, "no such host", 0);
         }
-        book.clear("u", Some("a:1"));
-        assert!(!waits(&book, "u", "a:1") && waits(&book, "u", "b:1") && waits(&book, "v", "a:1"));
-        book.clear("u", None);
-        assert!(!waits(&book, "u", "b:1") && waits(&book, "v", "a:1"));
+        backoff.clear("u", Some("a:1"));
+        assert!(
+            !backs_off(&backoff, "u", "a:1")
+                && backs_off(&backoff, "u", "b:1")
+                && backs_off(&backoff, "v", "a:1")
+        );
+        backoff.clear("u", None);
+        assert!(!backs_off(&backoff, "u", "b:1") && backs_off(&backoff, "v", "a:1"));
 
-        let mut book = PullBook::default();
+        let mut backoff = PullBackoff::default();
         for _ in 0..6 {
-            book.failed("u", "a:1", "no such host", 0);
+            backoff.record_failure("u", "a:1", "no such host", 0);
         }
         let last = 600 * NANOS - 1;
-        assert_eq!(book.failed("u", "a:1", "no such host", last), last + 300 * NANOS);
+        assert_eq!(backoff.record_failure("u", "a:1", "no such host", last), last + 300 * NANOS);
         let later = last + 600 * NANOS;
-        assert_eq!(book.failed("u", "a:1", "no such host", later), later + 10 * NANOS);
+        assert_eq!(backoff.record_failure("u", "a:1", "no such host", later), later + 10 * NANOS);
     }
 }

@@ -1,6 +1,6 @@
-//! Credentials for registries and which of them are for an image (runtime-and-resources.md §6.3).
+//! Credentials for registries, and which of them match an image (runtime-and-resources.md §6.3).
 //!
-//! Nothing here is ever printed: [`Credential`] shows neither password nor token in its `Debug` form.
+//! No credential is ever printed: the `Debug` form of [`Credential`] shows neither password nor token.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,21 +9,21 @@ use keelson_kube_model::base64;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-/// The key under which docker keeps the credentials of its own registry.
+/// The key of Docker's own registry in docker configurations.
 const DEFAULT_KEY: &str = "index.docker.io";
-/// The registry of images that name none.
+/// The registry of images without a registry in their reference.
 const DEFAULT_HOST: &str = "docker.io";
 
-/// What a registry is shown.
+/// A credential for a registry.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credential {
     /// User name.
     pub username: String,
     /// Password.
     pub password: String,
-    /// A token that is exchanged for another one.
+    /// A token that is exchanged for a registry token.
     pub identity_token: String,
-    /// A token that is shown as it is.
+    /// A token that is sent to the registry.
     pub registry_token: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// What stands for it in an image's pull record: SHA-256 over its JSON form, as hexadecimal digits.
+    /// Its hash in an image's pull record: SHA-256 over its JSON form, as hexadecimal digits.
     pub fn hash(&self) -> String {
         let fields = [
             ("username", &self.username),
@@ -45,12 +45,12 @@ impl Credential {
         let set = fields.into_iter().filter(|(_, value)| !value.is_empty());
         let json: serde_json::Map<String, Value> =
             set.map(|(name, value)| (name.to_owned(), Value::from(value.as_str()))).collect();
-        hex(Value::Object(json).to_string().as_bytes())
+        sha256_hex(Value::Object(json).to_string().as_bytes())
     }
 }
 
 /// SHA-256 of `bytes` as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     use fmt::Write as _;
     Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut text, byte| {
         // Writing to a String cannot fail.
@@ -59,67 +59,72 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Where a credential comes from, for the pull record.
+/// The origin of a credential, for the pull record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// A Secret that the pod names.
+    /// A Secret from the pod's `imagePullSecrets`.
     Secret {
-        /// Its UID; empty for one without.
+        /// Its UID; empty if it has none.
         uid: String,
         /// Its namespace.
         namespace: String,
         /// Its name.
         name: String,
     },
-    /// The node's own configuration.
+    /// The node's configuration.
     Node,
 }
 
-/// A text that is no docker configuration. What stands in it is not repeated.
+/// Why a text is not a docker configuration. The messages do not repeat its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadConfig {
-    /// No JSON object.
-    #[error("it is no JSON object")]
+pub enum DockerConfigError {
+    /// Not a JSON object.
+    #[error("it is not a JSON object")]
     NotJson,
-    /// `auth` of an entry.
-    #[error("an auth is not the base64 form of user:password")]
+    /// An `auth` field is not valid.
+    #[error("an auth field is not user:password in base64")]
     Auth,
-    /// An entry is no object of texts.
+    /// An entry is not an object of strings.
     #[error("an entry is not an object with username, password and auth")]
     Entry,
 }
 
-/// The two forms of a docker configuration.
+/// The two formats of a docker configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ConfigFormat {
     /// `{"auths": {host: entry}}`: `config.json` and `.dockerconfigjson`.
     Json,
     /// `{host: entry}`: `.dockercfg`.
     Legacy,
 }
 
-/// Credentials by the pattern of their registry.
+/// Credentials by registry pattern.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
     entries: BTreeMap<String, Vec<(Credential, Origin)>>,
 }
 
 impl Keyring {
-    /// Takes in a docker configuration.
+    /// Adds the credentials of a docker configuration.
     ///
     /// # Errors
-    /// It is none; nothing of it is taken then.
-    pub fn add(&mut self, text: &[u8], form: Form, origin: &Origin) -> Result<(), BadConfig> {
-        let json: Value = serde_json::from_slice(text).map_err(|_| BadConfig::NotJson)?;
-        let auths = match form {
-            Form::Json => match json.get("auths") {
+    /// The text is not a docker configuration; nothing is added then.
+    pub fn add(
+        &mut self,
+        text: &[u8],
+        format: ConfigFormat,
+        origin: &Origin,
+    ) -> Result<(), DockerConfigError> {
+        let json: Value = serde_json::from_slice(text).map_err(|_| DockerConfigError::NotJson)?;
+        let auths = match format {
+            ConfigFormat::Json => match json.get("auths") {
                 Some(auths) => auths,
                 None if json.is_object() => return Ok(()),
-                None => return Err(BadConfig::NotJson),
+                None => return Err(DockerConfigError::NotJson),
             },
-            Form::Legacy => &json,
+            ConfigFormat::Legacy => &json,
         };
-        let auths = auths.as_object().ok_or(BadConfig::NotJson)?;
+        let auths = auths.as_object().ok_or(DockerConfigError::NotJson)?;
         let read = auths.iter().map(|(key, entry)| Ok((pattern_of(key), credential_of(entry)?)));
         for (pattern, credential) in read.collect::<Result<Vec<_>, _>>()? {
             self.entries.entry(pattern).or_default().push((credential, origin.clone()));
@@ -127,13 +132,13 @@ impl Keyring {
         Ok(())
     }
 
-    /// Takes in one credential under the key of its registry.
+    /// Adds one credential under the key of its registry.
     pub fn insert(&mut self, key: &str, credential: Credential, origin: Origin) {
         self.entries.entry(pattern_of(key)).or_default().push((credential, origin));
     }
 
-    /// The credentials for a repository (`host/path`, without tag and digest), the most specific pattern first: in
-    /// reverse lexical order, and of one pattern in the order in which they were added.
+    /// The credentials for a repository (`host/path`, without tag and digest). The most specific pattern comes first
+    /// (reverse lexical order); credentials of one pattern are in the order in which they were added.
     pub fn lookup(&self, repository: &str) -> Vec<(Credential, Origin)> {
         let matching = self.entries.iter().rev().filter(|(pattern, _)| matches(pattern, repository));
         let found: Vec<_> = matching.flat_map(|(_, list)| list.iter().cloned()).collect();
@@ -157,7 +162,7 @@ pub fn repository_of(reference: &str) -> String {
     }
 }
 
-/// The key of a configuration as it is matched: without scheme and API version.
+/// The pattern of a configuration key: without scheme and API version.
 fn pattern_of(key: &str) -> String {
     let key = without_scheme(key);
     let (host, path) = key.find('/').map_or((key, ""), |at| key.split_at(at));
@@ -171,12 +176,12 @@ pub(crate) fn without_scheme(key: &str) -> &str {
     key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key)
 }
 
-fn credential_of(entry: &Value) -> Result<Credential, BadConfig> {
-    let entry = entry.as_object().ok_or(BadConfig::Entry)?;
+fn credential_of(entry: &Value) -> Result<Credential, DockerConfigError> {
+    let entry = entry.as_object().ok_or(DockerConfigError::Entry)?;
     let text = |name: &str| match entry.get(name) {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => Err(BadConfig::Entry),
+        Some(_) => Err(DockerConfigError::Entry),
     };
     let mut credential = Credential {
         username: text("username")?,
@@ -186,43 +191,43 @@ fn credential_of(entry: &Value) -> Result<Credential, BadConfig> {
     };
     let auth = text("auth")?;
     if !auth.is_empty() {
-        let bytes = base64::decode_unpadded(&auth).ok_or(BadConfig::Auth)?;
-        let pair = String::from_utf8(bytes).map_err(|_| BadConfig::Auth)?;
-        let (user, password) = pair.split_once(':').ok_or(BadConfig::Auth)?;
+        let bytes = base64::decode_unpadded(&auth).ok_or(DockerConfigError::Auth)?;
+        let pair = String::from_utf8(bytes).map_err(|_| DockerConfigError::Auth)?;
+        let (user, password) = pair.split_once(':').ok_or(DockerConfigError::Auth)?;
         credential.username = user.to_owned();
-        // Some tools end the pair with zeros.
+        // Some tools pad the pair with zero bytes.
         credential.password = password.trim_end_matches('\0').to_owned();
     }
     Ok(credential)
 }
 
-/// The host of a pattern or repository, with its port, and the path from its `/` on.
+/// Splits a pattern or repository into the host with its port, and the path from its `/` on.
 pub(crate) fn split_host(text: &str) -> (&str, &str) {
     text.find('/').map_or((text, ""), |at| text.split_at(at))
 }
 
-/// Whether a pattern is for a repository: the host label by label with `*` in a label, the port equal, the path a
-/// prefix.
+/// Whether a pattern matches a repository: the host label by label, where `*` is a wildcard within a label; the same
+/// port; and the path as a prefix.
 pub(crate) fn matches(pattern: &str, repository: &str) -> bool {
     let ((pattern_host, pattern_path), (host, path)) = (split_host(pattern), split_host(repository));
     let ((pattern_name, pattern_port), (name, port)) = (split_port(pattern_host), split_port(host));
     let labels: Vec<&str> = name.split('.').collect();
-    let wanted: Vec<&str> = pattern_name.split('.').collect();
+    let pattern_labels: Vec<&str> = pattern_name.split('.').collect();
     pattern_port == port
-        && wanted.len() == labels.len()
-        && wanted.iter().zip(&labels).all(|(glob, label)| glob_matches(glob, label))
+        && pattern_labels.len() == labels.len()
+        && pattern_labels.iter().zip(&labels).all(|(glob, label)| glob_matches(glob, label))
         && path.starts_with(pattern_path)
 }
 
 fn split_port(host: &str) -> (&str, &str) {
     match host.rsplit_once(':') {
-        // A colon within brackets is one of an IPv6 address.
+        // A colon within brackets belongs to an IPv6 address.
         Some((name, port)) if !port.contains(']') => (name, port),
         _ => (host, ""),
     }
 }
 
-/// `*` stands for any number of characters.
+/// Whether a label matches; `*` matches any number of characters.
 fn glob_matches(glob: &str, label: &str) -> bool {
     let Some((first, rest)) = glob.split_once('*') else { return glob == label };
     let Some(mut left) = label.strip_prefix(first) else { return false };

@@ -1,28 +1,29 @@
-//! The pure decisions of runtime-shim: no clock, no I/O, no runtime.
+//! The decisions of runtime-shim as pure functions, without clock, I/O and runtime.
 //!
-//! - [`cgroup_driver`]: which cgroup driver the runtime names.
-//! - [`collection`]: which dead containers and sandboxes to remove.
-//! - [`credential_config`]: which credential provider plugins there are.
-//! - [`credential_plugin`]: what they are asked and answer, and how long that is kept.
-//! - [`exec`]: which container a command is run in.
-//! - [`image`]: references, pull policies and pull back-off.
-//! - [`keyring`]: docker configurations, and which credentials are for an image.
-//! - [`log`]: the lines of container logs and what a reader is shown of them.
-//! - [`operation`]: the calls of CRI as metrics name them.
-//! - [`pull_progress`]: whether a pull goes on or stands still.
+//! - [`cgroup_driver`]: the cgroup driver that the runtime reports.
+//! - [`container_gc`]: which dead containers and sandboxes to remove.
+//! - [`credential_config`]: the configuration of credential provider plugins.
+//! - [`credential_plugin`]: requests to the plugins, their responses, and the cache of responses.
+//! - [`exec`]: which container a command runs in.
+//! - [`image`]: image references, pull policies and pull back-off.
+//! - [`image_gc`]: which images to remove.
+//! - [`keyring`]: docker configurations, and the credentials that match an image.
+//! - [`log`]: the line formats of container logs, and what a reader gets of a line.
+//! - [`operation`]: the names of CRI calls in metrics.
+//! - [`pull_progress`]: whether a pull makes progress or is stalled.
 //! - [`pull_rate`]: how many pulls may begin.
-//! - [`pull_record`]: who may use an image that is already there.
+//! - [`pull_record`]: which pods may use an image that is present.
 //! - [`rotation`]: which files of a log to move, compress and remove.
-//! - [`size_text`]: numbers of bytes for people.
-//! - [`unused_images`]: which images to remove.
-//! - [`upgrade`]: the answer with which a connection to the runtime's streaming server changes its protocol.
+//! - [`size_text`]: byte counts for people.
+//! - [`upgrade`]: the HTTP response that upgrades a connection to the runtime's streaming server.
 
 pub mod cgroup_driver;
-pub mod collection;
+pub mod container_gc;
 pub mod credential_config;
 pub mod credential_plugin;
 pub mod exec;
 pub mod image;
+pub mod image_gc;
 pub mod keyring;
 pub mod log;
 pub mod operation;
@@ -31,5 +32,4 @@ pub mod pull_rate;
 pub mod pull_record;
 pub mod rotation;
 pub mod size_text;
-pub mod unused_images;
 pub mod upgrade;

@@ -1,30 +1,31 @@
-//! The lines of container logs (runtime-and-resources.md §7.4): `<RFC 3339 time> <stdout|stderr> <tags> <content>\n` of CRI,
-//! and `{"log":"<content>\n","stream":"<stdout|stderr>","time":"<RFC 3339 time>"}` of Docker's json-file driver.
+//! The line formats of container logs (runtime-and-resources.md §7.4): CRI's `<RFC 3339 time> <stdout|stderr> <tags>
+//! <content>\n`, and `{"log":"<content>\n","stream":"<stdout|stderr>","time":"<RFC 3339 time>"}` of Docker's json-file
+//! driver.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
-/// Bytes of a time up to its second: `2026-01-02T03:04:05`.
+/// Length in bytes of a time up to its second: `2026-01-02T03:04:05`.
 const SECOND: usize = 19;
 
-/// One line of a log file. A line of neither format is content as a whole.
+/// One line of a log file. The whole of a line in neither format is content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine<'a> {
-    /// As the runtime wrote it; empty when the line has no such field.
+    /// The time as the runtime wrote it; empty if the line has none.
     pub timestamp: &'a [u8],
     /// `stdout`, `stderr` or empty.
     pub stream: &'a [u8],
-    /// No newline belongs to the content: the runtime has split a longer line here.
+    /// The runtime has split a longer line here: the content does not end with a newline.
     pub partial: bool,
-    /// What the container wrote, without the newline.
+    /// The container's output, without the newline.
     pub content: Cow<'a, [u8]>,
 }
 
-/// Takes a line of a log file apart; `line` has no trailing newline.
+/// Parses a line of a log file; `line` has no trailing newline.
 pub fn parse(line: &[u8]) -> LogLine<'_> {
     let whole = || LogLine { timestamp: b"", stream: b"", partial: false, content: Cow::Borrowed(line) };
-    // What a container writes may look like the other format; the first byte of a time is a digit.
+    // Content of a CRI line may look like Docker's format, but a CRI line starts with a digit.
     docker(line).or_else(|| cri(line)).unwrap_or_else(whole)
 }
 
@@ -35,13 +36,13 @@ fn is_stream(name: &[u8]) -> bool {
 fn cri(line: &[u8]) -> Option<LogLine<'_>> {
     let (timestamp, rest) = split(line)?;
     let (stream, rest) = split(rest).filter(|(stream, _)| is_stream(stream))?;
-    // A container that writes an empty line leaves nothing after the tags.
+    // An empty line of the container has nothing after the tags.
     let (tags, content) = split(rest).unwrap_or((rest, b""));
     let first = tags.split(|b| *b == b':').next().unwrap_or(tags);
     Some(LogLine { timestamp, stream, partial: first == b"P", content: Cow::Borrowed(content) })
 }
 
-/// A line of Docker's; other members, as `attrs`, say nothing here. Time and stream are plain words, never escaped.
+/// A line in Docker's format; other members, such as `attrs`, are ignored. Time and stream are never escaped.
 #[derive(Deserialize)]
 struct DockerLine<'a> {
     #[serde(borrow)]
@@ -50,7 +51,7 @@ struct DockerLine<'a> {
     time: &'a str,
 }
 
-/// Docker writes a line that it has split as pieces without a newline at their ends, and one where the line ends.
+/// Parses a line in Docker's format. Docker splits a long line into pieces; only the last piece ends with a newline.
 fn docker(line: &[u8]) -> Option<LogLine<'_>> {
     if line.first() != Some(&b'{') {
         return None;
@@ -75,8 +76,8 @@ fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// Where the last `lines` lines of a file begin, given its end: how many bytes before the end of `tail`.
-/// `None`: `tail` holds fewer lines, so more of the file has to be looked at.
+/// The offset in `tail`, the end of a file, at which the last `lines` lines begin. `None` if `tail` holds fewer lines,
+/// so that more of the file has to be read.
 pub fn tail_start(tail: &[u8], lines: usize) -> Option<usize> {
     if lines == 0 {
         return Some(tail.len());
@@ -85,8 +86,8 @@ pub fn tail_start(tail: &[u8], lines: usize) -> Option<usize> {
     line_start_from_end(tail.strip_suffix(b"\n").unwrap_or(tail), &mut left)
 }
 
-/// Counts the newlines of `block` from its end down from `left`; where the line begins that follows the last
-/// one. `None`: the count goes on in the block before.
+/// Counts `left` down by one for each newline of `block`, from its end. Returns the offset behind the newline that
+/// brings it to 0; `None` if the search has to continue in the previous block.
 pub fn line_start_from_end(block: &[u8], left: &mut usize) -> Option<usize> {
     for (i, byte) in block.iter().enumerate().rev() {
         if *byte == b'\n' {
@@ -99,8 +100,8 @@ pub fn line_start_from_end(block: &[u8], left: &mut usize) -> Option<usize> {
     None
 }
 
-/// Appends to `out` what a reader is shown of a line. `continued` says that the line before was partial: its
-/// continuation gets no timestamp.
+/// Appends a line to `out` as a reader gets it. `continued` says that the previous line was partial: its continuation
+/// gets no timestamp.
 pub fn render(line: &LogLine<'_>, timestamps: bool, continued: bool, out: &mut Vec<u8>) {
     if timestamps && !continued && !line.timestamp.is_empty() {
         fixed_width(line.timestamp, out);
@@ -112,7 +113,7 @@ pub fn render(line: &LogLine<'_>, timestamps: bool, continued: bool, out: &mut V
     }
 }
 
-/// Appends a time with nine digits of its second, as runtimes leave out zeros at the end; another text as it is.
+/// Appends a time with nine fractional digits, because runtimes omit trailing zeros; any other text is appended as is.
 fn fixed_width(timestamp: &[u8], out: &mut Vec<u8>) {
     let Some((second, fraction, zone)) = split_time(timestamp) else {
         out.extend_from_slice(timestamp);
@@ -125,27 +126,27 @@ fn fixed_width(timestamp: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(zone);
 }
 
-/// A time up to its second, the at most nine digits of its fraction, and its zone; `None`: it is none that a runtime
-/// writes.
+/// Splits a time into the part up to its second, the fractional digits (at most nine) and the zone; `None` if it is not
+/// in the format that runtimes write.
 fn split_time(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (second, rest) = text.split_at(text.len().min(SECOND));
     let fraction = rest.strip_prefix(b".").unwrap_or_default();
     let digits = fraction.iter().take_while(|b| b.is_ascii_digit()).count();
     let zone = if digits == 0 { rest } else { &fraction[digits..] };
     let is_zone = zone == b"Z" || (zone.len() == 6 && (zone[0] == b'+' || zone[0] == b'-'));
-    // A time without its hyphens and colons has other places.
+    // A time without hyphens and colons has its parts at other offsets.
     let is_second = second.len() == SECOND && second[10] == b'T' && second[16] == b':';
     (is_second && digits <= 9 && is_zone).then(|| (second, &fraction[..digits], zone))
 }
 
-/// The end of a log as a termination message: at most `max_lines` lines and `max_bytes` bytes of content.
+/// The end of a log, for a termination message: at most `max_lines` lines and `max_bytes` bytes of content.
 pub fn termination_tail(file: &[u8], max_lines: usize, max_bytes: usize) -> String {
     let start = tail_start(file, max_lines).unwrap_or(0);
     let mut out = Vec::new();
     for line in file[start..].split_inclusive(|b| *b == b'\n') {
         render(&parse(line.strip_suffix(b"\n").unwrap_or(line)), false, false, &mut out);
     }
-    // A line of Docker's may say that there are newlines in it, though Docker itself writes none.
+    // A line in Docker's format may contain further newlines, although Docker itself does not write them.
     let lines = tail_start(&out, max_lines).unwrap_or(0);
     let cut = out.len().saturating_sub(max_bytes).max(lines);
     String::from_utf8_lossy(&out[cut..]).into_owned()
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_format_is_taken_apart() {
+    fn cri_log_line_is_parsed() {
         let line = parse(b"2026-01-02T03:04:05.000000006Z stderr P some words");
         assert_eq!(line.timestamp, b"2026-01-02T03:04:05.000000006Z");
         assert_eq!(line.stream, b"stderr");
@@ -168,20 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_line_of_a_container_has_no_content() {
+    fn empty_log_line_has_no_content() {
         let line = parse(b"2026-01-02T03:04:05Z stdout F ");
         assert_eq!(&*line.content, b"");
         assert!(!line.partial);
     }
 
     #[test]
-    fn anything_else_is_content() {
+    fn line_in_no_known_format_is_content() {
         assert_eq!(&*parse(b"no log line").content, b"no log line");
         assert_eq!(&*parse(b"").content, b"");
     }
 
     #[test]
-    fn a_line_of_docker_is_taken_apart() {
+    fn docker_log_line_is_parsed() {
         let members =
             |log: &str| format!(r#"{{"log":"{log}","stream":"stderr","time":"2026-01-02T03:04:05.6Z"}}"#);
         for (log, content, partial) in [
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_line_of_docker_is_content() {
+    fn invalid_docker_log_line_is_content() {
         for text in [
             r#"{"log":"x\n","stream":"stdout"}"#,
             r#"{"stream":"stdout","time":"2026-01-02T03:04:05Z"}"#,
@@ -228,14 +229,14 @@ mod tests {
             assert_eq!(&*line.content, text.as_bytes());
             assert!(line.timestamp.is_empty() && line.stream.is_empty() && !line.partial, "{text}");
         }
-        // What a container logs in this form is its own.
+        // Content in Docker's format within a CRI line stays content.
         let own = r#"{"log":"x\n","stream":"stdout","time":"2026-01-02T03:04:05Z"}"#;
         let written = format!("2026-01-02T03:04:05Z stdout F {own}");
         assert_eq!(&*parse(written.as_bytes()).content, own.as_bytes());
     }
 
     #[test]
-    fn pieces_of_docker_are_one_line_with_one_timestamp() {
+    fn pieces_of_a_docker_log_line_get_one_timestamp() {
         let line = |log: &str, second: u8| {
             format!(
                 "{{\"log\":\"{log}\",\"stream\":\"stdout\",\"time\":\"2026-01-02T03:04:0{second}.5Z\"}}\n"
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_line_and_its_continuation_are_one_line_with_one_timestamp() {
+    fn partial_log_line_and_its_continuation_get_one_timestamp() {
         let mut out = Vec::new();
         render(&parse(b"T stdout P ab"), true, false, &mut out);
         render(&parse(b"T stdout F cd"), true, true, &mut out);
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_with_nine_digits_of_the_second() {
+    fn timestamps_are_shown_with_nine_fractional_digits() {
         for (written, shown) in [
             ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.000000000Z"),
             ("2026-01-02T03:04:05.12Z", "2026-01-02T03:04:05.120000000Z"),
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_begins_after_the_newline_before_it() {
+    fn tail_starts_after_the_previous_newline() {
         let file = b"a\nb\nc\n";
         assert_eq!(tail_start(file, 1), Some(4));
         assert_eq!(tail_start(file, 2), Some(2));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_termination_message_is_cut_from_the_front() {
+    fn termination_message_from_the_log_keeps_its_end() {
         let file = b"T stdout F one\nT stdout F two\n";
         assert_eq!(termination_tail(file, 1, 100), "two\n");
         assert_eq!(termination_tail(file, 80, 3), "wo\n");
@@ -302,7 +303,7 @@ mod tests {
 
     const LINE: &[u8] = b"2026-01-02T03:04:05.5Z stderr P:x some\nwords\n";
 
-    /// Bytes, and a line of the format with a hole and a graft.
+    /// Random bytes, or a CRI line with some bytes replaced.
     fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
         let graft = proptest::collection::vec(any::<u8>(), 0..4);
         let grafted = (0..LINE.len(), 0usize..4, graft).prop_map(|(at, cut, graft)| {
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn parsing_arbitrary_log_bytes_never_panics() {
         let reached = &Reached::default();
         proptest!(ProptestConfig::with_cases(1024), |(bytes in any_bytes(), n in 0usize..5)| {
             let line = parse(&bytes);
@@ -327,11 +328,11 @@ mod tests {
                 ("a partial line", line.partial),
                 ("a time with nine digits", out.starts_with(b"2026-01-02T03:04:05.500000000Z ")),
                 ("another time", !line.timestamp.is_empty() && out.starts_with(line.timestamp)),
-                ("as many lines as were asked for", n > 0 && tail.is_some()),
+                ("as many lines as requested", n > 0 && tail.is_some()),
                 ("fewer lines", tail.is_none()),
             ]);
         });
-        // The rarest: "as many lines as were asked for", in one case of 8.
+        // The rarest: "as many lines as requested", in one case of 8.
         reached.assert_each();
     }
 }

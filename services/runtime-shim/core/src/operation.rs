@@ -1,13 +1,13 @@
-//! The calls of CRI as the kubelet's metrics name them (runtime-and-resources.md §1.4).
+//! The names of CRI calls in the kubelet's metrics (runtime-and-resources.md §1.4).
 
-/// A call of CRI.
+/// A CRI call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Operation(&'static str);
 
-/// The one call that has no end of its own.
+/// The one call whose response stream never ends by itself.
 const EVENTS: &str = "get_container_events";
 
-/// `runtime.v1.RuntimeService`, sorted by method. A list that is streamed counts as the list.
+/// Methods of `runtime.v1.RuntimeService`, sorted by method. A streamed list has the name of the list.
 const RUNTIME: [(&str, &str); 35] = [
     ("Attach", "attach"),
     ("CheckpointContainer", "checkpoint_container"),
@@ -46,7 +46,7 @@ const RUNTIME: [(&str, &str); 35] = [
     ("Version", "version"),
 ];
 
-/// `runtime.v1.ImageService`, the same.
+/// Methods of `runtime.v1.ImageService`, sorted by method.
 const IMAGE: [(&str, &str); 6] = [
     ("ImageFsInfo", "image_fs_info"),
     ("ImageStatus", "image_status"),
@@ -57,8 +57,8 @@ const IMAGE: [(&str, &str); 6] = [
 ];
 
 impl Operation {
-    /// The call with this path, `/package.Service/Method`; `None` for one that is not of CRI v1 or not known.
-    pub fn of(path: &str) -> Option<Self> {
+    /// The call with this path, `/package.Service/Method`; `None` if it is not a known call of CRI v1.
+    pub fn from_path(path: &str) -> Option<Self> {
         let (service, method) = path.strip_prefix("/runtime.v1.")?.split_once('/')?;
         let methods: &[(&str, &str)] = match service {
             "RuntimeService" => &RUNTIME,
@@ -74,7 +74,7 @@ impl Operation {
         self.0
     }
 
-    /// Whether its answer is a stream that goes on until somebody leaves, so that how long it took says nothing.
+    /// Whether its response is a stream that lasts until the caller leaves, so that its duration means nothing.
     pub fn is_endless(self) -> bool {
         self.0 == EVENTS
     }
@@ -84,7 +84,7 @@ impl Operation {
 mod tests {
     use super::*;
 
-    /// Every value of the label that the kubelet has.
+    /// Every value of the label that the kubelet uses.
     const NAMES: &str = "version status runtime_config update_runtime_config run_podsandbox stop_podsandbox \
         remove_podsandbox podsandbox_status list_podsandbox create_container start_container stop_container \
         remove_container list_containers container_status update_container update_podsandbox_resources \
@@ -112,9 +112,9 @@ mod tests {
     }
 
     #[test]
-    fn every_method_is_found_and_named_as_the_kubelet_names_it() {
+    fn every_cri_method_has_the_kubelets_operation_type() {
         for (path, method, name) in every() {
-            assert_eq!(Operation::of(&path).map(Operation::name), Some(name), "{path}");
+            assert_eq!(Operation::from_path(&path).map(Operation::name), Some(name), "{path}");
             let expected = match method {
                 "UpdateContainerResources" => "update_container".to_owned(),
                 "StreamPodSandboxes" => "list_podsandbox".to_owned(),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_are_those_of_the_kubelet_and_none_is_missing() {
+    fn operation_types_are_exactly_those_of_the_kubelet() {
         let sorted = |mut names: Vec<&'static str>| {
             names.sort_unstable();
             names.dedup();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_cri_is_no_operation() {
+    fn methods_outside_cri_have_no_operation_type() {
         for path in [
             "",
             "/",
@@ -148,13 +148,13 @@ mod tests {
             "/runtime.v1alpha2.RuntimeService/Version",
             "/containerd.services.events.v1.Events/Subscribe",
         ] {
-            assert_eq!(Operation::of(path), None, "{path}");
+            assert_eq!(Operation::from_path(path), None, "{path}");
         }
     }
 
     #[test]
-    fn only_the_stream_of_events_is_endless() {
-        let endless = |path: &String| Operation::of(path).is_some_and(Operation::is_endless);
+    fn only_get_container_events_is_endless() {
+        let endless = |path: &String| Operation::from_path(path).is_some_and(Operation::is_endless);
         let found: Vec<String> = every().map(|(path, ..)| path).filter(endless).collect();
         assert_eq!(found, ["/runtime.v1.RuntimeService/GetContainerEvents"]);
     }

@@ -1,139 +1,141 @@
-//! Whether a pull goes on or stands still, from what the runtime tells of the blobs that it is fetching.
+//! Whether a pull makes progress or is stalled, from the blobs that the runtime is fetching.
 //!
-//! CRI tells nothing of a pull before its end. containerd's content service lists every blob that is being written, of
-//! all pulls together and with those that an earlier pull left half-written. So this is what can be said:
-//! - bytes that have arrived of the blobs that move, of all pulls that run now;
-//! - a pull stands still when no blob has moved for a while. One that moves keeps other pulls beside it;
-//! - containerd writes a blob in steps of 1 MiB, so that one which takes longer than the limit for that stands still;
-//! - with nothing to fetch any more the layers are being unpacked, which is the node's own work and has no limit;
-//! - when blobs that have not moved are all that is left, they may be the remains of an earlier pull, so that the limit
-//!   is [`DOUBTFUL`] times as long.
+//! CRI reports nothing about a pull before its end. containerd's content service lists every blob that is being
+//! written: those of all pulls together, and those that an earlier pull left incomplete. From that follows:
+//! - The bytes received are those of the blobs that grow, of all current pulls.
+//! - A pull is stalled when no blob has grown for a while. A blob of one pull counts as progress of all of them.
+//! - containerd writes a blob in steps of 1 MiB, so a blob that takes longer than the limit for one step is stalled.
+//! - When there is nothing left to fetch, the layers are being unpacked. That is the node's own work and has no limit.
+//! - When only blobs remain that have not grown, they may be leftovers of an earlier pull. The limit is then
+//!   [`AMBIGUOUS_FACTOR`] times as long.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::size_text::size;
+use crate::size_text::format_size;
 
-/// How much longer the limit is while nobody can tell a pull that stands still from one that unpacks beside remains.
-const DOUBTFUL: i64 = 10;
+/// Factor of the limit while a stalled pull and one that unpacks next to leftovers look the same.
+const AMBIGUOUS_FACTOR: i64 = 10;
 
 /// A blob that is being written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blob {
-    /// The runtime's name for it.
+    /// The runtime's name of the blob.
     pub name: String,
-    /// Bytes that have arrived.
+    /// Bytes received.
     pub bytes: u64,
-    /// Bytes that it will have; 0: unknown.
+    /// Size in bytes; 0: unknown.
     pub total: u64,
 }
 
-/// What a pull is doing.
+/// The phase of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Doing {
-    /// The registry is asked; nothing has come yet.
-    Asking,
-    /// Blobs are coming.
+pub enum PullPhase {
+    /// Waiting for the registry; nothing was received yet.
+    Connecting,
+    /// Receiving blobs.
     Fetching {
-        /// Bytes of them that are here.
+        /// Bytes received.
         bytes: u64,
-        /// Bytes of them in all; 0: unknown.
+        /// Bytes of these blobs in total; 0: unknown.
         total: u64,
-        /// How many they are.
+        /// Number of these blobs.
         blobs: usize,
     },
-    /// Everything is here.
+    /// Everything was received.
     Unpacking,
 }
 
-impl Doing {
-    /// For people, as it stands behind `pulling: `.
+impl PullPhase {
+    /// Text for people, shown after `pulling: `.
     pub fn text(&self) -> String {
         match self {
-            Self::Asking => "the registry is asked".to_owned(),
+            Self::Connecting => "waiting for the registry".to_owned(),
             Self::Unpacking => "unpacking".to_owned(),
             Self::Fetching { bytes, total, blobs } => {
-                let of = if *total == 0 { String::new() } else { format!(" of {}", size(*total)) };
-                let way = if *blobs == 1 { "layer on its way" } else { "layers on their way" };
-                format!("{}{of} ({blobs} {way})", size(*bytes))
+                let of = if *total == 0 { String::new() } else { format!(" of {}", format_size(*total)) };
+                let noun = if *blobs == 1 { "layer on its way" } else { "layers on their way" };
+                format!("{}{of} ({blobs} {noun})", format_size(*bytes))
             }
         }
     }
 }
 
-/// One pull, looked at again and again. Moments are nanoseconds of one clock of the caller's.
+/// Tracks the progress of one pull. Times are nanoseconds of one clock of the caller's.
 #[derive(Debug)]
-pub struct PullWatch {
-    /// Blobs at the first look: `None` before it.
-    before: Option<BTreeMap<String, u64>>,
+pub struct ProgressTracker {
+    /// Blobs of the first observation that have not grown since; `None` before it.
+    initial: Option<BTreeMap<String, u64>>,
     last: BTreeMap<String, Blob>,
-    moved_at: i64,
-    /// Whether a blob has come or moved since the first look.
-    moved: bool,
+    progressed_at: i64,
+    /// Whether a blob has appeared or grown since the first observation.
+    progressed: bool,
 }
 
-impl PullWatch {
+impl ProgressTracker {
     /// A pull that begins now.
     pub const fn new(now: i64) -> Self {
-        Self { before: None, last: BTreeMap::new(), moved_at: now, moved: false }
+        Self { initial: None, last: BTreeMap::new(), progressed_at: now, progressed: false }
     }
 
-    /// Takes in what is being written now.
-    pub fn look(&mut self, blobs: Vec<Blob>, now: i64) -> Doing {
-        let seen: BTreeMap<String, Blob> = blobs.into_iter().map(|blob| (blob.name.clone(), blob)).collect();
-        if let Some(before) = &mut self.before {
-            let news = seen.values().any(|b| self.last.get(&b.name).is_none_or(|last| last.bytes != b.bytes));
-            // One that is gone is whole.
-            let gone = self.last.keys().any(|name| !seen.contains_key(name));
-            if news || gone {
-                self.moved_at = now;
-                self.moved = true;
+    /// Records the blobs that are being written now.
+    pub fn observe(&mut self, blobs: Vec<Blob>, now: i64) -> PullPhase {
+        let listed: BTreeMap<String, Blob> =
+            blobs.into_iter().map(|blob| (blob.name.clone(), blob)).collect();
+        if let Some(initial) = &mut self.initial {
+            let grown =
+                listed.values().any(|b| self.last.get(&b.name).is_none_or(|last| last.bytes != b.bytes));
+            // A blob that is no longer listed is complete.
+            let completed = self.last.keys().any(|name| !listed.contains_key(name));
+            if grown || completed {
+                self.progressed_at = now;
+                self.progressed = true;
             }
-            before.retain(|name, bytes| seen.get(name).is_some_and(|blob| blob.bytes == *bytes));
+            initial.retain(|name, bytes| listed.get(name).is_some_and(|blob| blob.bytes == *bytes));
         } else {
-            self.before = Some(seen.iter().map(|(name, blob)| (name.clone(), blob.bytes)).collect());
+            self.initial = Some(listed.iter().map(|(name, blob)| (name.clone(), blob.bytes)).collect());
         }
-        self.last = seen;
-        self.doing()
+        self.last = listed;
+        self.phase()
     }
 
-    fn coming(&self) -> impl Iterator<Item = &Blob> {
-        let before = self.before.as_ref();
-        self.last.values().filter(move |blob| before.is_none_or(|before| !before.contains_key(&blob.name)))
+    fn own_blobs(&self) -> impl Iterator<Item = &Blob> {
+        let initial = self.initial.as_ref();
+        self.last.values().filter(move |blob| initial.is_none_or(|initial| !initial.contains_key(&blob.name)))
     }
 
-    fn doing(&self) -> Doing {
+    fn phase(&self) -> PullPhase {
         let (mut bytes, mut total, mut blobs) = (0_u64, 0_u64, 0);
-        for blob in self.coming() {
+        for blob in self.own_blobs() {
             bytes = bytes.saturating_add(blob.bytes);
             total = total.saturating_add(blob.total);
             blobs += 1;
         }
-        match (blobs, self.moved) {
-            (0, false) => Doing::Asking,
-            (0, true) => Doing::Unpacking,
-            _ => Doing::Fetching { bytes, total, blobs },
+        match (blobs, self.progressed) {
+            (0, false) => PullPhase::Connecting,
+            (0, true) => PullPhase::Unpacking,
+            _ => PullPhase::Fetching { bytes, total, blobs },
         }
     }
 
-    /// Why the pull has to be given up: it has not moved for `limit` nanoseconds.
+    /// The message for a pull that has to be cancelled: it made no progress for `limit` nanoseconds.
     pub fn stalled(&self, limit: i64, now: i64) -> Option<String> {
-        let doing = self.doing();
-        let limit = match doing {
-            Doing::Asking | Doing::Fetching { .. } => limit,
-            Doing::Unpacking if self.last.is_empty() => return None,
-            Doing::Unpacking => limit.saturating_mul(DOUBTFUL),
+        let phase = self.phase();
+        let limit = match phase {
+            PullPhase::Connecting | PullPhase::Fetching { .. } => limit,
+            PullPhase::Unpacking if self.last.is_empty() => return None,
+            PullPhase::Unpacking => limit.saturating_mul(AMBIGUOUS_FACTOR),
         };
-        if now - self.moved_at < limit {
+        if now - self.progressed_at < limit {
             return None;
         }
         let limit = Duration::from_nanos(u64::try_from(limit).unwrap_or(0));
-        let far = match doing {
-            Doing::Asking => "the registry has not answered".to_owned(),
+        let progress = match phase {
+            PullPhase::Connecting => "the registry has not answered".to_owned(),
             other => other.text(),
         };
         let limit = crate::image::go_duration(limit);
-        Some(format!("no progress within {limit}: {far}; the pull was given up and will be tried again"))
+        Some(format!("no progress within {limit}: {progress}; the pull was cancelled and will be retried"))
     }
 }
 
@@ -147,80 +149,80 @@ mod tests {
         Blob { name: name.into(), bytes, total: 4 << 20 }
     }
 
-    /// A pull that was looked at once before anything came.
-    fn begun(left: &[Blob]) -> PullWatch {
-        let mut watch = PullWatch::new(0);
-        assert_eq!(watch.look(left.to_vec(), 0), Doing::Asking);
+    /// A pull that was observed once before anything was received.
+    fn started(leftovers: &[Blob]) -> ProgressTracker {
+        let mut watch = ProgressTracker::new(0);
+        assert_eq!(watch.observe(leftovers.to_vec(), 0), PullPhase::Connecting);
         watch
     }
 
     #[test]
-    fn a_slow_pull_goes_on_for_ever() {
-        let mut watch = begun(&[]);
+    fn slow_pull_with_progress_is_never_cancelled() {
+        let mut watch = started(&[]);
         for n in 1..1_000 {
             let now = i64::try_from(n).unwrap() * (LIMIT - 1);
-            assert!(matches!(watch.look(vec![blob("a", n)], now), Doing::Fetching { blobs: 1, .. }));
+            assert!(matches!(watch.observe(vec![blob("a", n)], now), PullPhase::Fetching { blobs: 1, .. }));
             assert_eq!(watch.stalled(LIMIT, now + LIMIT - 1), None);
         }
     }
 
     #[test]
-    fn a_pull_whose_blobs_stand_still_is_given_up_and_says_how_far_it_came() {
-        let mut watch = begun(&[]);
-        watch.look(vec![blob("a", 1 << 20), blob("b", 1 << 19)], 5);
-        let doing = watch.look(vec![blob("a", 1 << 20), blob("b", 1 << 19)], 30);
-        assert_eq!(doing, Doing::Fetching { bytes: 3 << 19, total: 8 << 20, blobs: 2 });
+    fn stalled_pull_is_cancelled_and_reports_its_progress() {
+        let mut watch = started(&[]);
+        watch.observe(vec![blob("a", 1 << 20), blob("b", 1 << 19)], 5);
+        let phase = watch.observe(vec![blob("a", 1 << 20), blob("b", 1 << 19)], 30);
+        assert_eq!(phase, PullPhase::Fetching { bytes: 3 << 19, total: 8 << 20, blobs: 2 });
         assert_eq!(watch.stalled(LIMIT, 64), None);
         let text = watch.stalled(LIMIT, 65).unwrap();
         assert!(text.contains("1.5 MiB of 8.0 MiB (2 layers on their way)"), "{text}");
     }
 
     #[test]
-    fn a_registry_that_never_answers_is_given_up() {
-        let mut watch = begun(&[]);
-        assert_eq!(watch.look(vec![], 59), Doing::Asking);
+    fn pull_is_cancelled_when_the_registry_never_answers() {
+        let mut watch = started(&[]);
+        assert_eq!(watch.observe(vec![], 59), PullPhase::Connecting);
         assert_eq!(watch.stalled(LIMIT, 59), None);
         assert!(watch.stalled(LIMIT, 60).unwrap().contains("the registry has not answered"));
     }
 
     #[test]
     fn unpacking_has_no_limit() {
-        let mut watch = begun(&[]);
-        watch.look(vec![blob("a", 1)], 1);
-        assert_eq!(watch.look(vec![], 2), Doing::Unpacking);
+        let mut watch = started(&[]);
+        watch.observe(vec![blob("a", 1)], 1);
+        assert_eq!(watch.observe(vec![], 2), PullPhase::Unpacking);
         assert_eq!(watch.stalled(LIMIT, i64::MAX), None);
     }
 
     #[test]
-    fn what_an_earlier_pull_left_is_no_progress_until_it_moves() {
-        let mut watch = begun(&[blob("left", 7)]);
-        assert_eq!(watch.look(vec![blob("left", 7)], 10), Doing::Asking);
+    fn leftover_blob_is_no_progress_until_it_grows() {
+        let mut watch = started(&[blob("left", 7)]);
+        assert_eq!(watch.observe(vec![blob("left", 7)], 10), PullPhase::Connecting);
         assert!(watch.stalled(LIMIT, LIMIT).is_some());
-        // It is gone on with.
-        let doing = watch.look(vec![blob("left", 8)], 20);
-        assert_eq!(doing, Doing::Fetching { bytes: 8, total: 4 << 20, blobs: 1 });
+        // This pull continues the leftover blob.
+        let phase = watch.observe(vec![blob("left", 8)], 20);
+        assert_eq!(phase, PullPhase::Fetching { bytes: 8, total: 4 << 20, blobs: 1 });
         assert_eq!(watch.stalled(LIMIT, 20 + LIMIT - 1), None);
         assert!(watch.stalled(LIMIT, 20 + LIMIT).is_some());
     }
 
     #[test]
-    fn beside_what_an_earlier_pull_left_unpacking_has_a_longer_limit() {
-        let mut watch = begun(&[blob("left", 7)]);
-        watch.look(vec![blob("left", 7), blob("a", 1)], 1);
-        assert_eq!(watch.look(vec![blob("left", 7)], 2), Doing::Unpacking);
+    fn unpacking_next_to_leftover_blobs_has_a_longer_limit() {
+        let mut watch = started(&[blob("left", 7)]);
+        watch.observe(vec![blob("left", 7), blob("a", 1)], 1);
+        assert_eq!(watch.observe(vec![blob("left", 7)], 2), PullPhase::Unpacking);
         assert_eq!(watch.stalled(LIMIT, 2 + 10 * LIMIT - 1), None);
         assert!(watch.stalled(LIMIT, 2 + 10 * LIMIT).is_some());
     }
 
     #[test]
-    fn what_a_pull_is_doing_is_said_in_words() {
-        let fetching = |bytes, total, blobs| Doing::Fetching { bytes, total, blobs }.text();
+    fn pull_phases_have_texts() {
+        let fetching = |bytes, total, blobs| PullPhase::Fetching { bytes, total, blobs }.text();
         assert_eq!(fetching(1_536, 4 << 20, 1), "1.5 KiB of 4.0 MiB (1 layer on its way)");
         assert_eq!(fetching(10, 0, 3), "10.0 B (3 layers on their way)");
         assert_eq!(fetching(10, 0, 11), "10.0 B (11 layers on their way)");
         assert_eq!(
-            (Doing::Asking.text(), Doing::Unpacking.text()),
-            ("the registry is asked".into(), "unpacking".into())
+            (PullPhase::Connecting.text(), PullPhase::Unpacking.text()),
+            ("waiting for the registry".into(), "unpacking".into())
         );
     }
 }

@@ -2,12 +2,12 @@
 
 const NANOS: i64 = 1_000_000_000;
 
-/// A bucket of tokens, one for each pull. Moments are nanoseconds of one clock of the caller's, which never goes back.
+/// A token bucket with one token for each pull. Times are nanoseconds of one clock of the caller's that never steps back.
 #[derive(Debug, Clone)]
 pub struct PullRate {
-    /// Nanoseconds in which a token comes; 0: no limit.
+    /// Nanoseconds until a token is added; 0: no limit.
     interval: i64,
-    /// Nanoseconds in which the bucket fills up, without its last token.
+    /// Nanoseconds to fill the bucket, without its last token.
     slack: i64,
     /// When the bucket will be full again.
     full_at: i64,
@@ -20,17 +20,17 @@ impl PullRate {
         Self { interval, slack: interval * i64::from(burst.max(1) - 1), full_at: i64::MIN }
     }
 
-    /// Takes a token; how many nanoseconds the pull has to wait for it. Tokens are had in the order of the calls.
+    /// Takes a token and returns how many nanoseconds the pull has to wait for it. Tokens are given in the order of calls.
     ///
-    /// Parity: the kubelet fails a pull without a token at once, and a node that starts with many pods backs them all
-    /// off for it; here it waits.
+    /// Parity: the kubelet fails a pull without a token at once, so that a node that starts with many pods backs them all
+    /// off; here the pull waits.
     pub fn take(&mut self, now: i64) -> i64 {
         let full_at = self.full_at.max(now);
         self.full_at = full_at.saturating_add(self.interval);
         (full_at - self.slack - now).max(0)
     }
 
-    /// Gives a token back: its pull was given up before it began.
+    /// Returns a token: its pull was cancelled before it began.
     pub const fn give_back(&mut self) {
         self.full_at = self.full_at.saturating_sub(self.interval);
     }
@@ -43,7 +43,7 @@ mod tests {
     const S: i64 = 1_000_000_000;
 
     #[test]
-    fn a_burst_goes_at_once_and_the_others_wait_their_turn() {
+    fn pull_burst_starts_at_once_and_later_pulls_wait() {
         let mut rate = PullRate::new(5, 10);
         let waits: Vec<i64> = (0..13).map(|_| rate.take(7 * S)).collect();
         assert_eq!(waits[..10], [0; 10]);
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_back_with_time_up_to_the_burst() {
+    fn pull_tokens_refill_up_to_the_burst() {
         let mut rate = PullRate::new(2, 2);
         for _ in 0..2 {
             assert_eq!(rate.take(S), 0);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nobody_waits_and_a_burst_of_none_is_one() {
+    fn pull_rate_zero_is_unlimited_and_burst_zero_is_one() {
         let mut free = PullRate::new(0, 0);
         assert!((0..100).all(|_| free.take(0) == 0));
         let mut rate = PullRate::new(1, 0);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_that_was_given_up_leaves_its_token() {
+    fn cancelled_pull_returns_its_token() {
         let mut rate = PullRate::new(1, 1);
         assert_eq!([rate.take(S), rate.take(S)], [0, S]);
         rate.give_back();

@@ -1,74 +1,74 @@
-//! Who may use an image that is already there (runtime-and-resources.md §6.5): records of pulls in the kubelet's own
-//! form, so that one can go from kubelet to keelson and back.
+//! Which pods may use an image that is present (runtime-and-resources.md §6.5): records of pulls in the kubelet's own
+//! format, so that a node can move from a kubelet to Keelson and back.
 //!
-//! A record holds no credential: only where it came from, and its SHA-256.
+//! A record holds no credential, only its origin and its SHA-256.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::keyring::{Credential, Origin, hex};
+use crate::keyring::{Credential, Origin, sha256_hex};
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const RECORD_KIND: &str = "ImagePulledRecord";
 const INTENT_KIND: &str = "ImagePullIntent";
-/// Secrets that are kept of one image of one record; the oldest go.
-const MOST_SECRETS: usize = 100;
+/// Secrets kept for one repository of a record; beyond that the oldest are removed.
+const MAX_SECRETS: usize = 100;
 
-/// The name of an image's file in both folders.
+/// The file name for an image, in both folders.
 pub fn file_name(image: &str) -> String {
-    format!("sha256-{}", hex(image.as_bytes()))
+    format!("sha256-{}", sha256_hex(image.as_bytes()))
 }
 
-/// What is written before a pull and removed after it.
+/// The file that is written before a pull and removed after it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Intent {
+pub struct ImagePullIntent {
     kind: String,
     api_version: String,
-    /// The image as it is asked for.
+    /// The image as requested.
     pub image: String,
 }
 
-impl Intent {
-    /// Of a pull that is to begin.
-    pub fn of(image: &str) -> Self {
+impl ImagePullIntent {
+    /// The intent of a pull that is about to begin.
+    pub fn new(image: &str) -> Self {
         Self { kind: INTENT_KIND.into(), api_version: API_VERSION.into(), image: image.to_owned() }
     }
 
-    /// The intent in a file; `None`: it is none of this version.
+    /// Parses a file; `None` if it is not an intent of this version.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let intent: Self = serde_json::from_slice(text).ok()?;
         (intent.kind == INTENT_KIND && intent.api_version == API_VERSION).then_some(intent)
     }
 }
 
-/// What is known of the pulls of one image.
+/// The record of the pulls of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct ImagePulledRecord {
     kind: String,
     api_version: String,
     /// RFC 3339.
     pub last_updated_time: String,
     /// The runtime's id of the image.
     pub image_ref: String,
-    /// By `host/path`, without tag and digest.
+    /// By repository: `host/path`, without tag and digest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub credential_mapping: BTreeMap<String, Users>,
+    pub credential_mapping: BTreeMap<String, ImagePullCredentials>,
 }
 
-/// Who has shown that it may pull the image.
+/// The credentials with which the image was pulled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Users {
-    /// Every pod: pulled without credentials or with the node's.
+pub struct ImagePullCredentials {
+    /// Every pod may use the image: it was pulled without credentials or with the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub node_pods_accessible: bool,
-    /// Pods with one of these Secrets.
+    /// Pods with one of these Secrets may use the image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub kubernetes_secrets: Vec<SecretUse>,
-    /// Pods of one of these service accounts; kept as it is found.
+    pub kubernetes_secrets: Vec<ImagePullSecret>,
+    /// Pods of one of these service accounts may use the image; kept as found in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_service_accounts: Vec<serde_json::Value>,
 }
@@ -76,7 +76,7 @@ pub struct Users {
 /// A Secret that an image was pulled with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SecretUse {
+pub struct ImagePullSecret {
     /// Its UID.
     pub uid: String,
     /// Its namespace.
@@ -87,9 +87,9 @@ pub struct SecretUse {
     pub credential_hash: String,
 }
 
-impl Record {
-    /// An image of which nobody has shown anything yet.
-    pub fn of(image_ref: &str, now: &str) -> Self {
+impl ImagePulledRecord {
+    /// A record without credentials.
+    pub fn new(image_ref: &str, now: &str) -> Self {
         Self {
             kind: RECORD_KIND.into(),
             api_version: API_VERSION.into(),
@@ -99,37 +99,39 @@ impl Record {
         }
     }
 
-    /// The record in a file; `None`: it is none of this version.
+    /// Parses a file; `None` if it is not a record of this version.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let record: Self = serde_json::from_slice(text).ok()?;
         (record.kind == RECORD_KIND && record.api_version == API_VERSION).then_some(record)
     }
 
-    /// Notes that `repository` may be used by who has this credential, or by everybody without one. Whether that is new.
-    pub fn note(&mut self, repository: &str, used: Option<&(Credential, Origin)>, now: &str) -> bool {
-        let users = self.credential_mapping.entry(repository.to_owned()).or_default();
-        if users.node_pods_accessible {
+    /// Records that `repository` was pulled with this credential, or without one if `used` is `None`. Returns whether the
+    /// record has changed.
+    pub fn add(&mut self, repository: &str, used: Option<&(Credential, Origin)>, now: &str) -> bool {
+        let allowed = self.credential_mapping.entry(repository.to_owned()).or_default();
+        if allowed.node_pods_accessible {
             return false;
         }
         match used {
             Some((credential, Origin::Secret { uid, namespace, name })) => {
-                let secret = SecretUse {
+                let secret = ImagePullSecret {
                     uid: uid.clone(),
                     namespace: namespace.clone(),
                     name: name.clone(),
                     credential_hash: credential.hash(),
                 };
-                if users.kubernetes_secrets.contains(&secret) {
+                if allowed.kubernetes_secrets.contains(&secret) {
                     return false;
                 }
-                // A Secret that has changed stands there once.
-                users.kubernetes_secrets.retain(|s| !same_place(s, &secret));
-                users.kubernetes_secrets.push(secret);
-                let spare = users.kubernetes_secrets.len().saturating_sub(MOST_SECRETS);
-                users.kubernetes_secrets.drain(..spare);
+                // A Secret whose content has changed is listed once.
+                allowed.kubernetes_secrets.retain(|s| !same_secret(s, &secret));
+                allowed.kubernetes_secrets.push(secret);
+                let excess = allowed.kubernetes_secrets.len().saturating_sub(MAX_SECRETS);
+                allowed.kubernetes_secrets.drain(..excess);
             }
             Some((_, Origin::Node)) | None => {
-                *users = Users { node_pods_accessible: true, ..Users::default() };
+                *allowed =
+                    ImagePullCredentials { node_pods_accessible: true, ..ImagePullCredentials::default() };
             }
         }
         now.clone_into(&mut self.last_updated_time);
@@ -137,26 +139,26 @@ impl Record {
     }
 }
 
-fn same_place(a: &SecretUse, b: &SecretUse) -> bool {
+fn same_secret(a: &ImagePullSecret, b: &ImagePullSecret) -> bool {
     (&a.uid, &a.namespace, &a.name) == (&b.uid, &b.namespace, &b.name)
 }
 
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// Whoever runs here may use what is here.
+pub enum VerificationPolicy {
+    /// Every pod may use every image that is present.
     Never,
-    /// Images that were not pulled by the agent are for everybody.
+    /// Every pod may use images that the agent did not pull.
     #[default]
     NeverPreloaded,
-    /// These repositories are for everybody: whole ones, or with `/*` at the end all below.
+    /// Every pod may use images of these repositories. A trailing `/*` includes all repositories below.
     NeverAllowlisted(Vec<String>),
-    /// Every image is asked for.
+    /// Every image is verified.
     Always,
 }
 
-impl Policy {
-    /// By its name in the KubeletConfiguration; an unknown one is the strictest.
+impl VerificationPolicy {
+    /// The policy by its name in the KubeletConfiguration; an unknown name is the strictest policy.
     pub fn parse(name: &str, allowlist: &[String]) -> Self {
         match name {
             "NeverVerify" => Self::Never,
@@ -181,51 +183,52 @@ impl Policy {
     }
 }
 
-/// Whether a pod may use an image that is there.
+/// Whether a pod may use an image that is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody has to show anything.
+    /// No verification is needed.
     Open,
-    /// It has shown a credential that the image was pulled with; `note` is one that the record lacks.
+    /// The pod has a credential with which the image was pulled.
     Verified {
-        /// To be noted in the record.
-        note: Option<(Credential, Origin)>,
+        /// A credential to add to the record, if the record lacks it.
+        to_record: Option<(Credential, Origin)>,
     },
-    /// Only a pull can tell.
+    /// Only a pull can verify it.
     Unknown,
 }
 
-/// Decides whether the owner of `credentials` may use `repository`'s image as it is.
+/// Decides whether a pod with `credentials` may use the present image of `repository`.
 ///
-/// `record` is the image's; `intended` says that a pull of it was cut off by a crash or goes on.
+/// `record` is the image's; `pull_intended` says that a pull of it is in progress or was interrupted by a crash.
 pub fn access(
-    policy: &Policy,
+    policy: &VerificationPolicy,
     repository: &str,
-    record: Option<&Record>,
-    intended: bool,
+    record: Option<&ImagePulledRecord>,
+    pull_intended: bool,
     credentials: &[(Credential, Origin)],
 ) -> Access {
-    if policy.exempts(repository, record.is_some() || intended) {
+    if policy.exempts(repository, record.is_some() || pull_intended) {
         return Access::Open;
     }
-    let Some(users) = record.and_then(|record| record.credential_mapping.get(repository)) else {
+    let Some(allowed) = record.and_then(|record| record.credential_mapping.get(repository)) else {
         return Access::Unknown;
     };
-    if users.node_pods_accessible {
-        return Access::Verified { note: None };
+    if allowed.node_pods_accessible {
+        return Access::Verified { to_record: None };
     }
-    let known = |place: &dyn Fn(&SecretUse) -> bool| users.kubernetes_secrets.iter().any(place);
+    let known = |place: &dyn Fn(&ImagePullSecret) -> bool| allowed.kubernetes_secrets.iter().any(place);
     for found @ (credential, origin) in credentials {
         let Origin::Secret { uid, namespace, name } = origin else { continue };
-        // Without a UID, as of a manifest, another Secret may have the name: only its content tells.
-        let here =
-            |s: &SecretUse| !uid.is_empty() && (&s.uid, &s.namespace, &s.name) == (uid, namespace, name);
-        if known(&here) {
-            return Access::Verified { note: None };
+        // Without a UID, as from a manifest, another Secret may have the same name: only the content counts.
+        let is_same = |s: &ImagePullSecret| {
+            !uid.is_empty() && (&s.uid, &s.namespace, &s.name) == (uid, namespace, name)
+        };
+        if known(&is_same) {
+            return Access::Verified { to_record: None };
         }
         let hash = credential.hash();
-        if known(&|s: &SecretUse| s.credential_hash == hash) {
-            return Access::Verified { note: Some(found.clone()) };
+        if known(&|s: &ImagePullSecret| s.credential_hash == hash) {
+            return Access::Verified { to_record: Some(found.clone()) };
         }
     }
     Access::Unknown
@@ -247,77 +250,94 @@ mod tests {
         (credential(password), origin)
     }
 
-    fn record(used: Option<&(Credential, Origin)>) -> Record {
-        let mut record = Record::of("sha256:1", "then");
-        assert!(record.note(REPO, used, "now"));
+    fn record(used: Option<&(Credential, Origin)>) -> ImagePulledRecord {
+        let mut record = ImagePulledRecord::new("sha256:1", "then");
+        assert!(record.add(REPO, used, "now"));
         record
     }
 
-    fn ask(policy: &Policy, record: Option<&Record>, credentials: &[(Credential, Origin)]) -> Access {
+    fn access_with(
+        policy: &VerificationPolicy,
+        record: Option<&ImagePulledRecord>,
+        credentials: &[(Credential, Origin)],
+    ) -> Access {
         access(policy, REPO, record, false, credentials)
     }
 
     #[test]
-    fn what_was_never_pulled_here_is_open_unless_the_policy_says_otherwise() {
-        let list = |entry: &str| Policy::NeverAllowlisted(vec![entry.into()]);
+    fn preloaded_image_is_open_unless_the_policy_verifies_it() {
+        let list = |entry: &str| VerificationPolicy::NeverAllowlisted(vec![entry.into()]);
         for (policy, expected) in [
-            (Policy::Never, Access::Open),
-            (Policy::NeverPreloaded, Access::Open),
+            (VerificationPolicy::Never, Access::Open),
+            (VerificationPolicy::NeverPreloaded, Access::Open),
             (list(REPO), Access::Open),
             (list("r.example/team/*"), Access::Open),
             (list("r.example/*"), Access::Open),
             (list("r.example/te*"), Access::Unknown),
             (list("r.example/team"), Access::Unknown),
-            (Policy::Always, Access::Unknown),
+            (VerificationPolicy::Always, Access::Unknown),
         ] {
-            assert_eq!(ask(&policy, None, &[]), expected, "{policy:?}");
+            assert_eq!(access_with(&policy, None, &[]), expected, "{policy:?}");
         }
-        assert_eq!(access(&Policy::NeverPreloaded, REPO, None, true, &[]), Access::Unknown);
+        assert_eq!(access(&VerificationPolicy::NeverPreloaded, REPO, None, true, &[]), Access::Unknown);
     }
 
     #[test]
-    fn what_was_pulled_without_credentials_or_with_the_nodes_is_for_everybody() {
+    fn image_pulled_without_or_with_node_credentials_is_open_to_all_pods() {
         for used in [None, Some(&(credential("p"), Origin::Node))] {
             let record = record(used);
-            for policy in [Policy::NeverPreloaded, Policy::Always] {
-                assert_eq!(ask(&policy, Some(&record), &[]), Access::Verified { note: None });
+            for policy in [VerificationPolicy::NeverPreloaded, VerificationPolicy::Always] {
+                assert_eq!(access_with(&policy, Some(&record), &[]), Access::Verified { to_record: None });
             }
         }
     }
 
     #[test]
-    fn what_was_pulled_with_a_secret_is_for_who_has_it_by_name_or_by_content() {
+    fn image_pulled_with_a_secret_needs_that_secret_by_uid_or_content() {
         let used = secret("a", "p");
         let record = record(Some(&used));
-        let verified = Access::Verified { note: None };
-        assert_eq!(ask(&Policy::NeverPreloaded, Some(&record), &[]), Access::Unknown);
-        assert_eq!(ask(&Policy::Never, Some(&record), &[]), Access::Open);
-        assert_eq!(ask(&Policy::Always, Some(&record), &[secret("b", "q")]), Access::Unknown);
+        let verified = Access::Verified { to_record: None };
+        assert_eq!(access_with(&VerificationPolicy::NeverPreloaded, Some(&record), &[]), Access::Unknown);
+        assert_eq!(access_with(&VerificationPolicy::Never, Some(&record), &[]), Access::Open);
         assert_eq!(
-            ask(&Policy::Always, Some(&record), &[secret("b", "q"), secret("a", "changed")]),
+            access_with(&VerificationPolicy::Always, Some(&record), &[secret("b", "q")]),
+            Access::Unknown
+        );
+        assert_eq!(
+            access_with(
+                &VerificationPolicy::Always,
+                Some(&record),
+                &[secret("b", "q"), secret("a", "changed")]
+            ),
             verified
         );
         let same = secret("b", "p");
-        let expected = Access::Verified { note: Some(same.clone()) };
-        assert_eq!(ask(&Policy::Always, Some(&record), std::slice::from_ref(&same)), expected);
+        let expected = Access::Verified { to_record: Some(same.clone()) };
+        assert_eq!(
+            access_with(&VerificationPolicy::Always, Some(&record), std::slice::from_ref(&same)),
+            expected
+        );
         let nameless = |password: &str| {
             let origin = Origin::Secret { uid: String::new(), namespace: "default".into(), name: "a".into() };
             (credential(password), origin)
         };
         let of_manifest = self::record(Some(&nameless("p")));
-        assert_eq!(ask(&Policy::Always, Some(&of_manifest), &[nameless("changed")]), Access::Unknown);
-        let shown = ask(&Policy::Always, Some(&of_manifest), &[nameless("p")]);
+        assert_eq!(
+            access_with(&VerificationPolicy::Always, Some(&of_manifest), &[nameless("changed")]),
+            Access::Unknown
+        );
+        let shown = access_with(&VerificationPolicy::Always, Some(&of_manifest), &[nameless("p")]);
         assert!(matches!(shown, Access::Verified { .. }));
-        // The node's credentials are nobody's in particular.
+        // The node's credentials do not belong to a pod.
         let node = (credential("p"), Origin::Node);
-        assert_eq!(ask(&Policy::Always, Some(&record), &[node]), Access::Unknown);
-        // Another repository with the same content has to be shown anew.
-        let other = access(&Policy::Always, "r.example/other", Some(&record), false, &[used]);
+        assert_eq!(access_with(&VerificationPolicy::Always, Some(&record), &[node]), Access::Unknown);
+        // A pull from another repository has to be verified separately, even with the same content.
+        let other = access(&VerificationPolicy::Always, "r.example/other", Some(&record), false, &[used]);
         assert_eq!(other, Access::Unknown);
     }
 
     #[test]
-    fn a_record_has_the_kubelets_form_and_no_credential() {
+    fn pull_record_has_the_kubelets_format_and_no_credential() {
         let record = record(Some(&secret("a", "hunter2")));
         let text = serde_json::to_string(&record).unwrap();
         let hash = credential("hunter2").hash();
@@ -327,61 +347,61 @@ mod tests {
              \"namespace\":\"default\",\"name\":\"a\",\"credentialHash\":\"{hash}\"}}]}}}}}}"
         );
         assert_eq!(text, expected);
-        assert_eq!(Record::parse(text.as_bytes()), Some(record));
-        assert_eq!(Record::parse(text.replace("v1beta1", "v9").as_bytes()), None);
-        assert_eq!(Record::parse(text.replace("ImagePulledRecord", "Other").as_bytes()), None);
-        let intent = serde_json::to_string(&Intent::of("a:1")).unwrap();
+        assert_eq!(ImagePulledRecord::parse(text.as_bytes()), Some(record));
+        assert_eq!(ImagePulledRecord::parse(text.replace("v1beta1", "v9").as_bytes()), None);
+        assert_eq!(ImagePulledRecord::parse(text.replace("ImagePulledRecord", "Other").as_bytes()), None);
+        let intent = serde_json::to_string(&ImagePullIntent::new("a:1")).unwrap();
         let expected =
             r#"{"kind":"ImagePullIntent","apiVersion":"kubelet.config.k8s.io/v1beta1","image":"a:1"}"#;
         assert_eq!(intent, expected);
-        assert_eq!(Intent::parse(intent.as_bytes()), Some(Intent::of("a:1")));
-        assert_eq!(Record::parse(intent.as_bytes()), None);
-        assert_eq!(Intent::parse(b"{"), None);
-        assert_eq!(Intent::parse(intent.replace("v1beta1", "v9").as_bytes()), None);
+        assert_eq!(ImagePullIntent::parse(intent.as_bytes()), Some(ImagePullIntent::new("a:1")));
+        assert_eq!(ImagePulledRecord::parse(intent.as_bytes()), None);
+        assert_eq!(ImagePullIntent::parse(b"{"), None);
+        assert_eq!(ImagePullIntent::parse(intent.replace("v1beta1", "v9").as_bytes()), None);
         let open = "sha256-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(file_name(""), open);
     }
 
     #[test]
-    fn what_others_have_written_about_service_accounts_survives() {
+    fn service_accounts_in_a_pull_record_are_kept() {
         let text = r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1","lastUpdatedTime":"t","imageRef":"r","credentialMapping":{"r.example/team/a":{"kubernetesServiceAccounts":[{"uid":"1","namespace":"n","name":"s"}]}}}"#;
-        let mut record = Record::parse(text.as_bytes()).unwrap();
+        let mut record = ImagePulledRecord::parse(text.as_bytes()).unwrap();
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
-        assert!(record.note(REPO, Some(&secret("a", "p")), "now"));
+        assert!(record.add(REPO, Some(&secret("a", "p")), "now"));
         assert!(
             serde_json::to_string(&record).unwrap().contains(r#"{"uid":"1","namespace":"n","name":"s"}"#)
         );
     }
 
     #[test]
-    fn notes_are_made_once_and_the_oldest_of_many_secrets_go() {
+    fn pull_record_lists_each_secret_once_and_drops_the_oldest() {
         let mut record = record(Some(&secret("a", "p")));
-        assert!(!record.note(REPO, Some(&secret("a", "p")), "later"));
+        assert!(!record.add(REPO, Some(&secret("a", "p")), "later"));
         assert_eq!(record.last_updated_time, "now");
-        assert!(record.note(REPO, Some(&secret("a", "q")), "later"));
+        assert!(record.add(REPO, Some(&secret("a", "q")), "later"));
         assert_eq!(record.credential_mapping[REPO].kubernetes_secrets.len(), 1);
         for n in 0..100 {
-            assert!(record.note(REPO, Some(&secret(&format!("s{n}"), "p")), "later"));
+            assert!(record.add(REPO, Some(&secret(&format!("s{n}"), "p")), "later"));
         }
         let names = &record.credential_mapping[REPO].kubernetes_secrets;
         assert_eq!((names.len(), names[0].name.as_str()), (100, "s0"));
-        assert!(record.note(REPO, None, "later"));
+        assert!(record.add(REPO, None, "later"));
         assert!(record.credential_mapping[REPO].kubernetes_secrets.is_empty());
-        assert!(!record.note(REPO, Some(&secret("a", "p")), "later"));
+        assert!(!record.add(REPO, Some(&secret("a", "p")), "later"));
     }
 
     #[test]
-    fn a_policy_has_its_name_and_an_unknown_one_is_strict() {
+    fn unknown_verification_policy_verifies_always() {
         let list = ["r.example/*".to_owned()];
         for (name, policy) in [
-            ("", Policy::NeverPreloaded),
-            ("NeverVerify", Policy::Never),
-            ("NeverVerifyPreloadedImages", Policy::NeverPreloaded),
-            ("NeverVerifyAllowlistedImages", Policy::NeverAllowlisted(list.to_vec())),
-            ("AlwaysVerify", Policy::Always),
-            ("?", Policy::Always),
+            ("", VerificationPolicy::NeverPreloaded),
+            ("NeverVerify", VerificationPolicy::Never),
+            ("NeverVerifyPreloadedImages", VerificationPolicy::NeverPreloaded),
+            ("NeverVerifyAllowlistedImages", VerificationPolicy::NeverAllowlisted(list.to_vec())),
+            ("AlwaysVerify", VerificationPolicy::Always),
+            ("?", VerificationPolicy::Always),
         ] {
-            assert_eq!(Policy::parse(name, &list), policy, "{name:?}");
+            assert_eq!(VerificationPolicy::parse(name, &list), policy, "{name:?}");
         }
     }
 }

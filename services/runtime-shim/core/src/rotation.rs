@@ -1,11 +1,11 @@
 //! Rotation of container logs: which files to move, compress and remove (runtime-and-resources.md §7.5).
 //!
-//! A log `0.log` that has grown too large becomes `0.log.20260102-030405` and, when the next one has followed,
-//! `0.log.20260102-030405.gz`. The moment in the name is the one of the rotation in UTC; it only ever grows, so the
-//! names sort by age whatever happens to the clock.
+//! A log `0.log` that has grown too large becomes `0.log.20260102-030405` and, after the next rotation,
+//! `0.log.20260102-030405.gz`. The timestamp in the name is the time of the rotation in UTC. It always increases, so
+//! the names sort by age even if the clock is set back.
 //!
-//! Any plan may end after any of its steps: the next plan, made of what is then there, goes on without losing or
-//! doubling a line.
+//! A plan may be interrupted after any step: the next plan, made from the files that exist then, continues without
+//! losing or duplicating a line.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const DAY: i64 = 86_400;
 /// `YYYYMMDD-HHMMSS`.
 const STAMP: usize = 15;
 const COMPRESSED: &str = ".gz";
-const UNFINISHED: &str = ".tmp";
+const INCOMPLETE: &str = ".tmp";
 
 /// A file of a container's log folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,67 +24,67 @@ pub struct LogFile {
     pub bytes: u64,
 }
 
-/// When a log is rotated and what is kept of it.
+/// When a log is rotated and how many of its files are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// A log of this size is rotated (`containerLogMaxSize`); an empty one never is.
+    /// Size in bytes at which a log is rotated (`containerLogMaxSize`); an empty log never is.
     pub max_bytes: u64,
-    /// Files that are kept, the current one included (`containerLogMaxFiles`), at least 2.
+    /// Number of files kept, including the current one (`containerLogMaxFiles`), at least 2.
     pub max_files: usize,
 }
 
-/// One step of a plan. Names are in the log's folder.
+/// One step of a plan. Names are relative to the log's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Removes a file.
     Remove(String),
-    /// Gives a file another name, which nothing has.
+    /// Renames a file to a name that does not exist.
     Rename {
-        /// Its name so far.
+        /// Its current name.
         from: String,
         /// Its new name.
         to: String,
     },
-    /// Writes a file compressed to another one, which does not exist. When the source goes meanwhile, nothing of
-    /// what belongs to it follows.
+    /// Compresses a file into another one that does not exist. If the source is removed in the meantime, the
+    /// steps that depend on it are skipped.
     Compress {
-        /// What is read.
+        /// The source.
         from: String,
-        /// What is written.
+        /// The target.
         to: String,
     },
-    /// Tells the runtime to write to a new file under the current name.
+    /// Asks the runtime to write to a new file under the current name.
     Reopen,
 }
 
-/// What a rotated file is.
+/// The form of a rotated file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
-    /// Lines as the runtime wrote them.
+    /// The lines as the runtime wrote them.
     Plain,
-    /// The same, compressed, and complete.
+    /// Compressed and complete.
     Compressed,
-    /// A compression that has not been finished.
-    Unfinished,
+    /// An incomplete compression.
+    Incomplete,
 }
 
-/// The moment and the form that the name of a rotated file of `current` tells; `None`: another file.
-pub fn rotated<'a>(current: &str, name: &'a str) -> Option<(&'a str, Form)> {
+/// Parses the name of a rotated file of `current` into its timestamp and form; `None`: not a rotated file.
+pub fn parse_rotated_name<'a>(current: &str, name: &'a str) -> Option<(&'a str, Form)> {
     let rest = name.strip_prefix(current)?.strip_prefix('.')?;
-    let (stamp, form) = match (rest.strip_suffix(COMPRESSED), rest.strip_suffix(UNFINISHED)) {
+    let (stamp, form) = match (rest.strip_suffix(COMPRESSED), rest.strip_suffix(INCOMPLETE)) {
         (Some(stamp), _) => (stamp, Form::Compressed),
-        (_, Some(stamp)) => (stamp, Form::Unfinished),
+        (_, Some(stamp)) => (stamp, Form::Incomplete),
         _ => (rest, Form::Plain),
     };
-    seconds(stamp).map(|_| (stamp, form))
+    parse_stamp(stamp).map(|_| (stamp, form))
 }
 
-/// The rotated files of `current` that hold lines, oldest first: the moment of each and its form. Of a plain and a
-/// compressed file of one moment, which hold the same, the plain one is named.
-pub fn history<'a>(current: &str, names: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, Form> {
+/// The rotated files of `current` that hold lines, oldest first, by timestamp. Of a plain and a compressed file with
+/// the same timestamp, which hold the same lines, only the plain one is listed.
+pub fn rotated_files<'a>(current: &str, names: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, Form> {
     let mut history = BTreeMap::new();
-    for (stamp, form) in names.into_iter().filter_map(|name| rotated(current, name)) {
-        if form != Form::Unfinished {
+    for (stamp, form) in names.into_iter().filter_map(|name| parse_rotated_name(current, name)) {
+        if form != Form::Incomplete {
             let known = history.entry(stamp).or_insert(form);
             *known = form.min(*known);
         }
@@ -97,16 +97,16 @@ pub fn name_of(current: &str, stamp: &str, form: Form) -> String {
     let ending = match form {
         Form::Plain => "",
         Form::Compressed => COMPRESSED,
-        Form::Unfinished => UNFINISHED,
+        Form::Incomplete => INCOMPLETE,
     };
     format!("{current}.{stamp}{ending}")
 }
 
-/// Decides whether the log `current` of a running container is rotated, given the files of its folder and the moment
-/// in seconds since 1970.
+/// Decides whether to rotate the log `current` of a running container, given the files of its folder and the time in
+/// seconds since 1970.
 ///
-/// Room is made first, so that there are never more than `limits.max_files` files. A missing current file is a
-/// rotation that ended half-way: the runtime still writes to the newest rotated file, and only has to open another.
+/// The oldest files are removed first, so that there are never more than `limits.max_files`. A missing current file
+/// means an interrupted rotation: the runtime still writes to the newest rotated file and only has to reopen its log.
 pub fn plan_rotation(current: &str, files: &[LogFile], limits: Limits, now_unix_s: i64) -> Vec<Step> {
     let Some(log) = files.iter().find(|file| file.name == current) else {
         return vec![Step::Reopen];
@@ -114,7 +114,7 @@ pub fn plan_rotation(current: &str, files: &[LogFile], limits: Limits, now_unix_
     if log.bytes < limits.max_bytes.max(1) {
         return Vec::new();
     }
-    let history = history(current, files.iter().map(|file| file.name.as_str()));
+    let history = rotated_files(current, files.iter().map(|file| file.name.as_str()));
     let excess = history.len().saturating_sub(limits.max_files.saturating_sub(2));
     let surplus = history.keys().take(excess);
     let names = surplus
@@ -128,37 +128,38 @@ pub fn plan_rotation(current: &str, files: &[LogFile], limits: Limits, now_unix_
     steps
 }
 
-/// Decides what is left to do about the rotated files of `current`: half-written files go, of a file and its finished
-/// compression the file goes, and all but the newest are compressed, to which the runtime may still write.
+/// Decides how to clean up the rotated files of `current`: incomplete files are removed, a file with a complete
+/// compression is removed, and all files but the newest are compressed. The runtime may still write to the newest.
 ///
-/// Nobody else may be compressing files of this log.
-pub fn plan_tidying(current: &str, files: &[LogFile]) -> Vec<Step> {
+/// No other thread may compress files of this log at the same time.
+pub fn plan_cleanup(current: &str, files: &[LogFile]) -> Vec<Step> {
     let names = || files.iter().map(|file| file.name.as_str());
-    let there = |name: &String| names().any(|n| n == name);
-    let unfinished = names().filter(|name| matches!(rotated(current, name), Some((_, Form::Unfinished))));
-    let mut steps: Vec<Step> = unfinished.map(|name| Step::Remove(name.to_owned())).collect();
-    let history = history(current, names());
+    let exists = |name: &String| names().any(|n| n == name);
+    let incomplete =
+        names().filter(|name| matches!(parse_rotated_name(current, name), Some((_, Form::Incomplete))));
+    let mut steps: Vec<Step> = incomplete.map(|name| Step::Remove(name.to_owned())).collect();
+    let history = rotated_files(current, names());
     let newest = history.keys().next_back().copied();
     for (stamp, form) in &history {
-        let [plain, compressed, unfinished] =
-            [Form::Plain, Form::Compressed, Form::Unfinished].map(|form| name_of(current, stamp, form));
+        let [plain, compressed, incomplete] =
+            [Form::Plain, Form::Compressed, Form::Incomplete].map(|form| name_of(current, stamp, form));
         if *form != Form::Plain {
             continue;
         }
-        if there(&compressed) {
+        if exists(&compressed) {
             steps.push(Step::Remove(plain));
         } else if newest != Some(*stamp) {
-            steps.push(Step::Compress { from: plain.clone(), to: unfinished.clone() });
-            steps.push(Step::Rename { from: unfinished, to: compressed });
+            steps.push(Step::Compress { from: plain.clone(), to: incomplete.clone() });
+            steps.push(Step::Rename { from: incomplete, to: compressed });
             steps.push(Step::Remove(plain));
         }
     }
     steps
 }
 
-/// The moment as a name has it, later than `newest` even if the clock says otherwise.
+/// The timestamp for the next rotated file. It is later than `newest` even if the clock was set back.
 fn next_stamp(now_unix_s: i64, newest: Option<&str>) -> String {
-    let after = newest.and_then(seconds).map_or(i64::MIN, |newest| newest + 1);
+    let after = newest.and_then(parse_stamp).map_or(i64::MIN, |newest| newest + 1);
     stamp(now_unix_s.max(after))
 }
 
@@ -169,18 +170,18 @@ fn stamp(unix_s: i64) -> String {
     format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// The seconds since 1970 of a stamp; `None` for a text that [`stamp`] never makes.
-fn seconds(text: &str) -> Option<i64> {
+/// The seconds since 1970 of a timestamp; `None` for a text that [`stamp`] never produces.
+fn parse_stamp(text: &str) -> Option<i64> {
     let (date, time) = text.split_once('-').filter(|_| text.len() == STAMP)?;
     let number = |text: &str, from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
     let days = days(number(date, 0, 4)?, number(date, 4, 6)?, number(date, 6, 8)?);
     let unix_s = days * DAY + number(time, 0, 2)? * 3600 + number(time, 2, 4)? * 60 + number(time, 4, 6)?;
-    // A second after the last one would be longer than the others and sort wrongly.
+    // The timestamp after the last valid one would be longer than the others and sort wrongly.
     (stamp(unix_s) == text && stamp(unix_s + 1).len() == STAMP).then_some(unix_s)
 }
 
 /// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar. Years are counted from
-/// March, so that the day that not every year has is the last one of its year.
+/// March, so that the leap day is the last day of its year.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

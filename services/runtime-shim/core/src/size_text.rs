@@ -1,7 +1,7 @@
-//! Numbers of bytes for people.
+//! Byte counts for people.
 
-/// A number of bytes as people write it, with one digit behind the point.
-pub fn size(bytes: u64) -> String {
+/// A byte count in binary units, with one decimal digit: `1.5 KiB`.
+pub fn format_size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut unit = 0;
     let mut tenths = u128::from(bytes) * 10;
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_one_digit_behind_the_point() {
+    fn sizes_have_one_decimal_digit() {
         for (bytes, text) in [
             (0, "0.0 B"),
             (1_023, "1023.0 B"),
@@ -26,7 +26,7 @@ mod tests {
             (107_374_182_400, "100.0 GiB"),
             (u64::MAX, "16383.9 PiB"),
         ] {
-            assert_eq!(size(bytes), text);
+            assert_eq!(format_size(bytes), text);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The head of an HTTP/1.1 answer, as the answer to an upgrade begins with one.
+//! The head of an HTTP/1.1 response, which begins the response to an upgrade request.
 
-/// A head that is longer is none.
-pub const LONGEST_HEAD: usize = 16 << 10;
+/// A longer head is refused.
+pub const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Status and headers of an answer.
+/// Status and headers of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     /// 101, 404…
@@ -11,27 +11,27 @@ pub struct Head {
     headers: Vec<(String, String)>,
 }
 
-/// Bytes that are no HTTP answer.
+/// Bytes that are not an HTTP response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
-    /// The first line is no status line.
-    #[error("the answer is no HTTP/1.1")]
+    /// The first line is not a status line.
+    #[error("the response is not HTTP/1.1")]
     NotHttp,
-    /// No end within [`LONGEST_HEAD`].
-    #[error("the head of the answer is longer than {LONGEST_HEAD} bytes")]
+    /// The head does not end within [`MAX_HEAD_BYTES`].
+    #[error("the head of the response is longer than {MAX_HEAD_BYTES} bytes")]
     TooLong,
 }
 
 impl Head {
-    /// Reads a head and how many bytes it takes; `None` when it is not whole yet.
+    /// Parses a head and returns its length in bytes; `None` while it is incomplete.
     ///
     /// # Errors
     /// See [`HeadError`].
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, HeadError> {
         let Some(length) = input.windows(4).position(|four| four == b"\r\n\r\n") else {
-            return if input.len() > LONGEST_HEAD { Err(HeadError::TooLong) } else { Ok(None) };
+            return if input.len() > MAX_HEAD_BYTES { Err(HeadError::TooLong) } else { Ok(None) };
         };
-        if length > LONGEST_HEAD {
+        if length > MAX_HEAD_BYTES {
             return Err(HeadError::TooLong);
         }
         let text = String::from_utf8_lossy(&input[..length]);
@@ -46,12 +46,12 @@ impl Head {
         Ok(Some((Self { status, headers }, length + 4)))
     }
 
-    /// All headers, as they came.
+    /// All headers, as received.
     pub fn headers(&self) -> &[(String, String)] {
         &self.headers
     }
 
-    /// The first value of a header.
+    /// The first value of a header, by case-insensitive name.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_once_it_is_whole_and_what_follows_is_left() {
+    fn response_head_is_parsed_once_complete_and_the_rest_left() {
         let bytes =
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\nodd\r\nx-a:1:2 \r\n\r\n\x80\x03";
         let whole = bytes.len() - 2;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_or_never_ends_is_refused() {
+    fn response_head_that_is_not_http_or_too_long_is_refused() {
         for text in [
             "SSH-2.0-x\r\n\r\n",
             "HTTP/1.1\r\n\r\n",
@@ -90,12 +90,12 @@ mod tests {
             assert_eq!(Head::parse(text.as_bytes()), Err(HeadError::NotHttp), "{text:?}");
         }
         let mut longest = b"HTTP/1.1 200 OK\r\n".to_vec();
-        longest.resize(LONGEST_HEAD, b'a');
+        longest.resize(MAX_HEAD_BYTES, b'a');
         assert_eq!(Head::parse(&longest), Ok(None));
         longest.extend(b"\r\n\r\n");
-        assert_eq!(Head::parse(&longest).unwrap().unwrap().1, LONGEST_HEAD + 4);
+        assert_eq!(Head::parse(&longest).unwrap().unwrap().1, MAX_HEAD_BYTES + 4);
         let mut endless = b"HTTP/1.1 200 OK\r\n".to_vec();
-        endless.resize(LONGEST_HEAD + 1, b'a');
+        endless.resize(MAX_HEAD_BYTES + 1, b'a');
         assert_eq!(Head::parse(&endless), Err(HeadError::TooLong));
         endless.extend(b"\r\n\r\n");
         assert_eq!(Head::parse(&endless), Err(HeadError::TooLong));

@@ -15,10 +15,10 @@ use crate::credentials::Credentials;
 use crate::credentials::testing::secret;
 
 const REPO: &str = "r.example/team/a";
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder with plugins, scripts that know it as `$DIR`.
+/// A folder with plugins, which are scripts that have the folder in `$DIR`.
 struct Scene {
     dir: TempDir,
     metrics: Metrics,
@@ -26,7 +26,7 @@ struct Scene {
     clock: Clock,
 }
 
-/// A configured provider of this name.
+/// The configuration of a provider.
 fn provider(name: &str, cache: &str) -> Value {
     json!({
         "name": name,
@@ -38,7 +38,7 @@ fn provider(name: &str, cache: &str) -> Value {
     })
 }
 
-/// A script that answers with one entry.
+/// A script that responds with one credential.
 fn answering(key_type: &str, key: &str, user: &str) -> String {
     let answer = json!({
         "kind": "CredentialProviderResponse",
@@ -52,7 +52,7 @@ fn answering(key_type: &str, key: &str, user: &str) -> String {
 impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        Self { dir, metrics: Metrics::new(), progress: Progress::default(), clock: Clock::standing() }
+        Self { dir, metrics: Metrics::new(), progress: Progress::default(), clock: Clock::stopped() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -65,7 +65,7 @@ impl Scene {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Writes what init would hand over.
+    /// Writes the file that init would hand over.
     fn hand_over(&self, providers: &Value) -> Paths {
         let paths = Paths { run_dir: self.path("run"), ..Paths::default() };
         let path = handover_path(&paths);
@@ -90,13 +90,13 @@ impl Scene {
         Plugins { clock, ..Plugins::of(given, limit, &self.metrics, &self.progress) }
     }
 
-    /// How often plugins were run.
+    /// Number of plugin runs.
     fn calls(&self) -> usize {
         fs::read_to_string(self.path("calls")).unwrap_or_default().lines().count()
     }
 
-    /// What is told of a condition that is not good.
-    fn trouble(&self, condition: &str) -> Option<String> {
+    /// The message of a condition that is not good.
+    fn failed_condition(&self, condition: &str) -> Option<String> {
         let conditions = self.progress.report("0").conditions;
         conditions.into_iter().find(|found| found.name == condition && !found.ok).map(|found| found.message)
     }
@@ -121,16 +121,16 @@ async fn users(plugins: &Plugins, repository: &str) -> Vec<String> {
 }
 
 /// The error of the only plugin.
-async fn failure(plugins: &Plugins) -> String {
+async fn plugin_error(plugins: &Plugins) -> String {
     assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
-    chain(&plugins.list[0].ask(REPO).await.unwrap_err())
+    chain(&plugins.list[0].run_plugin(REPO).await.unwrap_err())
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_with_its_arguments_and_its_environment() {
+async fn plugin_runs_with_its_arguments_and_environment() {
     let scene = Scene::new();
-    let told = "echo \"$1|$2|$REGION|$ZONE|$KEELSON_LIFELINE_FD|$PATH\" > $DIR/told\n";
-    scene.script("a", &format!("{told}{}", answering("Image", "r.example", "ann")));
+    let record = "echo \"$1|$2|$REGION|$ZONE|$KEELSON_LIFELINE_FD|$PATH\" > $DIR/record\n";
+    scene.script("a", &format!("{record}{}", answering("Image", "r.example", "ann")));
     let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
     let found = plugins.find(REPO, &"default/web".into()).await;
     assert_eq!((found[0].0.username.as_str(), found[0].0.password.as_str()), ("ann", "hunter2"));
@@ -138,11 +138,11 @@ async fn a_plugin_is_asked_with_its_arguments_and_its_environment() {
     let request: Value = serde_json::from_slice(&fs::read(scene.path("request")).unwrap()).unwrap();
     assert_eq!(request["image"], REPO);
     let own = std::env::var("PATH").unwrap();
-    assert_eq!(fs::read_to_string(scene.path("told")).unwrap(), format!("get|a b|north|z||{own}\n"));
+    assert_eq!(fs::read_to_string(scene.path("record")).unwrap(), format!("get|a b|north|z||{own}\n"));
 }
 
 #[tokio::test]
-async fn answers_are_kept_and_a_plugin_is_asked_again_when_they_are_out_of_date() {
+async fn plugin_responses_are_cached_until_they_expire() {
     let scene = Scene::new();
     scene.script("a", &answering("Registry", "*.example", "ann"));
     let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
@@ -151,33 +151,33 @@ async fn answers_are_kept_and_a_plugin_is_asked_again_when_they_are_out_of_date(
     }
     assert_eq!(scene.calls(), 1);
     assert_eq!(users(&plugins, "s.example/a").await, ["ann"]);
-    assert_eq!(scene.calls(), 2, "that is another registry");
-    scene.clock.pass(60, 0);
+    assert_eq!(scene.calls(), 2, "another registry");
+    scene.clock.advance(60, 0);
     assert_eq!(users(&plugins, REPO).await, ["ann"]);
     assert_eq!(scene.calls(), 3);
     assert!(users(&plugins, "t.example/a").await.is_empty());
-    assert_eq!(scene.calls(), 3, "no plugin is for that");
+    assert_eq!(scene.calls(), 3, "no plugin matches");
 }
 
 #[tokio::test]
-async fn a_plugin_is_run_once_for_all_who_ask_for_the_same_image_at_the_same_time() {
+async fn concurrent_requests_for_one_image_share_a_plugin_run() {
     let scene = Scene::new();
     let waits = "while [ ! -e $DIR/go ]; do sleep 0.01; done\n";
     scene.script("a", &answering("Image", "r.example", "ann").replace("cat >", &format!("{waits}cat >")));
     let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
     let (one, other, third, ()) =
         tokio::join!(users(&plugins, REPO), users(&plugins, REPO), users(&plugins, "r.example/b"), async {
-            scene.until("both images are asked for", || scene.calls() >= 2).await;
+            scene.until("both images are requested", || scene.calls() >= 2).await;
             fs::write(scene.path("go"), "").unwrap();
         });
     assert_eq!((one, other, third), (vec!["ann".into()], vec!["ann".into()], vec!["ann".into()]));
     assert_eq!(scene.calls(), 2, "one for each image");
     assert_eq!(users(&plugins, REPO).await, ["ann"]);
-    assert_eq!(scene.calls(), 3, "nothing is kept");
+    assert_eq!(scene.calls(), 3, "the response is not cached");
 }
 
 #[tokio::test]
-async fn plugins_come_after_the_nodes_configuration_and_that_after_the_pods_secrets() {
+async fn credentials_order_is_pod_secrets_node_configuration_plugins() {
     let scene = Scene::new();
     scene.script("a", &answering("Image", "*.example", "plugin-a"));
     scene.script("b", &answering("Image", "r.example/team", "plugin-b"));
@@ -187,22 +187,22 @@ async fn plugins_come_after_the_nodes_configuration_and_that_after_the_pods_secr
     let secrets = [("default/s", Ok(secret("r.example", "pod", "p")))];
     let credentials = Credentials::of(&secrets, &[scene.path("")], scene.clock.clone()).with_plugins(plugins);
     let pod = PodRef { namespace: "default".into(), ..PodRef::default() };
-    let names = |found: crate::credentials::Found| {
+    let names = |found: crate::credentials::FoundCredentials| {
         found.list.into_iter().map(|(credential, _)| credential.username).collect::<Vec<_>>()
     };
-    let own = credentials.of_pod(&pod, &["s".into()], REPO).await.unwrap();
+    let own = credentials.pod_credentials(&pod, &["s".into()], REPO).await.unwrap();
     assert_eq!(names(own), ["pod"]);
     assert_eq!(scene.calls(), 0);
     let all = credentials.find(&pod, &["s".into()], REPO).await.unwrap();
     assert_eq!(names(all), ["pod", "node", "plugin-b", "plugin-a"]);
 }
 
-/// Whether nothing that a plugin has started has this pipe open for writing.
+/// Whether all processes that had this pipe open for writing have ended.
 fn all_ended(mut pipe: &fs::File) -> bool {
     matches!(io::Read::read(&mut pipe, &mut [0; 8]), Ok(0))
 }
 
-/// A plugin that holds a pipe and never answers, and the pipe.
+/// Creates a plugin that holds a pipe open and never responds. Returns the pipe.
 fn hanging(scene: &Scene) -> fs::File {
     let path = scene.path("alive");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -215,21 +215,21 @@ fn hanging(scene: &Scene) -> fs::File {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_ended_with_whatever_it_has_started() {
+async fn hanging_plugin_is_killed_with_its_child_processes() {
     let scene = Scene::new();
     let alive = hanging(&scene);
     let plugins = scene.plugins(&[provider("a", "1m")], Duration::from_secs(2));
-    let error = chain(&plugins.list[0].ask(REPO).await.unwrap_err());
+    let error = chain(&plugins.list[0].run_plugin(REPO).await.unwrap_err());
     assert_eq!(error, "it has not answered within 2s and was ended: \"asks the cloud\"");
     scene.until("all of it has ended", || all_ended(&alive)).await;
 }
 
 #[tokio::test]
-async fn a_plugin_whose_answer_nobody_waits_for_any_more_is_ended() {
+async fn plugin_is_killed_when_no_request_waits_for_it() {
     let scene = Scene::new();
     let alive = hanging(&scene);
     let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
-    // Cancel-safe: that is what is tested.
+    // Cancel-safe: the cancellation is what is tested.
     let pod = "default/web".into();
     tokio::select! {
         _ = plugins.find(REPO, &pod) => panic!("it hangs"),
@@ -239,7 +239,7 @@ async fn a_plugin_whose_answer_nobody_waits_for_any_more_is_ended() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_gives_nothing_is_counted_and_asked_again() {
+async fn failed_plugin_is_counted_and_run_again() {
     let scene = Scene::new();
     scene.script("a", "echo x >> $DIR/calls\necho 'no role' >&2\nexit 3");
     scene.script("b", &answering("Image", "r.example", "bob"));
@@ -248,7 +248,7 @@ async fn a_plugin_that_fails_gives_nothing_is_counted_and_asked_again() {
         assert_eq!(users(&plugins, REPO).await, ["bob"], "the others are used");
         assert_eq!(scene.calls(), calls);
     }
-    let error = chain(&plugins.list[0].ask(REPO).await.unwrap_err());
+    let error = chain(&plugins.list[0].run_plugin(REPO).await.unwrap_err());
     assert_eq!(error, "it has ended with exit status: 3: \"no role\"");
     let text = scene.metrics.text();
     for line in [
@@ -263,19 +263,19 @@ async fn a_plugin_that_fails_gives_nothing_is_counted_and_asked_again() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_writes_garbage_gives_nothing_and_is_not_repeated() {
+async fn invalid_plugin_output_is_refused_and_not_repeated() {
     let errors = "kubelet_credential_provider_plugin_errors_total{plugin_name=\"a\"} 1";
     let long = format!("head -c {} /dev/zero; sleep 1000", (1 << 20) + 1);
     for (script, expected, failed) in [
-        ("echo hunter2", "its answer is no JSON object", false),
-        ("true", "its answer is no JSON object", false),
-        ("echo '{\"kind\": \"hunter2\"}'", "its answer is no CredentialProviderResponse", false),
+        ("echo hunter2", "its response is not a JSON object", false),
+        ("true", "its response is not a JSON object", false),
+        ("echo '{\"kind\": \"hunter2\"}'", "its response is not a CredentialProviderResponse", false),
         (long.as_str(), "its answer is longer than 1 MiB", true),
         ("kill -9 $$", "it has ended with signal: 9 (SIGKILL)", true),
     ] {
         let scene = Scene::new();
         scene.script("a", script);
-        assert_eq!(failure(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await, expected);
+        assert_eq!(plugin_error(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await, expected);
         let text = scene.metrics.text();
         assert_eq!(text.contains(errors), failed, "only runs that failed are counted: {text}");
         assert!(
@@ -286,16 +286,16 @@ async fn a_plugin_that_writes_garbage_gives_nothing_and_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn only_the_end_of_what_a_plugin_says_is_told() {
+async fn only_the_end_of_plugin_stderr_is_reported() {
     let scene = Scene::new();
     scene.script("a", "head -c 100000 /dev/zero | tr '\\0' x >&2; printf 'the\\nend' >&2; exit 1");
-    let error = failure(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await;
+    let error = plugin_error(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await;
     assert!(error.ends_with("xthe\\nend\""), "{error}");
-    assert!(error.len() < TOLD, "{}", error.len());
+    assert!(error.len() < MAX_ERROR_BYTES, "{}", error.len());
 }
 
-/// 1 KiB and the words around it.
-const TOLD: usize = 1024 + 100;
+/// 1 KiB and the text around it.
+const MAX_ERROR_BYTES: usize = 1024 + 100;
 
 #[tokio::test]
 async fn nothing_secret_is_shown() {

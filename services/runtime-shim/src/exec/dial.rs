@@ -1,4 +1,4 @@
-//! The connection to the runtime's streaming server: from a URL to a socket on which it has answered.
+//! The connection to the runtime's streaming server, up to the head of its HTTP response.
 
 use std::fmt;
 use std::io;
@@ -12,33 +12,33 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A server on the same machine that does not take the connection by then has a full backlog.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// So much is told of an answer that is no upgrade, after at most so long.
-const TELL: usize = 1 << 10;
-const TELL_WITHIN: Duration = Duration::from_secs(2);
+/// Connect timeout. A server on the same machine that takes longer has a full backlog.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of the body of a response that is no upgrade is reported, and how long reading it may take.
+const MAX_BODY_BYTES: usize = 1 << 10;
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why there is no connection that speaks SPDY.
+/// Why the connection to the streaming server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The runtime's answer to `Exec` is of no use.
-    #[error("the container runtime names no http address for them")]
+    /// The runtime's response has no usable URL.
+    #[error("the container runtime returned no http URL for them")]
     NoAddress,
     /// The runtime serves its streams with TLS.
     #[error(
-        "the container runtime serves streams with TLS, which runtime-shim does not speak; turn it off, for the server \
-         is meant for this machine alone (containerd: enable_tls_streaming = false, CRI-O: stream_enable_tls = false)"
+        "the container runtime serves streams with TLS, which runtime-shim does not support; turn it off, because the \
+         server is for this machine only (containerd: enable_tls_streaming = false, CRI-O: stream_enable_tls = false)"
     )]
     Tls,
-    /// Nobody listens, or not here.
+    /// Nothing listens at the address.
     #[error(
-        "cannot connect to its streaming server at {address}; runtime-shim has to be in the network namespace of the \
-         runtime, and the server on an address of this machine"
+        "cannot connect to its streaming server at {address}; runtime-shim must be in the network namespace of the \
+         runtime, and the server must listen on an address of this machine"
     )]
     Connect {
         /// Host and port.
         address: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -47,36 +47,36 @@ pub enum DialError {
     Broken {
         /// Host and port.
         address: String,
-        /// How.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// What listens there is no HTTP server.
-    #[error("what listens at {address} is not its streaming server")]
+    /// The server does not speak HTTP.
+    #[error("the server at {address} is not its streaming server")]
     NotHttp {
         /// Host and port.
         address: String,
-        /// What is odd about it.
+        /// The cause.
         #[source]
         source: HeadError,
     },
-    /// It does not change to SPDY.
+    /// The server does not upgrade to SPDY.
     #[error("its streaming server refuses them with status {status}: {text}")]
     Refused {
-        /// Of HTTP.
+        /// The HTTP status.
         status: u16,
-        /// What it says.
+        /// The beginning of the body.
         text: String,
     },
-    /// It speaks other protocols.
+    /// The server upgrades to another protocol.
     #[error("its streaming server answers with {found:?}, not with {PROTOCOL} and {STREAMS}")]
     OtherProtocol {
-        /// What it says to speak.
+        /// The protocols in its response.
         found: String,
     },
 }
 
-/// Where the streams of one command are to be had. Whoever knows it has them, so it is never shown.
+/// The URL of one command's streams. It grants access to them, so its path is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct StreamUrl {
     host: String,
@@ -91,7 +91,7 @@ impl fmt::Debug for StreamUrl {
 }
 
 impl StreamUrl {
-    /// Reads what the runtime has answered.
+    /// Parses the URL from the runtime's response.
     pub(super) fn parse(text: &str) -> Result<Self, DialError> {
         let uri: Uri = text.parse().map_err(|_| DialError::NoAddress)?;
         match uri.scheme_str() {
@@ -115,7 +115,7 @@ impl StreamUrl {
         }
     }
 
-    /// The head of a request with `headers` beside the host.
+    /// The head of a request with `headers` in addition to `Host`.
     fn request(&self, method: &str, headers: &[(&str, &str)]) -> String {
         let mut text = format!("{method} {} HTTP/1.1\r\nHost: {}\r\n", self.path, self.address());
         for (name, value) in headers {
@@ -126,27 +126,27 @@ impl StreamUrl {
     }
 }
 
-/// A connection on which the server has answered.
+/// A connection with the head of the server's response.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct HttpResponse {
     pub socket: TcpStream,
     pub head: Head,
-    /// What has come after the head.
+    /// Bytes received after the head.
     pub rest: BytesMut,
 }
 
-/// Connects, asks, and waits for the head of the answer.
-pub(super) async fn ask(
+/// Connects, sends the request and waits for the head of the response.
+pub(super) async fn send_request(
     url: &StreamUrl,
     method: &str,
     headers: &[(&str, &str)],
-) -> Result<Answered, DialError> {
+) -> Result<HttpResponse, DialError> {
     let address = url.address();
     let broken = |source| DialError::Broken { address: address.clone(), source };
-    let connected = timeout(CONNECT_WITHIN, TcpStream::connect((url.host.as_str(), url.port))).await;
+    let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect((url.host.as_str(), url.port))).await;
     let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let mut socket = connected.map_err(|source| DialError::Connect { address: address.clone(), source })?;
-    // A keystroke is not to wait for the next one.
+    // Otherwise a keystroke could wait for the next one.
     socket.set_nodelay(true).map_err(broken)?;
     socket.write_all(url.request(method, headers).as_bytes()).await.map_err(broken)?;
     let mut rest = BytesMut::with_capacity(4 << 10);
@@ -157,7 +157,7 @@ pub(super) async fn ask(
         match Head::parse(&rest) {
             Ok(Some((head, length))) => {
                 let _ = rest.split_to(length);
-                return Ok(Answered { socket, head, rest });
+                return Ok(HttpResponse { socket, head, rest });
             }
             Ok(None) => {}
             Err(source) => return Err(DialError::NotHttp { address, source }),
@@ -165,7 +165,7 @@ pub(super) async fn ask(
     }
 }
 
-/// Connects and changes to SPDY. What the server has said since is in the buffer.
+/// Connects and upgrades to SPDY. The buffer has the bytes received after the head.
 pub(super) async fn spdy(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialError> {
     let headers = [
         ("User-Agent", "keelson-runtime-shim"),
@@ -174,27 +174,31 @@ pub(super) async fn spdy(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialE
         (STREAMS_HEADER, STREAMS),
         ("Content-Length", "0"),
     ];
-    let Answered { mut socket, head, rest } = ask(url, "POST", &headers).await?;
+    let HttpResponse { mut socket, head, rest } = send_request(url, "POST", &headers).await?;
     if head.status != 101 {
-        let text = what_it_says(&mut socket, rest, &head).await;
+        let text = read_body_text(&mut socket, rest, &head).await;
         return Err(DialError::Refused { status: head.status, text });
     }
-    let said = |name| head.header(name).unwrap_or_default();
-    let (protocol, streams) = (said("Upgrade"), said(STREAMS_HEADER));
+    let header = |name| head.header(name).unwrap_or_default();
+    let (protocol, streams) = (header("Upgrade"), header(STREAMS_HEADER));
     if !protocol.eq_ignore_ascii_case(PROTOCOL) || streams != STREAMS {
         return Err(DialError::OtherProtocol { found: format!("{protocol} {streams}") });
     }
     Ok((socket, rest))
 }
 
-/// The beginning of the body of an answer that is no upgrade.
-pub(super) async fn what_it_says(socket: &mut TcpStream, mut input: BytesMut, head: &Head) -> String {
-    let length = head.header("Content-Length").and_then(|l| l.parse().ok()).unwrap_or(TELL).min(TELL);
+/// The beginning of the body of a response that is no upgrade.
+pub(super) async fn read_body_text(socket: &mut TcpStream, mut input: BytesMut, head: &Head) -> String {
+    let length = head
+        .header("Content-Length")
+        .and_then(|l| l.parse().ok())
+        .unwrap_or(MAX_BODY_BYTES)
+        .min(MAX_BODY_BYTES);
     let rest = async {
         while input.len() < length && socket.read_buf(&mut input).await.is_ok_and(|read| read > 0) {}
     };
-    // What has come by then will do.
-    let _ = timeout(TELL_WITHIN, rest).await;
+    // After the timeout, the bytes received so far are used.
+    let _ = timeout(BODY_TIMEOUT, rest).await;
     String::from_utf8_lossy(&input[..input.len().min(length)]).trim().to_owned()
 }
 
@@ -203,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_read_and_its_path_is_not_shown() {
+    fn stream_url_is_parsed_and_its_path_never_shown() {
         for (text, address, path) in [
             ("http://127.0.0.1:41001/exec/abc", "127.0.0.1:41001", "/exec/abc"),
             ("http://localhost/exec/a?b=c", "localhost:80", "/exec/a?b=c"),
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_dialled_says_why() {
+    fn unusable_stream_url_is_refused_with_its_reason() {
         assert!(matches!(StreamUrl::parse("https://127.0.0.1:1/exec/abc"), Err(DialError::Tls)));
         for text in ["", "/exec/abc", "unix:///run/x.sock", "http://", "http:///exec/a", "ftp://a/b"] {
             assert!(matches!(StreamUrl::parse(text), Err(DialError::NoAddress)), "{text:?}");

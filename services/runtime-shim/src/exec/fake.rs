@@ -1,4 +1,4 @@
-//! A runtime's streaming server of which a test plays the other end by hand.
+//! A fake streaming server of a runtime, whose end of the streams a test controls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The answer of a server that changes to SPDY.
+/// The response of a server that upgrades to SPDY.
 pub(super) const UPGRADED: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
      X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
 const SYN_STREAM: u16 = 1;
@@ -15,12 +15,12 @@ const SYN_REPLY: u16 = 2;
 const RST_STREAM: u16 = 3;
 pub(super) const PING: u16 = 6;
 
-/// Waits for what has to come soon.
+/// Waits at most 20 s.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it has to come within 20 s")
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("nothing within 20 s")
 }
 
-/// Where it listens.
+/// A listening streaming server.
 #[derive(Debug)]
 pub(super) struct StreamingServer {
     listener: TcpListener,
@@ -34,10 +34,10 @@ impl StreamingServer {
         Self { listener, url }
     }
 
-    /// Takes a connection and answers the request of it with `answer`.
-    pub(super) async fn accept(&self, answer: &str) -> Other {
+    /// Accepts a connection and sends `answer` as the response.
+    pub(super) async fn accept(&self, answer: &str) -> ServerEnd {
         let (mut socket, _) = soon(self.listener.accept()).await.unwrap();
-        // As the servers of runtimes do, or what is written last would wait for an answer to what was before.
+        // As the servers of runtimes do; otherwise the last write would wait for an acknowledgement of the previous one.
         socket.set_nodelay(true).unwrap();
         let mut input = BytesMut::new();
         while !input.ends_with(b"\r\n\r\n") {
@@ -51,11 +51,11 @@ impl StreamingServer {
             assert!(request.contains(&format!("\r\n{header}\r\n")), "{request}");
         }
         socket.write_all(answer.as_bytes()).await.unwrap();
-        Other { socket, input, streams: BTreeMap::new() }
+        ServerEnd { socket, input, streams: BTreeMap::new() }
     }
 
-    /// Takes a connection and the streams that are opened on it.
-    pub(super) async fn command(&self, streams: usize) -> Other {
+    /// Accepts a connection and the streams that the client opens on it.
+    pub(super) async fn command(&self, streams: usize) -> ServerEnd {
         let mut other = self.accept(UPGRADED).await;
         for _ in 0..streams {
             other.take_stream().await;
@@ -64,24 +64,24 @@ impl StreamingServer {
     }
 }
 
-/// A frame as it comes.
+/// A received frame.
 #[derive(Debug)]
 pub(super) enum Frame {
     Control { kind: u16, payload: Bytes },
     Data { stream: u32, last: bool, payload: Bytes },
 }
 
-/// The other end of a command's streams.
+/// The server's end of a command's streams.
 #[derive(Debug)]
-pub(super) struct Other {
+pub(super) struct ServerEnd {
     pub socket: TcpStream,
     input: BytesMut,
-    /// By the name that they were opened with.
+    /// Stream ids by stream name.
     pub streams: BTreeMap<String, u32>,
 }
 
-impl Other {
-    /// The next frame; `None` when the connection has ended.
+impl ServerEnd {
+    /// The next frame; `None` if the connection has ended.
     pub(super) async fn frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(mut head) = self.input.get(..8) {
@@ -99,7 +99,7 @@ impl Other {
                     });
                 }
             }
-            // A connection that is closed with something unread is reset.
+            // A connection that is closed with unread data is reset.
             if soon(self.socket.read_buf(&mut self.input)).await.unwrap_or(0) == 0 {
                 return None;
             }
@@ -108,14 +108,14 @@ impl Other {
 
     async fn take_stream(&mut self) {
         let Some(Frame::Control { kind: SYN_STREAM, mut payload }) = self.frame().await else {
-            panic!("a stream is to be opened")
+            panic!("expected a new stream")
         };
         let stream = payload.get_u32();
         payload.advance(6);
         if self.streams.is_empty() {
             payload.advance(6);
         }
-        // The head of a stored block, and in it the number of headers.
+        // The header of a stored block, then the number of headers.
         payload.advance(5);
         assert_eq!(payload.get_u32(), 1);
         let mut text = || {
@@ -144,12 +144,12 @@ impl Other {
         self.socket.write_all(&frame).await.unwrap();
     }
 
-    /// Gives up a stream.
+    /// Resets a stream.
     pub(super) async fn reset(&mut self, name: &str) {
         self.control(RST_STREAM, &[self.streams[name], 5]).await;
     }
 
-    /// Tells how the command ended, gives up all streams and closes the connection, as container runtimes do.
+    /// Sends the command's status, resets all streams and closes the connection, as container runtimes do.
     pub(super) async fn end(mut self, status: &str) {
         self.send("error", status.as_bytes(), false).await;
         for name in self.streams.clone().into_keys() {
@@ -159,9 +159,7 @@ impl Other {
 
     /// The next bytes on a stream, and whether they are the last.
     pub(super) async fn data(&mut self) -> (String, Bytes, bool) {
-        let Some(Frame::Data { stream, last, payload }) = self.frame().await else {
-            panic!("data is to come")
-        };
+        let Some(Frame::Data { stream, last, payload }) = self.frame().await else { panic!("expected data") };
         let name = self.streams.iter().find(|(_, number)| **number == stream).unwrap().0;
         (name.clone(), payload, last)
     }

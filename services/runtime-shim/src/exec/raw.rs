@@ -1,59 +1,60 @@
-//! Streams whose bytes are not looked at: the caller and the runtime's streaming server speak with each other.
+//! Streams that are passed through without interpretation between the caller and the runtime's streaming server.
 
 use bytes::BytesMut;
 use futures_util::{Stream, StreamExt as _};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
-use pb::stream_request::Item as Asked;
-use pb::stream_response::Item as Told;
+use pb::stream_request::Item as RequestItem;
+use pb::stream_response::Item as ResponseItem;
 use pb::stream_start::What;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::dial::{self, Answered, StreamUrl};
-use super::{ExecError, Execs, NotThere, START_WITHIN, runtime_says, wants_a_pod};
+use super::dial::{self, HttpResponse, StreamUrl};
+use super::{ExecError, Execs, START_TIMEOUT, TargetError, require_pod, runtime_error};
 
-/// Where the bytes of the runtime go. Few, so that it waits for a slow caller and not memory.
-pub type Pieces = mpsc::Sender<Result<pb::StreamResponse, Status>>;
+/// Responses to the caller. A small channel, so that the runtime waits for a slow caller instead of using memory.
+pub type StreamResponses = mpsc::Sender<Result<pb::StreamResponse, Status>>;
 
-/// Room for one read.
+/// Buffer size of one read.
 const READ: usize = 32 << 10;
-/// Headers that are between the caller and who has taken its request: who it is, and where it has connected to.
-const NOT_HANDED_ON: [&str; 4] = ["host", "authorization", "cookie", "x-forwarded-for"];
+/// Headers between the client and the server that took its request (identity and address); not passed on.
+const STRIPPED_HEADERS: [&str; 4] = ["host", "authorization", "cookie", "x-forwarded-for"];
 
 impl Execs {
-    /// Connects the caller with what `start` names and hands bytes on until either side ends.
+    /// Connects the caller to the target of its `start` message and passes bytes on until either side ends.
     ///
     /// # Errors
-    /// What the caller is to be told instead of the head of the runtime's answer.
-    pub async fn stream<M>(&self, mut messages: M, pieces: &Pieces) -> Result<(), ExecError>
+    /// The error to return to the caller instead of the head of the runtime's response.
+    pub async fn stream<M>(&self, mut messages: M, responses: &StreamResponses) -> Result<(), ExecError>
     where
         M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
     {
-        // Cancel-safe: with the caller everything goes that was begun for it. A URL that was not used expires.
+        // Cancel-safe: when the caller leaves, everything that was started for it is dropped. An unused URL expires.
         tokio::select! {
-            end = self.connect(&mut messages, pieces) => end,
-            () = pieces.closed() => Ok(()),
+            end = self.connect(&mut messages, responses) => end,
+            () = responses.closed() => Ok(()),
         }
     }
 
-    async fn connect<M>(&self, messages: &mut M, pieces: &Pieces) -> Result<(), ExecError>
+    async fn connect<M>(&self, messages: &mut M, responses: &StreamResponses) -> Result<(), ExecError>
     where
         M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
     {
-        let start = first(messages).await?;
+        let start = read_start(messages).await?;
         let _place = self.streams.take(&start)?;
-        let url = self.streams_of(&start).await?;
+        let url = self.passthrough_url(&start).await?;
         let headers: Vec<(&str, &str)> = start
             .headers
             .iter()
-            .filter(|header| !NOT_HANDED_ON.iter().any(|not| header.name.eq_ignore_ascii_case(not)))
+            .filter(|header| !STRIPPED_HEADERS.iter().any(|not| header.name.eq_ignore_ascii_case(not)))
             .map(|header| (header.name.as_str(), header.value.as_str()))
             .collect();
-        let Answered { mut socket, head, rest } = dial::ask(&url, &start.method, &headers).await?;
-        let told = pb::StreamHead {
+        let HttpResponse { mut socket, head, rest } =
+            dial::send_request(&url, &start.method, &headers).await?;
+        let response_head = pb::StreamHead {
             status: u32::from(head.status),
             headers: head
                 .headers()
@@ -61,25 +62,25 @@ impl Execs {
                 .map(|(name, value)| pb::HttpHeader { name: name.clone(), value: value.clone() })
                 .collect(),
         };
-        if !piece(pieces, Told::Head(told)).await {
+        if !send_response(responses, ResponseItem::Head(response_head)).await {
             return Ok(());
         }
         if head.status != 101 {
-            let text = dial::what_it_says(&mut socket, rest, &head).await;
-            piece(pieces, Told::Data(text.into_bytes())).await;
+            let text = dial::read_body_text(&mut socket, rest, &head).await;
+            send_response(responses, ResponseItem::Data(text.into_bytes())).await;
             return Ok(());
         }
         let (reader, writer) = socket.into_split();
-        // Cancel-safe: when one direction has ended, nothing of the other is needed any more.
+        // Cancel-safe: when one direction has ended, the other is not needed any more.
         tokio::select! {
-            () = from_runtime(reader, rest, pieces) => Ok(()),
+            () = from_runtime(reader, rest, responses) => Ok(()),
             end = to_runtime(writer, messages) => end,
         }
     }
 
-    /// Asks the runtime for the address of the streams.
-    async fn streams_of(&self, start: &pb::StreamStart) -> Result<StreamUrl, ExecError> {
-        let named = |container: &str| pb::ExecStart {
+    /// Requests the URL of the streams from the runtime.
+    async fn passthrough_url(&self, start: &pb::StreamStart) -> Result<StreamUrl, ExecError> {
+        let target = |container: &str| pb::ExecStart {
             pod_uid: start.pod_uid.clone(),
             namespace: start.namespace.clone(),
             name: start.name.clone(),
@@ -89,8 +90,8 @@ impl Execs {
         let mut runtime = self.cri.runtime();
         let url = match &start.what {
             Some(What::Exec(exec)) => {
-                let container_id = self.find(&named(&exec.container)).await?;
-                log(start, "runs a command in a container for whoever has asked over the network");
+                let container_id = self.find_container(&target(&exec.container)).await?;
+                log(start, "running a command in a container for a client of the kubelet API");
                 let request = cri::ExecRequest {
                     container_id,
                     cmd: exec.command.clone(),
@@ -102,8 +103,8 @@ impl Execs {
                 runtime.exec(self.cri.quick(request)).await.map(|answer| answer.into_inner().url)
             }
             Some(What::Attach(attach)) => {
-                let container_id = self.find(&named(&attach.container)).await?;
-                log(start, "connects whoever has asked over the network with a container");
+                let container_id = self.find_container(&target(&attach.container)).await?;
+                log(start, "attaching a client of the kubelet API to a container");
                 let request = cri::AttachRequest {
                     container_id,
                     stdin: attach.stdin,
@@ -114,28 +115,28 @@ impl Execs {
                 runtime.attach(self.cri.quick(request)).await.map(|answer| answer.into_inner().url)
             }
             Some(What::PortForward(forward)) => {
-                let pod_sandbox_id = self.sandbox(start).await?;
-                log(start, "connects whoever has asked over the network with ports of a pod");
+                let pod_sandbox_id = self.find_sandbox(start).await?;
+                log(start, "forwarding ports of a pod to a client of the kubelet API");
                 let request = cri::PortForwardRequest { pod_sandbox_id, port: forward.ports.clone() };
                 runtime.port_forward(self.cri.quick(request)).await.map(|answer| answer.into_inner().url)
             }
             None => return Err(ExecError::BadRequest("`start` does not say what to connect to".to_owned())),
         };
-        Ok(StreamUrl::parse(&url.map_err(runtime_says)?)?)
+        Ok(StreamUrl::parse(&url.map_err(runtime_error)?)?)
     }
 
-    /// The sandbox of the pod that runs; of several the newest.
-    async fn sandbox(&self, start: &pb::StreamStart) -> Result<String, ExecError> {
+    /// The newest ready sandbox of the pod.
+    async fn find_sandbox(&self, start: &pb::StreamStart) -> Result<String, ExecError> {
         let wanted = super::selector(&start.pod_uid, &start.namespace, &start.name);
-        let (sandboxes, _) = self.cri.list_labelled(wanted).await.map_err(runtime_says)?;
+        let (sandboxes, _) = self.cri.list_labelled(wanted).await.map_err(runtime_error)?;
         let ready = i32::from(cri::PodSandboxState::SandboxReady);
         let newest =
             sandboxes.into_iter().filter(|sandbox| sandbox.state == ready).max_by_key(|s| s.created_at);
-        Ok(newest.ok_or(NotThere::Pod)?.id)
+        Ok(newest.ok_or(TargetError::PodNotFound)?.id)
     }
 }
 
-fn log(start: &pb::StreamStart, what: &str) {
+fn log(start: &pb::StreamStart, message: &str) {
     let container = match &start.what {
         Some(What::Exec(exec)) => exec.container.as_str(),
         Some(What::Attach(attach)) => attach.container.as_str(),
@@ -147,45 +148,45 @@ fn log(start: &pb::StreamStart, what: &str) {
         uid = start.pod_uid,
         container,
         user = start.user,
-        "{what}"
+        "{message}"
     );
 }
 
-/// False: the caller has gone.
-async fn piece(pieces: &Pieces, item: Told) -> bool {
-    pieces.send(Ok(pb::StreamResponse { item: Some(item) })).await.is_ok()
+/// Sends an item to the caller; false if the caller has left.
+async fn send_response(responses: &StreamResponses, item: ResponseItem) -> bool {
+    responses.send(Ok(pb::StreamResponse { item: Some(item) })).await.is_ok()
 }
 
-/// The first message.
-async fn first<M>(messages: &mut M) -> Result<pb::StreamStart, ExecError>
+/// Reads the first message.
+async fn read_start<M>(messages: &mut M) -> Result<pb::StreamStart, ExecError>
 where
     M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
 {
     let bad = |text: &str| Err(ExecError::BadRequest(text.to_owned()));
-    let message = match tokio::time::timeout(START_WITHIN, messages.next()).await {
+    let message = match tokio::time::timeout(START_TIMEOUT, messages.next()).await {
         Ok(Some(message)) => message.map_err(ExecError::Caller)?,
-        Ok(None) => return bad("the stream has ended before it said what to connect to"),
-        Err(_) => return bad("nothing has come within 10 s that says what to connect to"),
+        Ok(None) => return bad("the stream ended before its first message"),
+        Err(_) => return bad("the first message did not arrive within 10 s"),
     };
-    let Some(Asked::Start(start)) = message.item else {
-        return bad("the first message has to be `start`");
+    let Some(RequestItem::Start(start)) = message.item else {
+        return bad("the first message must be `start`");
     };
     if !["GET", "POST"].contains(&start.method.as_str()) {
-        return bad("`method` has to be GET or POST");
+        return bad("`method` must be GET or POST");
     }
-    // A line break in one of them would be a header, or a request, of its own.
-    let is_odd = |text: &str| text.chars().any(|c| c.is_control() && c != '\t');
-    if let Some(odd) = start.headers.iter().find(|h| is_odd(&h.name) || is_odd(&h.value)) {
-        return bad(&format!("the header {:?} has characters that none may have", odd.name));
+    // A line break in one of them would inject another header or request.
+    let is_invalid = |text: &str| text.chars().any(|c| c.is_control() && c != '\t');
+    if let Some(header) = start.headers.iter().find(|h| is_invalid(&h.name) || is_invalid(&h.value)) {
+        return bad(&format!("the header {:?} contains control characters", header.name));
     }
-    wants_a_pod(&start.pod_uid, &start.namespace, &start.name)?;
+    require_pod(&start.pod_uid, &start.namespace, &start.name)?;
     Ok(start)
 }
 
-/// Hands on what the runtime sends, until it has ended or the caller has gone.
-async fn from_runtime(mut reader: OwnedReadHalf, mut read: BytesMut, pieces: &Pieces) {
+/// Passes on what the runtime sends, until it ends the stream or the caller has left.
+async fn from_runtime(mut reader: OwnedReadHalf, mut read: BytesMut, responses: &StreamResponses) {
     loop {
-        if !read.is_empty() && !piece(pieces, Told::Data(read.split().to_vec())).await {
+        if !read.is_empty() && !send_response(responses, ResponseItem::Data(read.split().to_vec())).await {
             return;
         }
         read.reserve(READ);
@@ -193,29 +194,29 @@ async fn from_runtime(mut reader: OwnedReadHalf, mut read: BytesMut, pieces: &Pi
             Ok(0) => return,
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(%error, "the runtime's streaming server has broken a connection");
+                tracing::debug!(%error, "the runtime's streaming server broke a connection");
                 return;
             }
         }
     }
 }
 
-/// Hands on what the caller sends, until it has ended or the runtime takes no more.
+/// Passes on what the caller sends, until it ends the stream or the runtime accepts no more.
 async fn to_runtime<M>(mut writer: OwnedWriteHalf, messages: &mut M) -> Result<(), ExecError>
 where
     M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
 {
     while let Some(message) = messages.next().await {
         match message.map_err(ExecError::Caller)?.item {
-            // How it ended may still be read.
-            Some(Asked::Data(bytes)) if writer.write_all(&bytes).await.is_err() => {
+            // The runtime's last output may still be read.
+            Some(RequestItem::Data(bytes)) if writer.write_all(&bytes).await.is_err() => {
                 return std::future::pending().await;
             }
-            Some(Asked::Data(_)) => {}
-            Some(Asked::Start(_)) => {
+            Some(RequestItem::Data(_)) => {}
+            Some(RequestItem::Start(_)) => {
                 return Err(ExecError::BadRequest("`start` has come a second time".to_owned()));
             }
-            // What a newer caller has and this version does not know.
+            // A kind of message from a newer caller that this version does not know.
             None => {}
         }
     }

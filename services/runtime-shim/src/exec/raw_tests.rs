@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use keelson_service_kit::status::chain;
-use pb::stream_request::Item as Ask;
-use pb::stream_response::Item as Told;
+use pb::stream_request::Item as RequestItem;
+use pb::stream_response::Item as ResponseItem;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -21,7 +21,7 @@ struct World {
 }
 
 struct Caller {
-    ask: mpsc::Sender<Result<pb::StreamRequest, Status>>,
+    request_sender: mpsc::Sender<Result<pb::StreamRequest, Status>>,
     pieces: mpsc::Receiver<Result<pb::StreamResponse, Status>>,
     end: JoinHandle<Result<(), ExecError>>,
 }
@@ -55,23 +55,23 @@ impl World {
         let (runtime, server) = (FakeRuntime::start().await, TcpListener::bind("127.0.0.1:0").await.unwrap());
         runtime.sandbox("s-u", "u", true);
         runtime.container("c", "u", cri::ContainerState::ContainerRunning);
-        runtime.execs_at(&format!("http://{}/exec/token", server.local_addr().unwrap()));
+        runtime.set_exec_url(&format!("http://{}/exec/token", server.local_addr().unwrap()));
         let progress = Progress::default();
         let execs = Execs::new(runtime.cri.clone(), &Metrics::new(), progress.clone());
         Self { runtime, server, execs, progress }
     }
 
     async fn call(&self, first: pb::StreamStart) -> Caller {
-        let (ask, asked) = mpsc::channel(1);
+        let (request_sender, requests) = mpsc::channel(1);
         let (to_caller, pieces) = mpsc::channel(4);
         let execs = self.execs.clone();
-        let end = tokio::spawn(async move { execs.stream(ReceiverStream::new(asked), &to_caller).await });
-        let caller = Caller { ask, pieces, end };
-        caller.say(Ask::Start(first)).await;
+        let end = tokio::spawn(async move { execs.stream(ReceiverStream::new(requests), &to_caller).await });
+        let caller = Caller { request_sender, pieces, end };
+        caller.say(RequestItem::Start(first)).await;
         caller
     }
 
-    /// The runtime's side of a connection: the head of the request, and the socket after `answer`.
+    /// The runtime's side of a connection: the head of the request, and the socket after sending `answer`.
     async fn accept(&self, answer: &str) -> (String, TcpStream) {
         let (mut socket, _) = soon(self.server.accept()).await.unwrap();
         let mut head = Vec::new();
@@ -84,15 +84,15 @@ impl World {
 }
 
 impl Caller {
-    async fn say(&self, item: Ask) {
-        soon(self.ask.send(Ok(pb::StreamRequest { item: Some(item) }))).await.unwrap();
+    async fn say(&self, item: RequestItem) {
+        soon(self.request_sender.send(Ok(pb::StreamRequest { item: Some(item) }))).await.unwrap();
     }
 
-    async fn next(&mut self) -> Option<Told> {
+    async fn next(&mut self) -> Option<ResponseItem> {
         soon(self.pieces.recv()).await.map(|piece| piece.unwrap().item.unwrap())
     }
 
-    async fn failure(self) -> String {
+    async fn error_text(self) -> String {
         chain(&soon(self.end).await.unwrap().unwrap_err())
     }
 }
@@ -101,42 +101,46 @@ const CHANGED: &str =
     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-A: b\r\n\r\nfirst";
 
 #[tokio::test]
-async fn what_is_said_after_the_runtime_has_changed_is_not_looked_at() {
+async fn bytes_after_the_upgrade_are_passed_through_unchanged() {
     let world = World::new().await;
     let mut caller = world.call(start()).await;
-    let (asked, mut socket) = world.accept(CHANGED).await;
-    assert!(asked.starts_with("GET /exec/token HTTP/1.1\r\nHost: 127.0.0.1:"), "{asked}");
-    assert!(asked.contains("\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"), "{asked}");
-    assert!(!asked.contains("secret") && !asked.contains("10250"), "{asked}");
+    let (head, mut socket) = world.accept(CHANGED).await;
+    assert!(head.starts_with("GET /exec/token HTTP/1.1\r\nHost: 127.0.0.1:"), "{head}");
+    assert!(head.contains("\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"), "{head}");
+    assert!(!head.contains("secret") && !head.contains("10250"), "{head}");
     let exec = world.runtime.last_exec();
     assert_eq!((exec.stdin, exec.stdout, exec.stderr, exec.tty), (true, true, false, false));
 
-    let Some(Told::Head(head)) = caller.next().await else { panic!("the head comes first") };
+    let Some(ResponseItem::Head(head)) = caller.next().await else { panic!("the head comes first") };
     assert_eq!(head.status, 101);
     assert!(head.headers.iter().any(|h| h.name == "X-A" && h.value == "b"), "{:?}", head.headers);
-    assert_eq!(caller.next().await, Some(Told::Data(b"first".to_vec())), "what came with the head");
+    assert_eq!(
+        caller.next().await,
+        Some(ResponseItem::Data(b"first".to_vec())),
+        "bytes received with the head"
+    );
     let odd = vec![0, 255, 13, 10, 13, 10];
-    caller.say(Ask::Data(odd.clone())).await;
+    caller.say(RequestItem::Data(odd.clone())).await;
     let mut heard = vec![0; odd.len()];
     soon(socket.read_exact(&mut heard)).await.unwrap();
     assert_eq!(heard, odd);
     soon(socket.write_all(&odd)).await.unwrap();
-    assert_eq!(caller.next().await, Some(Told::Data(odd)));
-    // The runtime ends it.
+    assert_eq!(caller.next().await, Some(ResponseItem::Data(odd)));
+    // The runtime ends the connection.
     drop(socket);
     assert_eq!(caller.next().await, None);
     soon(caller.end).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn the_runtime_hears_when_the_caller_has_ended_or_is_gone() {
+async fn connection_to_the_runtime_closes_when_the_caller_ends_or_leaves() {
     let world = World::new().await;
     for ends in [true, false] {
         let mut caller = world.call(start()).await;
         let (_, mut socket) = world.accept(CHANGED).await;
-        assert!(matches!(caller.next().await, Some(Told::Head(_))));
+        assert!(matches!(caller.next().await, Some(ResponseItem::Head(_))));
         if ends {
-            drop(caller.ask);
+            drop(caller.request_sender);
         } else {
             drop(caller.pieces);
         }
@@ -148,41 +152,44 @@ async fn the_runtime_hears_when_the_caller_has_ended_or_is_gone() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_streams_are_never_closed_leaves_places_to_other_pods_and_to_operators() {
+async fn pod_with_many_open_streams_leaves_places_to_other_pods_and_operators() {
     let world = World::new().await;
     let mut callers = Vec::new();
-    for _ in 0..STREAMS / 2 {
+    for _ in 0..MAX_STREAMS / 2 {
         callers.push(world.call(start()).await);
     }
-    crate::fake::until("all are being served", || world.execs.streams.taken() == STREAMS / 2).await;
-    let failure = world.call(start()).await.failure().await;
-    assert!(failure.contains("pod default/u has 64 of 128, and gets no more while 64 are free"), "{failure}");
+    crate::fake::until("all are being served", || world.execs.streams.taken() == MAX_STREAMS / 2).await;
+    let error_text = world.call(start()).await.error_text().await;
+    assert!(
+        error_text.contains("pod default/u has 64 of 128, and gets no more while 64 are free"),
+        "{error_text}"
+    );
     let condition = || {
         let conditions = world.progress.report("").conditions;
         conditions.into_iter().find(|condition| condition.name == "streams into containers").unwrap()
     };
     assert!(!condition().ok && condition().message.contains("default/u has 64"), "{:?}", condition());
     let other = pb::StreamStart { namespace: "other".into(), pod_uid: String::new(), ..start() };
-    let failure = world.call(other).await.failure().await;
-    assert!(failure.contains("pod does not exist"), "it got a place: {failure}");
-    assert_eq!(world.execs.permits.available_permits(), AT_ONCE);
+    let error_text = world.call(other).await.error_text().await;
+    assert!(error_text.contains("pod does not exist"), "it got a place: {error_text}");
+    assert_eq!(world.execs.permits.available_permits(), MAX_EXECS);
     drop(callers);
     crate::fake::until("their places are free", || world.execs.streams.taken() == 0).await;
     assert!(condition().ok);
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_change_is_handed_on_with_its_text() {
+async fn response_without_upgrade_is_passed_on_with_its_body() {
     let world = World::new().await;
     let mut caller = world.call(start()).await;
     let (_, _socket) = world.accept("HTTP/1.1 403 Forbidden\r\nContent-Length: 4\r\n\r\nno!\nrest").await;
-    assert!(matches!(caller.next().await, Some(Told::Head(head)) if head.status == 403));
-    assert_eq!(caller.next().await, Some(Told::Data(b"no!".to_vec())));
+    assert!(matches!(caller.next().await, Some(ResponseItem::Head(head)) if head.status == 403));
+    assert_eq!(caller.next().await, Some(ResponseItem::Data(b"no!".to_vec())));
     assert_eq!(caller.next().await, None);
 }
 
 #[tokio::test]
-async fn what_is_asked_wrongly_is_refused_before_the_runtime_hears_of_it() {
+async fn invalid_stream_request_is_refused_before_connecting_to_the_runtime() {
     let world = World::new().await;
     let changed = |change: &dyn Fn(&mut pb::StreamStart)| {
         let mut start = start();
@@ -191,20 +198,20 @@ async fn what_is_asked_wrongly_is_refused_before_the_runtime_hears_of_it() {
     };
     let odd = pb::HttpHeader { name: "x".into(), value: "a\r\nhost: b".into() };
     for (first, text) in [
-        (changed(&|s| s.method = "PUT".into()), "`method` has to be GET or POST"),
-        (changed(&|s| s.headers.push(odd.clone())), "the header \"x\" has characters that none may have"),
-        (changed(&|s| s.name.clear()), "the pod has to be named"),
+        (changed(&|s| s.method = "PUT".into()), "`method` must be GET or POST"),
+        (changed(&|s| s.headers.push(odd.clone())), "the header \"x\" contains control characters"),
+        (changed(&|s| s.name.clear()), "the pod must be named"),
         (changed(&|s| s.what = None), "does not say what to connect to"),
         (changed(&|s| s.name = "none".into()), "pod does not exist"),
     ] {
-        assert!(world.call(first).await.failure().await.contains(text), "{text}");
+        assert!(world.call(first).await.error_text().await.contains(text), "{text}");
     }
     let never = tokio::time::timeout(Duration::from_millis(50), world.server.accept()).await;
-    assert!(never.is_err(), "nobody has connected");
+    assert!(never.is_err(), "nothing has connected");
     let mut caller = world.call(start()).await;
     let (_, _socket) = world.accept(CHANGED).await;
-    assert!(matches!(caller.next().await, Some(Told::Head(_))));
-    caller.say(Ask::Start(start())).await;
+    assert!(matches!(caller.next().await, Some(ResponseItem::Head(_))));
+    caller.say(RequestItem::Start(start())).await;
     drop(caller.next().await);
-    assert!(caller.failure().await.contains("`start` has come a second time"));
+    assert!(caller.error_text().await.contains("`start` has come a second time"));
 }

@@ -1,4 +1,4 @@
-//! The places of streams that the kubelet API asks for, which pods, namespaces and users share.
+//! The places for streams of the kubelet API, which pods, namespaces and users share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,26 +8,27 @@ use keelson_service_kit::{Holder, HolderKind, Metrics, NoPlace, Progress, Shared
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
-/// The condition that names who is in the way.
+/// The condition that names the holder of too many places.
 const CONDITION: &str = "streams into containers";
 
-/// The places, with what is told of them. Cheap to clone.
+/// The places, with their metrics and condition. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Streams {
     shares: Arc<Shares>,
-    told: Arc<Told>,
+    report: Arc<StreamReport>,
 }
 
+/// Where the use of the places is reported.
 #[derive(Debug)]
-struct Told {
+struct StreamReport {
     progress: Progress,
     open: Gauge,
     refused: Counter,
-    /// Somebody was refused, and not half of the places have been free since.
-    short: AtomicBool,
+    /// A stream was refused, and since then less than half of the places have been free.
+    exhausted: AtomicBool,
 }
 
-/// A stream's place.
+/// The place of one stream; dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct StreamPlace {
     place: Option<SharedPlace>,
@@ -36,38 +37,40 @@ pub(super) struct StreamPlace {
 
 impl Streams {
     pub(super) fn new(places: usize, metrics: &Metrics, progress: Progress) -> Self {
-        let told = Told {
+        let report = StreamReport {
             progress,
             open: Gauge::default(),
             refused: Counter::default(),
-            short: AtomicBool::new(false),
+            exhausted: AtomicBool::new(false),
         };
-        let help = "Streams into containers and to ports of pods that are open, of the kubelet API";
-        metrics.register("keelson_runtime_streams", help, told.open.clone());
+        let help = "Open streams of the kubelet API into containers and to ports of pods";
+        metrics.register("keelson_runtime_streams", help, report.open.clone());
         let help = "Streams that were refused because a pod, a namespace or a user has its share of them, or all are taken";
-        metrics.register("keelson_runtime_streams_refused", help, told.refused.clone());
-        Self { shares: Shares::new(places), told: Arc::new(told) }
+        metrics.register("keelson_runtime_streams_refused", help, report.refused.clone());
+        Self { shares: Shares::new(places), report: Arc::new(report) }
     }
 
-    /// A place for what is asked.
+    /// Takes a place for the requested stream.
     pub(super) fn take(&self, start: &pb::StreamStart) -> Result<StreamPlace, NoPlace> {
         match self.shares.take(holders(start)) {
             Ok(place) => {
-                self.told.open.inc();
+                self.report.open.inc();
                 Ok(StreamPlace { place: Some(place), streams: self.clone() })
             }
             Err(refused) => {
-                self.told.refused.inc();
-                // The first one is told, and not each of a flood.
-                if !self.told.short.swap(true, Ordering::Relaxed) {
-                    self.told.progress.condition(CONDITION, Err(format!("one was refused: {refused}")));
+                self.report.refused.inc();
+                // Only the first refusal of a series is reported.
+                if !self.report.exhausted.swap(true, Ordering::Relaxed) {
+                    self.report
+                        .progress
+                        .condition(CONDITION, Err(format!("a stream was refused: {refused}")));
                 }
                 Err(refused)
             }
         }
     }
 
-    /// How many are open.
+    /// Number of open streams.
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
         self.shares.taken()
@@ -76,11 +79,11 @@ impl Streams {
 
 impl Drop for StreamPlace {
     fn drop(&mut self) {
-        let Streams { shares, told } = &self.streams;
+        let Streams { shares, report } = &self.streams;
         drop(self.place.take());
-        told.open.dec();
-        if shares.taken() <= shares.places() / 2 && told.short.swap(false, Ordering::Relaxed) {
-            told.progress.condition(CONDITION, Ok(()));
+        report.open.dec();
+        if shares.taken() <= shares.places() / 2 && report.exhausted.swap(false, Ordering::Relaxed) {
+            report.progress.condition(CONDITION, Ok(()));
         }
     }
 }

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use keelson_service_kit::status::chain;
-use pb::exec_request::Item as Ask;
-use pb::exec_response::Item as Told;
+use pb::exec_request::Item as RequestItem;
+use pb::exec_response::Item as ResponseItem;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use super::fake::{Frame, Other, PING, StreamingServer, UPGRADED, soon};
+use super::fake::{Frame, PING, ServerEnd, StreamingServer, UPGRADED, soon};
 use super::*;
 use crate::fake::{Answer, FakeRuntime};
 
@@ -24,12 +24,12 @@ struct World {
 
 /// One exec, from the caller's side.
 struct Caller {
-    ask: mpsc::Sender<Result<pb::ExecRequest, Status>>,
+    request_sender: mpsc::Sender<Result<pb::ExecRequest, Status>>,
     answers: mpsc::Receiver<Result<pb::ExecResponse, Status>>,
     end: JoinHandle<Result<(), ExecError>>,
 }
 
-fn start(change: impl FnOnce(&mut pb::ExecStart)) -> Ask {
+fn start(change: impl FnOnce(&mut pb::ExecStart)) -> RequestItem {
     let mut start = pb::ExecStart {
         namespace: "default".into(),
         name: "u".into(),
@@ -39,7 +39,7 @@ fn start(change: impl FnOnce(&mut pb::ExecStart)) -> Ask {
         ..Default::default()
     };
     change(&mut start);
-    Ask::Start(start)
+    RequestItem::Start(start)
 }
 
 impl World {
@@ -47,55 +47,57 @@ impl World {
         let (runtime, server) = (FakeRuntime::start().await, StreamingServer::start().await);
         runtime.sandbox("s-u", "u", true);
         runtime.container("c", "u", cri::ContainerState::ContainerRunning);
-        runtime.execs_at(&server.url);
+        runtime.set_exec_url(&server.url);
         let execs = Execs::new(runtime.cri.clone(), &Metrics::new(), Progress::default());
         Self { runtime, server, execs }
     }
 
     fn call(&self) -> Caller {
-        let (ask, asked) = mpsc::channel(1);
+        let (request_sender, requests) = mpsc::channel(1);
         let (to_caller, answers) = mpsc::channel(4);
         let execs = self.execs.clone();
         let end =
-            tokio::spawn(async move { execs.serve(ReceiverStream::new(asked), Some(0), &to_caller).await });
-        Caller { ask, answers, end }
+            tokio::spawn(
+                async move { execs.serve(ReceiverStream::new(requests), Some(0), &to_caller).await },
+            );
+        Caller { request_sender, answers, end }
     }
 
     /// A command that has been started, from both sides.
-    async fn started(&self, change: impl FnOnce(&mut pb::ExecStart)) -> (Caller, Other) {
+    async fn started(&self, change: impl FnOnce(&mut pb::ExecStart)) -> (Caller, ServerEnd) {
         let mut caller = self.call();
-        let Ask::Start(start) = start(change) else { unreachable!() };
+        let RequestItem::Start(start) = start(change) else { unreachable!() };
         let streams = 3 + usize::from(start.stdin);
-        caller.say(Ask::Start(start)).await;
+        caller.say(RequestItem::Start(start)).await;
         let other = self.server.command(streams).await;
-        assert_eq!(caller.next().await, Told::Started(pb::ExecStarted { container_id: "c".into() }));
+        assert_eq!(caller.next().await, ResponseItem::Started(pb::ExecStarted { container_id: "c".into() }));
         (caller, other)
     }
 
-    /// How an exec ends that cannot be begun.
-    async fn refused(&self, ask: Ask) -> String {
+    /// The error of an exec that cannot begin.
+    async fn refused(&self, request_sender: RequestItem) -> String {
         let caller = self.call();
-        caller.say(ask).await;
-        caller.failure().await
+        caller.say(request_sender).await;
+        caller.error_text().await
     }
 }
 
 impl Caller {
-    async fn say(&self, item: Ask) {
-        soon(self.ask.send(Ok(pb::ExecRequest { item: Some(item) }))).await.unwrap();
+    async fn say(&self, item: RequestItem) {
+        soon(self.request_sender.send(Ok(pb::ExecRequest { item: Some(item) }))).await.unwrap();
     }
 
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> ResponseItem {
         soon(self.answers.recv()).await.expect("an answer").unwrap().item.unwrap()
     }
 
-    /// Its end, which has to be a failure. The caller waits for it: what it has is dropped after.
+    /// The error with which it ends. The caller's channels are dropped only afterwards.
     async fn error(self) -> ExecError {
         soon(self.end).await.unwrap().unwrap_err()
     }
 
-    /// The text of its end, which has to be a failure.
-    async fn failure(self) -> String {
+    /// The text of the error with which it ends.
+    async fn error_text(self) -> String {
         chain(&self.error().await)
     }
 
@@ -104,14 +106,14 @@ impl Caller {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
             match self.next().await {
-                Told::Stdout(bytes) => stdout.extend(bytes),
-                Told::Stderr(bytes) => stderr.extend(bytes),
-                Told::ExitCode(code) => {
+                ResponseItem::Stdout(bytes) => stdout.extend(bytes),
+                ResponseItem::Stderr(bytes) => stderr.extend(bytes),
+                ResponseItem::ExitCode(code) => {
                     soon(self.end).await.unwrap().unwrap();
                     assert!(self.answers.recv().await.is_none(), "nothing after the exit code");
                     return (stdout, stderr, code);
                 }
-                Told::Started(_) => panic!("started twice"),
+                ResponseItem::Started(_) => panic!("started twice"),
             }
         }
     }
@@ -124,18 +126,18 @@ fn exited(code: i32) -> String {
 }
 
 #[tokio::test]
-async fn input_and_both_outputs_pass_and_the_input_ends_before_the_output() {
+async fn exec_passes_stdin_stdout_stderr_and_the_exit_code() {
     let world = World::new().await;
     let (caller, mut other) = world.started(|_| ()).await;
     let names: Vec<_> = other.streams.keys().map(String::as_str).collect();
     assert_eq!(names, ["error", "stderr", "stdin", "stdout"]);
     let binary: Vec<u8> = (0..=255).collect();
-    caller.say(Ask::Stdin(binary.clone())).await;
+    caller.say(RequestItem::Stdin(binary.clone())).await;
     assert_eq!(other.data().await, ("stdin".into(), binary.clone().into(), false));
-    caller.say(Ask::CloseStdin(true)).await;
+    caller.say(RequestItem::CloseStdin(true)).await;
     assert_eq!(other.data().await, ("stdin".into(), Vec::new().into(), true));
-    // What is said after the end is thrown away.
-    caller.say(Ask::Stdin(b"late".to_vec())).await;
+    // Input after the end is discarded.
+    caller.say(RequestItem::Stdin(b"late".to_vec())).await;
     other.send("stdout", &binary, false).await;
     other.send("stderr", b"oh", true).await;
     other.send("stdout", b"!", true).await;
@@ -143,17 +145,17 @@ async fn input_and_both_outputs_pass_and_the_input_ends_before_the_output() {
     let mut all = binary;
     all.push(b'!');
     assert_eq!(caller.all().await, (all, b"oh".to_vec(), 3));
-    let asked = world.runtime.last_exec();
-    assert_eq!((asked.cmd, asked.container_id), (vec!["cat".to_owned()], "c".to_owned()));
-    assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, true, false));
+    let exec = world.runtime.last_exec();
+    assert_eq!((exec.cmd, exec.container_id), (vec!["cat".to_owned()], "c".to_owned()));
+    assert_eq!((exec.stdin, exec.stdout, exec.stderr, exec.tty), (true, true, true, false));
 }
 
 #[tokio::test]
-async fn the_end_of_the_callers_stream_is_the_end_of_the_input() {
+async fn end_of_the_callers_stream_closes_stdin() {
     let world = World::new().await;
     let (mut caller, mut other) = world.started(|_| ()).await;
-    let (ask, _) = mpsc::channel(1);
-    drop(std::mem::replace(&mut caller.ask, ask));
+    let (request_sender, _) = mpsc::channel(1);
+    drop(std::mem::replace(&mut caller.request_sender, request_sender));
     assert_eq!(other.data().await, ("stdin".into(), Vec::new().into(), true));
     other.send("stdout", b"after", false).await;
     other.end(DONE).await;
@@ -161,7 +163,7 @@ async fn the_end_of_the_callers_stream_is_the_end_of_the_input() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_one_output_and_an_input_without_end() {
+async fn exec_with_tty_has_a_size_one_output_and_an_open_stdin() {
     let world = World::new().await;
     let size = |width, height| pb::TerminalSize { width, height };
     let change = |start: &mut pb::ExecStart| (start.tty, start.size) = (true, Some(size(80, 24)));
@@ -170,28 +172,32 @@ async fn a_terminal_has_a_size_one_output_and_an_input_without_end() {
     assert_eq!(names, ["error", "resize", "stdin", "stdout"]);
     let resize = |text: &'static str| ("resize".to_owned(), Bytes::from_static(text.as_bytes()), false);
     assert_eq!(other.data().await, resize("{\"Width\":80,\"Height\":24}\n"));
-    for passed_over in [Ask::CloseStdin(true), Ask::Resize(size(0, 24)), Ask::Resize(size(80, 1 << 16))] {
+    for passed_over in [
+        RequestItem::CloseStdin(true),
+        RequestItem::Resize(size(0, 24)),
+        RequestItem::Resize(size(80, 1 << 16)),
+    ] {
         caller.say(passed_over).await;
     }
-    caller.say(Ask::Resize(size(132, 50))).await;
+    caller.say(RequestItem::Resize(size(132, 50))).await;
     assert_eq!(other.data().await, resize("{\"Width\":132,\"Height\":50}\n"));
-    caller.say(Ask::Stdin(vec![4])).await;
+    caller.say(RequestItem::Stdin(vec![4])).await;
     assert_eq!(other.data().await, ("stdin".into(), vec![4].into(), false));
     other.end(DONE).await;
     assert_eq!(caller.all().await, (Vec::new(), Vec::new(), 0));
-    let asked = world.runtime.last_exec();
-    assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, false, true));
+    let exec = world.runtime.last_exec();
+    assert_eq!((exec.stdin, exec.stdout, exec.stderr, exec.tty), (true, true, false, true));
 }
 
 #[tokio::test]
-async fn a_command_without_input_has_no_such_stream() {
+async fn exec_without_stdin_opens_no_stdin_stream() {
     let world = World::new().await;
     let (caller, mut other) = world.started(|start| start.stdin = false).await;
     assert!(!other.streams.contains_key("stdin"));
-    caller.say(Ask::Stdin(b"x".to_vec())).await;
-    caller.say(Ask::CloseStdin(true)).await;
-    caller.say(Ask::Resize(pb::TerminalSize { width: 1, height: 1 })).await;
-    // Nothing of this has come: the answer to a ping is the first frame.
+    caller.say(RequestItem::Stdin(b"x".to_vec())).await;
+    caller.say(RequestItem::CloseStdin(true)).await;
+    caller.say(RequestItem::Resize(pb::TerminalSize { width: 1, height: 1 })).await;
+    // None of this was sent: the first frame is the answer to a ping.
     other.control(PING, &[2]).await;
     assert!(
         matches!(other.frame().await, Some(Frame::Control { kind: PING, payload }) if payload[..] == [0, 0, 0, 2])
@@ -201,7 +207,7 @@ async fn a_command_without_input_has_no_such_stream() {
 }
 
 #[tokio::test]
-async fn output_that_comes_after_the_status_is_not_lost() {
+async fn output_after_the_exit_status_is_not_lost() {
     let world = World::new().await;
     let (caller, mut other) = world.started(|_| ()).await;
     other.send("error", DONE.as_bytes(), true).await;
@@ -211,7 +217,7 @@ async fn output_that_comes_after_the_status_is_not_lost() {
 }
 
 #[tokio::test]
-async fn an_end_without_a_status_is_never_a_good_one() {
+async fn exec_without_a_status_never_counts_as_success() {
     let world = World::new().await;
     for (status, text) in [
         ("", "the connection to the container runtime was lost while the command ran (it was closed)"),
@@ -220,8 +226,8 @@ async fn an_end_without_a_status_is_never_a_good_one() {
         let (caller, mut other) = world.started(|_| ()).await;
         other.send("error", status.as_bytes(), false).await;
         drop(other);
-        let failure = caller.failure().await;
-        assert!(failure.contains(text), "{failure}");
+        let error_text = caller.error_text().await;
+        assert!(error_text.contains(text), "{error_text}");
     }
     for (status, text) in [
         ("", "(it has ended the streams without a word)"),
@@ -230,17 +236,17 @@ async fn an_end_without_a_status_is_never_a_good_one() {
     ] {
         let (caller, other) = world.started(|_| ()).await;
         other.end(status).await;
-        let failure = caller.failure().await;
-        assert!(failure.contains(text), "{failure}");
+        let error_text = caller.error_text().await;
+        assert!(error_text.contains(text), "{error_text}");
     }
     let (caller, mut other) = world.started(|_| ()).await;
     other.socket.write_all(&[0x80, 9, 0, 1, 0, 0, 0, 0]).await.unwrap();
-    let failure = caller.failure().await;
-    assert!(failure.contains("what comes is no SPDY/3.1: a control frame of version 9"), "{failure}");
+    let error_text = caller.error_text().await;
+    assert!(error_text.contains("what comes is no SPDY/3.1: a control frame of version 9"), "{error_text}");
 }
 
 #[tokio::test]
-async fn a_command_waits_for_a_caller_that_does_not_read() {
+async fn exec_output_blocks_while_the_caller_does_not_read() {
     let world = World::new().await;
     let (caller, mut other) = world.started(|_| ()).await;
     // Far more than sockets and channels hold.
@@ -258,45 +264,45 @@ async fn a_command_waits_for_a_caller_that_does_not_read() {
 }
 
 #[tokio::test]
-async fn a_caller_waits_for_a_command_that_does_not_read_and_gets_its_output_all_the_same() {
+async fn exec_input_blocks_while_the_command_does_not_read_and_output_still_passes() {
     let world = World::new().await;
     let (caller, mut other) = world.started(|_| ()).await;
     let mut taken = 0;
-    let piece = pb::ExecRequest { item: Some(Ask::Stdin(vec![7; 1 << 20])) };
+    let piece = pb::ExecRequest { item: Some(RequestItem::Stdin(vec![7; 1 << 20])) };
     while let Ok(sent) =
-        tokio::time::timeout(Duration::from_secs(1), caller.ask.send(Ok(piece.clone()))).await
+        tokio::time::timeout(Duration::from_secs(1), caller.request_sender.send(Ok(piece.clone()))).await
     {
         sent.unwrap();
         taken += 1;
         assert!(taken < 64, "{taken} MiB are stored up");
     }
     other.send("stdout", b"full", false).await;
-    // Closed with input unread, the connection is reset: what was told before counts.
+    // A connection closed with unread input is reset: the status sent before counts.
     other.end(&exited(1)).await;
     assert_eq!(caller.all().await, (b"full".to_vec(), Vec::new(), 1));
 }
 
 #[tokio::test]
-async fn with_the_caller_the_connection_to_the_runtime_goes() {
+async fn connection_to_the_runtime_closes_with_the_exec_caller() {
     let world = World::new().await;
-    // Its answers are wanted no more.
+    // The caller drops the responses.
     let (caller, mut other) = world.started(|_| ()).await;
     drop(caller.answers);
     assert!(other.frame().await.is_none());
     soon(caller.end).await.unwrap().unwrap();
-    // Its stream breaks.
+    // The caller's stream breaks.
     let (caller, mut other) = world.started(|_| ()).await;
-    caller.ask.send(Err(Status::cancelled("gone"))).await.unwrap();
+    caller.request_sender.send(Err(Status::cancelled("gone"))).await.unwrap();
     assert!(other.frame().await.is_none());
-    assert!(caller.failure().await.contains("the caller's stream has broken: gone"));
-    // Before anything has begun.
+    assert!(caller.error_text().await.contains("the caller's stream has broken: gone"));
+    // The caller leaves before anything has begun.
     let mut caller = world.call();
     caller.answers.close();
     soon(caller.end).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_pod_is_found_by_its_uid_or_by_its_names_or_by_both() {
+async fn exec_finds_the_pod_by_uid_by_name_or_by_both() {
     let world = World::new().await;
     world.runtime.sandbox("s-v", "v", true);
     for (uid, namespace, name) in [("u", "", ""), ("", "default", "u"), ("u", "default", "u")] {
@@ -317,69 +323,69 @@ async fn a_pod_is_found_by_its_uid_or_by_its_names_or_by_both() {
         ("u", "", "", "ended", r#"container not found ("ended"): its newest instance has ended"#),
     ];
     for (uid, namespace, name, container, text) in cases {
-        let ask = start(|start| {
+        let request_sender = start(|start| {
             (start.pod_uid, start.namespace, start.name) = (uid.into(), namespace.into(), name.into());
             start.container = container.into();
         });
-        assert_eq!(world.refused(ask).await, text, "{uid} {namespace} {name}");
+        assert_eq!(world.refused(request_sender).await, text, "{uid} {namespace} {name}");
     }
 }
 
 #[tokio::test]
-async fn what_a_caller_may_not_say_is_named() {
+async fn invalid_exec_messages_are_refused_with_a_reason() {
     let world = World::new().await;
-    for (ask, text) in [
-        (Ask::Stdin(vec![1]), "the first message has to be `start`"),
+    for (request_sender, text) in [
+        (RequestItem::Stdin(vec![1]), "the first message must be `start`"),
         (start(|start| start.command.clear()), "`command` is empty"),
         (start(|start| start.container.clear()), "`container` is empty"),
-        (start(|start| start.name.clear()), "the pod has to be named by"),
-        (start(|start| start.namespace.clear()), "the pod has to be named by"),
+        (start(|start| start.name.clear()), "the pod must be named by"),
+        (start(|start| start.namespace.clear()), "the pod must be named by"),
     ] {
-        let failure = world.refused(ask).await;
-        assert!(failure.contains(text), "{failure}");
+        let error_text = world.refused(request_sender).await;
+        assert!(error_text.contains(text), "{error_text}");
     }
     let caller = world.call();
-    drop(caller.ask);
-    let failure = soon(caller.end).await.unwrap().unwrap_err().to_string();
-    assert!(failure.contains("has ended before it said what to run"), "{failure}");
+    drop(caller.request_sender);
+    let error_text = soon(caller.end).await.unwrap().unwrap_err().to_string();
+    assert!(error_text.contains("ended before its first message"), "{error_text}");
     let (caller, _other) = world.started(|_| ()).await;
     caller.say(start(|_| ())).await;
-    assert!(caller.failure().await.contains("`start` has come a second time"));
+    assert!(caller.error_text().await.contains("`start` has come a second time"));
 }
 
 #[tokio::test]
-async fn a_runtime_that_refuses_or_is_away_is_told_apart() {
+async fn refusing_runtime_is_distinguished_from_an_unavailable_one() {
     let world = World::new().await;
     world.runtime.answer("Exec", Answer::Fail(1, Code::NotFound));
     let caller = world.call();
     caller.say(start(|_| ())).await;
-    let failure = caller.error().await;
-    assert!(matches!(&failure, ExecError::Refused(status) if status.code() == Code::NotFound), "{failure:?}");
-    assert_eq!(failure.to_string(), "as the test wants it");
+    let error = caller.error().await;
+    assert!(matches!(&error, ExecError::Refused(status) if status.code() == Code::NotFound), "{error:?}");
+    assert_eq!(error.to_string(), "as the test wants it");
     for method in ["Exec", "ListContainers"] {
         world.runtime.answer(method, Answer::CutOff);
         let caller = world.call();
         caller.say(start(|_| ())).await;
-        let failure = caller.error().await;
-        assert!(matches!(failure, ExecError::Unavailable(_)), "{method}: {failure:?}");
+        let error = caller.error().await;
+        assert!(matches!(error, ExecError::Unavailable(_)), "{method}: {error:?}");
         world.runtime.answer(method, Answer::Fail(0, Code::Ok));
     }
 }
 
 #[tokio::test]
-async fn a_streaming_server_that_is_not_as_it_has_to_be_is_described_without_the_secret() {
+async fn streaming_server_errors_do_not_show_the_url() {
     let world = World::new().await;
     let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for (url, text) in [
         (format!("http://{unused}/exec/secret"), "cannot connect to its streaming server at 127.0.0.1:"),
         (format!("https://{unused}/exec/secret"), "turn it off"),
-        (String::new(), "names no http address"),
+        (String::new(), "returned no http URL"),
     ] {
-        world.runtime.execs_at(&url);
-        let failure = world.refused(start(|_| ())).await;
-        assert!(failure.contains(text) && !failure.contains("secret"), "{failure}");
+        world.runtime.set_exec_url(&url);
+        let error_text = world.refused(start(|_| ())).await;
+        assert!(error_text.contains(text) && !error_text.contains("secret"), "{error_text}");
     }
-    world.runtime.execs_at(&world.server.url);
+    world.runtime.set_exec_url(&world.server.url);
     let other_streams = UPGRADED.replace("v4", "v1");
     for (answer, text) in [
         (
@@ -387,7 +393,7 @@ async fn a_streaming_server_that_is_not_as_it_has_to_be_is_described_without_the
             "refuses them with status 404: gone",
         ),
         ("HTTP/1.1 200 OK\r\n\r\n", "refuses them with status 200: "),
-        ("220 mail.example ESMTP\r\n\r\n", "is not its streaming server: the answer is no HTTP/1.1"),
+        ("220 mail.example ESMTP\r\n\r\n", "is not its streaming server: the response is not HTTP/1.1"),
         ("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", "answers with \"websocket \""),
         (&other_streams, "answers with \"SPDY/3.1 v1.channel.k8s.io\""),
         ("", "has broken the connection"),
@@ -395,13 +401,13 @@ async fn a_streaming_server_that_is_not_as_it_has_to_be_is_described_without_the
         let caller = world.call();
         caller.say(start(|_| ())).await;
         drop(world.server.accept(answer).await);
-        let failure = caller.failure().await;
-        assert!(failure.contains(text) && !failure.contains("secret"), "{answer}: {failure}");
+        let error_text = caller.error_text().await;
+        assert!(error_text.contains(text) && !error_text.contains("secret"), "{answer}: {error_text}");
     }
 }
 
 #[tokio::test]
-async fn streams_that_are_not_all_taken_are_an_error_and_nothing_is_started() {
+async fn exec_fails_when_a_stream_is_refused_and_nothing_is_started() {
     let world = World::new().await;
     for (what, text) in [
         ("refused", "does not take the stream stdout"),
@@ -419,18 +425,19 @@ async fn streams_that_are_not_all_taken_are_an_error_and_nothing_is_started() {
             _ => other.socket.shutdown().await.unwrap(),
         }
         assert!(soon(caller.answers.recv()).await.is_none(), "started");
-        let failure = caller.failure().await;
-        assert!(failure.contains(text), "{what}: {failure}");
+        let error_text = caller.error_text().await;
+        assert!(error_text.contains(text), "{what}: {error_text}");
     }
 }
 
 #[tokio::test]
-async fn no_more_than_so_many_commands_run_at_once() {
+async fn concurrent_execs_are_limited() {
     let world = World::new().await;
-    let callers: Vec<Caller> = (0..AT_ONCE).map(|_| world.call()).collect();
+    let callers: Vec<Caller> = (0..MAX_EXECS).map(|_| world.call()).collect();
     crate::fake::until("all are being served", || world.execs.permits.available_permits() == 0).await;
-    let failure = world.call().failure().await;
-    assert!(failure.contains("64 commands are being run already"), "{failure}");
+    let error_text = world.call().error_text().await;
+    assert!(error_text.contains("64 commands are already running"), "{error_text}");
     drop(callers);
-    crate::fake::until("their places are free", || world.execs.permits.available_permits() == AT_ONCE).await;
+    crate::fake::until("their places are free", || world.execs.permits.available_permits() == MAX_EXECS)
+        .await;
 }

@@ -6,11 +6,11 @@ use keelson_proto::keelson::events::v1::events_server::Events as _;
 
 fn images(fake: &FakeRuntime) -> Images {
     let images = Images::new(fake.cri.clone(), EventRing::default(), 1);
-    Images { clock: Clock::standing(), ..images }
+    Images { clock: Clock::stopped(), ..images }
 }
 
-/// How an answer that a broken call ends comes to its end.
-async fn broken(images: &Images, request: pb::EnsureImageRequest) -> Status {
+/// The status with which a request ends that fails without `done` or `failed`.
+async fn unavailable_status(images: &Images, request: pb::EnsureImageRequest) -> Status {
     let (progress, mut messages) = mpsc::channel(8);
     images.ensure(request, progress).await;
     let mut last = None;
@@ -31,12 +31,12 @@ fn request(policy: &str) -> pb::EnsureImageRequest {
     }
 }
 
-async fn told(images: &Images) -> Vec<events::Event> {
+async fn events_of(images: &Images) -> Vec<events::Event> {
     let request = tonic::Request::new(events::ListEventsRequest::default());
     images.events.list_events(request).await.unwrap().into_inner().events
 }
 
-/// The last message of a request that is carried out to its end.
+/// The last message of a request.
 async fn end(images: &Images, request: pb::EnsureImageRequest) -> Item {
     let (progress, mut messages) = mpsc::channel(8);
     images.ensure(request, progress).await;
@@ -47,15 +47,15 @@ async fn end(images: &Images, request: pb::EnsureImageRequest) -> Item {
     last.unwrap()
 }
 
-fn failure(item: Item) -> pb::ImageFailed {
+fn failed(item: Item) -> pb::ImageFailed {
     match item {
-        Item::Failed(failed) => failed,
+        Item::Failed(failure) => failure,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_pull_that_nobody_waits_for_any_more_is_no_failure() {
+async fn cancelled_pull_is_no_failure() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     let _never = fake.hold("PullImage");
@@ -64,25 +64,24 @@ async fn a_pull_that_nobody_waits_for_any_more_is_no_failure() {
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    fake.called("PullImage", 1).await;
-    // A second one waits for the only slot.
+    fake.wait_for_calls("PullImage", 1).await;
+    // A second pull waits for the only turn.
     let (progress, waits) = mpsc::channel(8);
     let waiting = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    fake.called("ImageStatus", 2).await;
+    fake.wait_for_calls("ImageStatus", 2).await;
     drop(waits);
     waiting.await.unwrap();
     drop(messages);
     pull.await.unwrap();
-    assert_eq!(images.book().waits_until("u", "busybox:1", images.clock.read().boot_nanos), None);
-    assert!(told(&images).await.iter().all(|e| e.reason == "Pulling"));
+    assert_eq!(images.backoff().retry_at("u", "busybox:1", images.clock.read().boot_nanos), None);
+    assert!(events_of(&images).await.iter().all(|e| e.reason == "Pulling"));
 }
 
 #[tokio::test]
-async fn a_pull_that_comes_to_no_end_gives_its_turn_to_the_pull_of_another_pod_which_says_what_it_waits_for()
-{
+async fn endless_pull_gives_its_turn_to_another_pods_pull_which_reports_its_wait() {
     let fake = FakeRuntime::start().await;
     let moment = Duration::from_millis(20);
     let images =
@@ -90,119 +89,119 @@ async fn a_pull_that_comes_to_no_end_gives_its_turn_to_the_pull_of_another_pod_w
     let held = fake.hold("PullImage");
     let mut messages = Vec::new();
     for (name, begun) in [("slow", 1), ("other", 2)] {
-        let (progress, told) = mpsc::channel(8);
+        let (progress, receiver) = mpsc::channel(8);
         let pod = PodRef { uid: name.into(), namespace: "default".into(), name: name.into() };
         let request = pb::EnsureImageRequest { pod: Some(pod), ..request("Always") };
         let images = images.clone();
         tokio::spawn(async move { images.ensure(request, progress).await });
-        messages.push(told);
-        // With one at a time the second begins although the first one does not end.
-        fake.called("PullImage", begun).await;
+        messages.push(receiver);
+        // With one pull at a time, the second begins although the first does not end.
+        fake.wait_for_calls("PullImage", begun).await;
     }
     held.add_permits(2);
-    let mut told = Vec::new();
+    let mut progress_of_last = Vec::new();
     for mut messages in messages {
         let mut all = Vec::new();
         while let Some(message) = messages.recv().await {
             all.push(message.unwrap().item.unwrap());
         }
         assert!(matches!(all.last(), Some(Item::Done(_))), "{all:?}");
-        told = all;
+        progress_of_last = all;
     }
     let waits = "serializeImagePulls, maxParallelImagePulls): 1 of 1 run, 1 of them for default/slow";
-    assert!(told.iter().any(|item| format!("{item:?}").contains(waits)), "{told:?}");
+    assert!(progress_of_last.iter().any(|item| format!("{item:?}").contains(waits)), "{progress_of_last:?}");
 }
 
 #[tokio::test]
-async fn a_failed_pull_is_told_in_the_kubelets_words_and_repeated_while_it_backs_off() {
+async fn failed_pull_has_the_kubelets_message_and_is_repeated_during_back_off() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
-    let first = failure(end(&images, request("Always")).await);
+    let first = failed(end(&images, request("Always")).await);
     assert_eq!(first.reason, "ErrImagePull");
     assert_eq!(first.message, "Failed to pull image \"busybox:1\": as the test wants it");
-    let second = failure(end(&images, request("Always")).await);
+    let second = failed(end(&images, request("Always")).await);
     assert_eq!(second.reason, "ImagePullBackOff");
     let expected = "Back-off pulling image \"busybox:1\": ErrImagePull: as the test wants it";
     assert_eq!(second.message, expected);
     assert_eq!(second.next_retry_unix_nanos, first.next_retry_unix_nanos);
-    let told = told(&images).await;
+    let events = events_of(&images).await;
     let texts: Vec<_> =
-        told.iter().map(|e| (e.r#type.as_str(), e.reason.as_str(), e.message.as_str())).collect();
+        events.iter().map(|e| (e.r#type.as_str(), e.reason.as_str(), e.message.as_str())).collect();
     let expected = [
         ("Normal", "Pulling", "Pulling image \"busybox:1\""),
         ("Warning", "Failed", first.message.as_str()),
         ("Normal", "BackOff", "Back-off pulling image \"busybox:1\""),
     ];
     assert_eq!(texts, expected);
-    assert!(told.iter().all(|e| e.field_path == "spec.initContainers{c}"), "{told:?}");
+    assert!(events.iter().all(|e| e.field_path == "spec.initContainers{c}"), "{events:?}");
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_away_is_no_fault_of_the_image() {
+async fn unavailable_runtime_is_no_pull_failure() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     let dead = fake.dir.path().join("dead.sock");
     let timeout = std::time::Duration::from_secs(5);
     let cri = Cri::new(dead.to_str().unwrap(), timeout).unwrap();
     let unreached = Images { cri, ..images.clone() };
-    let status = broken(&unreached, request("IfNotPresent")).await;
+    let status = unavailable_status(&unreached, request("IfNotPresent")).await;
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("the container runtime is not reachable"), "{status:?}");
-    assert!(told(&images).await.is_empty());
+    assert!(events_of(&images).await.is_empty());
 
     fake.answer("PullImage", Answer::CutOff);
-    let status = broken(&images, request("Always")).await;
+    let status = unavailable_status(&images, request("Always")).await;
     assert_eq!(status.code(), Code::Unavailable);
     fake.answer("PullImage", Answer::Fail(0, Code::Unknown));
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
-    assert!(told(&images).await.iter().all(|e| e.r#type == "Normal" && e.reason != "BackOff"));
+    assert!(events_of(&images).await.iter().all(|e| e.r#type == "Normal" && e.reason != "BackOff"));
 }
 
 #[tokio::test]
-async fn what_the_runtime_answers_about_a_pull_is_a_fault_of_the_image_whatever_the_code() {
+async fn pull_error_from_the_runtime_is_a_pull_failure_with_any_code() {
     let fake = FakeRuntime::start().await;
     for code in [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded] {
         let images = images(&fake);
         fake.answer("PullImage", Answer::Fail(1, code));
-        assert_eq!(failure(end(&images, request("Always")).await).reason, "ErrImagePull", "{code:?}");
+        assert_eq!(failed(end(&images, request("Always")).await).reason, "ErrImagePull", "{code:?}");
     }
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_does_not_lengthen_a_back_off() {
+async fn clock_set_back_does_not_lengthen_pull_back_off() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
-    failure(end(&images, request("Always")).await);
-    images.clock.pass(9, -7_200);
-    let waits = failure(end(&images, request("Always")).await);
+    failed(end(&images, request("Always")).await);
+    images.clock.advance(9, -7_200);
+    let waits = failed(end(&images, request("Always")).await);
     assert_eq!(waits.next_retry_unix_nanos, images.clock.read().unix_nanos + 1_000_000_000);
-    images.clock.pass(1, 0);
+    images.clock.advance(1, 0);
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
 }
 
 #[tokio::test]
-async fn an_image_that_is_there_and_one_that_was_pulled_are_told() {
+async fn present_and_pulled_images_are_reported_with_the_kubelets_messages() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if done.pulled));
     fake.image("busybox:1");
-    // That is told by who starts the container: this is asked as often as a start is tried.
+    // Present images are reported by pod-sync, because this is requested with every start attempt.
     let present = "Container image \"busybox:1\" already present on machine";
     let end = end(&images, request("IfNotPresent")).await;
     assert!(matches!(&end, Item::Done(done) if !done.pulled && done.message == present), "{end:?}");
-    let told = told(&images).await;
-    assert!(told[1].message.starts_with("Successfully pulled image \"busybox:1\" in "), "{told:?}");
-    assert_eq!(told.len(), 2, "{told:?}");
+    let events = events_of(&images).await;
+    assert!(events[1].message.starts_with("Successfully pulled image \"busybox:1\" in "), "{events:?}");
+    assert_eq!(events.len(), 2, "{events:?}");
 }
 
-/// As [`images`], with these Secrets and with records in the fake's folder.
+/// As [`images`], with these Secrets and with records in the fake runtime's folder.
 fn recorded(fake: &FakeRuntime, secrets: &[(&str, Result<serde_json::Value, Status>)]) -> Images {
     counted(fake, secrets, &Metrics::new())
 }
 
-/// As [`recorded`], counted in these metrics.
+/// As [`recorded`], with these metrics.
 fn counted(
     fake: &FakeRuntime,
     secrets: &[(&str, Result<serde_json::Value, Status>)],
@@ -224,7 +223,7 @@ fn with_secrets(policy: &str, names: &[&str]) -> pb::EnsureImageRequest {
 }
 
 #[tokio::test]
-async fn credentials_are_tried_one_after_the_other_until_one_is_good() {
+async fn pull_credentials_are_tried_until_one_succeeds() {
     let fake = FakeRuntime::start().await;
     let secrets = [
         ("default/old", Ok(secret("r.example", "old", "hunter2"))),
@@ -232,21 +231,21 @@ async fn credentials_are_tried_one_after_the_other_until_one_is_good() {
         ("default/spare", Ok(secret("r.example", "spare", "hunter4"))),
     ];
     let images = recorded(&fake, &secrets);
-    fake.pullers(&["ann", "spare"]);
+    fake.allow_pulls_by(&["ann", "spare"]);
     let names = ["old", "gone", "good", "spare"];
     assert!(matches!(end(&images, with_secrets("Always", &names)).await, Item::Done(done) if done.pulled));
     assert_eq!(fake.pulled_as(), ["old", "ann"]);
-    let told = told(&images).await;
-    let missing = told.iter().find(|e| e.reason == "FailedToRetrieveImagePullSecret").unwrap();
+    let events = events_of(&images).await;
+    let missing = events.iter().find(|e| e.reason == "FailedToRetrieveImagePullSecret").unwrap();
     let text =
         "Unable to retrieve some image pull secrets (gone); attempting to pull the image may not succeed.";
     assert_eq!((missing.message.as_str(), missing.r#type.as_str()), (text, "Warning"));
-    assert!(missing.field_path.is_empty(), "it is about the pod");
-    assert!(!format!("{told:?}").contains("hunter"));
+    assert!(missing.field_path.is_empty(), "the event is about the pod");
+    assert!(!format!("{events:?}").contains("hunter"));
 }
 
 #[tokio::test]
-async fn the_refusals_of_all_credentials_are_told_together_and_each_once() {
+async fn pull_errors_of_all_credentials_are_reported_together() {
     let fake = FakeRuntime::start().await;
     let secrets = [
         ("default/a", Ok(secret("r.example", "a", "p"))),
@@ -254,18 +253,18 @@ async fn the_refusals_of_all_credentials_are_told_together_and_each_once() {
         ("default/c", Ok(secret("r.example", "a", "q"))),
     ];
     let images = recorded(&fake, &secrets);
-    fake.pullers(&["nobody"]);
-    let failed = failure(end(&images, with_secrets("Always", &["a", "b", "c"])).await);
+    fake.allow_pulls_by(&["nobody"]);
+    let failure = failed(end(&images, with_secrets("Always", &["a", "b", "c"])).await);
     let expected = "Failed to pull image \"r.example/a:1\": [\"a\" may not pull, \"b\" may not pull]";
-    assert_eq!((failed.reason.as_str(), failed.message.as_str()), ("ErrImagePull", expected));
-    // Without any it is tried once with nothing.
+    assert_eq!((failure.reason.as_str(), failure.message.as_str()), ("ErrImagePull", expected));
+    // Without credentials, one pull without a credential is tried.
     let other = pb::EnsureImageRequest { image: "s.example/a:1".into(), ..with_secrets("Always", &["a"]) };
-    assert!(failure(end(&images, other).await).message.ends_with("\"\" may not pull"));
+    assert!(failed(end(&images, other).await).message.ends_with("\"\" may not pull"));
     assert_eq!(fake.pulled_as(), ["a", "b", "a", ""]);
 }
 
 #[tokio::test]
-async fn what_the_registry_says_of_itself_and_of_signatures_is_a_reason_of_its_own() {
+async fn pull_reason_is_registry_unavailable_or_signature_validation_failed() {
     for (text, reason) in [
         ("RegistryUnavailable: connection refused", "RegistryUnavailable"),
         ("[SignatureValidationFailed: no signature, x]", "SignatureValidationFailed"),
@@ -276,7 +275,7 @@ async fn what_the_registry_says_of_itself_and_of_signatures_is_a_reason_of_its_o
 }
 
 #[tokio::test]
-async fn while_a_secret_cannot_be_asked_for_nothing_is_pulled_and_nothing_is_the_images_fault() {
+async fn pull_fails_as_unavailable_while_a_pull_secret_cannot_be_read() {
     let fake = FakeRuntime::start().await;
     let away = error(
         Code::Unavailable,
@@ -284,61 +283,61 @@ async fn while_a_secret_cannot_be_asked_for_nothing_is_pulled_and_nothing_is_the
         "pod-config is not reachable",
     );
     let images = recorded(&fake, &[("default/a", Err(away))]);
-    let status = broken(&images, with_secrets("Always", &["a"])).await;
+    let status = unavailable_status(&images, with_secrets("Always", &["a"])).await;
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("pod-config is not reachable"), "{status:?}");
-    assert!(fake.pulled_as().is_empty() && told(&images).await.is_empty());
+    assert!(fake.pulled_as().is_empty() && events_of(&images).await.is_empty());
 }
 
-/// What a container gets of an image that is there; `None`: it has to be pulled, and nobody may.
-async fn gets(images: &Images, policy: &str, names: &[&str]) -> Result<String, pb::ImageFailed> {
+/// The message for a present image, or the failure of a pull that no user is allowed to make.
+async fn ensure_present(images: &Images, policy: &str, names: &[&str]) -> Result<String, pb::ImageFailed> {
     match end(images, with_secrets(policy, names)).await {
         Item::Done(done) => {
             assert!(!done.pulled);
             Ok(done.message)
         }
-        other => Err(failure(other)),
+        other => Err(failed(other)),
     }
 }
 
 #[tokio::test]
-async fn an_image_that_was_pulled_with_a_secret_is_not_for_pods_without_it() {
+async fn image_pulled_with_a_secret_is_refused_to_pods_without_it() {
     let fake = FakeRuntime::start().await;
     let ann = || Ok(secret("r.example", "ann", "p"));
     let secrets =
         [("default/a", ann()), ("default/copy", ann()), ("default/bob", Ok(secret("r.example", "bob", "p")))];
     let images = recorded(&fake, &secrets);
-    fake.pullers(&["ann"]);
+    fake.allow_pulls_by(&["ann"]);
     assert!(
         matches!(end(&images, with_secrets("IfNotPresent", &["a"])).await, Item::Done(done) if done.pulled)
     );
     fake.image("r.example/a:1");
     let shown = "Container image \"r.example/a:1\" already present on machine and can be accessed by the pod";
     for names in [["a"], ["copy"]] {
-        assert_eq!(gets(&images, "IfNotPresent", &names).await.unwrap(), shown);
-        assert_eq!(gets(&images, "Never", &names).await.unwrap(), shown);
+        assert_eq!(ensure_present(&images, "IfNotPresent", &names).await.unwrap(), shown);
+        assert_eq!(ensure_present(&images, "Never", &names).await.unwrap(), shown);
     }
     let pulls = fake.pulled_as().len();
-    let never = gets(&images, "Never", &["bob"]).await.unwrap_err();
+    let never = ensure_present(&images, "Never", &["bob"]).await.unwrap_err();
     assert_eq!(never.reason, "ErrImageNeverPull");
     assert!(never.message.contains("is present with pull policy of Never"), "{never:?}");
     assert_eq!(fake.pulled_as().len(), pulls);
-    assert_eq!(gets(&images, "IfNotPresent", &["bob"]).await.unwrap_err().reason, "ErrImagePull");
+    assert_eq!(ensure_present(&images, "IfNotPresent", &["bob"]).await.unwrap_err().reason, "ErrImagePull");
     assert_eq!(fake.pulled_as()[pulls..], ["bob"]);
-    // Killed and begun anew it still holds: it is on disk.
-    let again = recorded(&fake, &secrets);
-    assert_eq!(gets(&again, "Never", &["bob"]).await.unwrap_err().reason, "ErrImageNeverPull");
-    assert_eq!(gets(&again, "Never", &["a"]).await.unwrap(), shown);
-    let labels = |required: &str| AskedLabels {
+    // The records are on disk, so they apply after a kill and a restart as well.
+    let restarted = recorded(&fake, &secrets);
+    assert_eq!(ensure_present(&restarted, "Never", &["bob"]).await.unwrap_err().reason, "ErrImageNeverPull");
+    assert_eq!(ensure_present(&restarted, "Never", &["a"]).await.unwrap(), shown);
+    let labels = |required: &str| RequestLabels {
         pull_policy: "never".into(),
         present_locally: "true".into(),
         pull_required: required.into(),
     };
-    assert_eq!(again.asked.get_or_create(&labels("false")).get(), 2);
+    assert_eq!(restarted.requests.get_or_create(&labels("false")).get(), 2);
 }
 
 #[tokio::test]
-async fn looks_whether_a_pod_may_use_an_image_that_is_there_are_counted_by_what_came_of_them() {
+async fn image_access_checks_are_counted_by_result() {
     let fake = FakeRuntime::start().await;
     let away = error(
         Code::Unavailable,
@@ -348,36 +347,36 @@ async fn looks_whether_a_pod_may_use_an_image_that_is_there_are_counted_by_what_
     let metrics = Metrics::new();
     let ann = Ok(secret("r.example", "ann", "p"));
     let images = counted(&fake, &[("default/a", ann), ("default/lost", Err(away))], &metrics);
-    fake.pullers(&["ann"]);
-    // What is pulled whatever is there is not looked at, nor is an image that is not there.
-    assert_eq!(gets(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
+    fake.allow_pulls_by(&["ann"]);
+    // Access is not checked for policy Always, nor for an image that is not present.
+    assert_eq!(ensure_present(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
     fake.image("r.example/a:1");
-    gets(&images, "IfNotPresent", &[]).await.unwrap();
+    ensure_present(&images, "IfNotPresent", &[]).await.unwrap();
     assert!(matches!(end(&images, with_secrets("Always", &["a"])).await, Item::Done(done) if done.pulled));
-    gets(&images, "Never", &["a"]).await.unwrap();
-    gets(&images, "IfNotPresent", &["a"]).await.unwrap();
-    assert_eq!(gets(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
-    assert_eq!(broken(&images, with_secrets("Never", &["lost"])).await.code(), Code::Unavailable);
+    ensure_present(&images, "Never", &["a"]).await.unwrap();
+    ensure_present(&images, "IfNotPresent", &["a"]).await.unwrap();
+    assert_eq!(ensure_present(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
+    assert_eq!(unavailable_status(&images, with_secrets("Never", &["lost"])).await.code(), Code::Unavailable);
     let text = metrics.text();
     let name = "kubelet_imagemanager_image_mustpull_checks_total{";
-    let mut told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(name)).collect();
-    told.sort_unstable();
+    let mut events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(name)).collect();
+    events.sort_unstable();
     let expected = [
         "result=\"credentialPolicyAllowed\"} 1",
         "result=\"credentialRecordFound\"} 2",
         "result=\"error\"} 1",
         "result=\"mustAuthenticate\"} 1",
     ];
-    assert_eq!(told, expected, "{text}");
+    assert_eq!(events, expected, "{text}");
 }
 
 #[tokio::test]
-async fn an_image_that_was_pulled_for_everybody_is_for_everybody() {
+async fn image_pulled_without_credentials_is_usable_by_all_pods() {
     let fake = FakeRuntime::start().await;
     let images = recorded(&fake, &[]);
     assert!(matches!(end(&images, with_secrets("IfNotPresent", &[])).await, Item::Done(done) if done.pulled));
     fake.image("r.example/a:1");
-    let text = gets(&images, "Never", &[]).await.unwrap();
+    let text = ensure_present(&images, "Never", &[]).await.unwrap();
     assert!(text.ends_with("already present on machine and can be accessed by the pod"), "{text}");
     let dir = fake.dir.path().join("root/image_manager");
     assert_eq!(std::fs::read_dir(dir.join("pulled")).unwrap().count(), 1);
@@ -385,34 +384,34 @@ async fn an_image_that_was_pulled_for_everybody_is_for_everybody() {
 }
 
 #[tokio::test]
-async fn a_pull_that_a_kill_cut_off_is_settled_at_the_next_start() {
+async fn pull_interrupted_by_a_kill_is_resolved_at_the_next_start() {
     let fake = FakeRuntime::start().await;
     let secrets = [("default/a", Ok(secret("r.example", "ann", "p")))];
     let first = recorded(&fake, &secrets);
-    let intended = first.in_records(|records| records.begin("r.example/a:1")).await.unwrap();
+    let intended = first.with_records(|records| records.begin("r.example/a:1")).await.unwrap();
     std::mem::forget(intended);
     fake.image("r.example/a:1");
-    let again = recorded(&fake, &secrets);
+    let restarted = recorded(&fake, &secrets);
     fake.answer("ImageStatus", Answer::Fail(1, Code::Unavailable));
-    assert!(again.settle_cut_off().await.is_err(), "nobody knows whether it is there");
+    assert!(restarted.resolve_interrupted_pulls().await.is_err(), "whether the image is present is unknown");
     fake.answer("ImageStatus", Answer::Fail(0, Code::Unavailable));
-    again.settle_cut_off().await.unwrap();
-    assert_eq!(gets(&again, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
+    restarted.resolve_interrupted_pulls().await.unwrap();
+    assert_eq!(ensure_present(&restarted, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
     assert!(
-        matches!(end(&again, with_secrets("IfNotPresent", &["a"])).await, Item::Done(done) if done.pulled)
+        matches!(end(&restarted, with_secrets("IfNotPresent", &["a"])).await, Item::Done(done) if done.pulled)
     );
-    assert!(gets(&again, "IfNotPresent", &["a"]).await.is_ok());
+    assert!(ensure_present(&restarted, "IfNotPresent", &["a"]).await.is_ok());
 }
 
-/// The progress of a pull that is held, until it has said `wanted`.
-async fn says(
+/// Receives progress of a held pull until its detail is `expected`.
+async fn progress_detail(
     messages: &mut mpsc::Receiver<Result<pb::EnsureImageResponse, Status>>,
-    wanted: &str,
+    expected: &str,
 ) -> pb::ImageProgress {
     let found = async {
         loop {
             if let Some(Item::Progress(progress)) = messages.recv().await.unwrap().unwrap().item
-                && progress.detail == wanted
+                && progress.detail == expected
             {
                 return progress;
             }
@@ -420,58 +419,60 @@ async fn says(
     };
     tokio::time::timeout(Duration::from_secs(20), found)
         .await
-        .unwrap_or_else(|_| panic!("{wanted} is not said"))
+        .unwrap_or_else(|_| panic!("{expected} was not reported"))
 }
 
 fn watched(fake: &FakeRuntime, limit: Duration) -> Images {
     let mut images = images(fake);
-    images.watching = Watching::new(fake.cri.clone(), images.clock.clone(), limit);
-    images.watching.period = Duration::from_millis(10);
+    images.watcher = PullWatcher::new(fake.cri.clone(), images.clock.clone(), limit);
+    images.watcher.period = Duration::from_millis(10);
     images
 }
 
 #[tokio::test]
-async fn a_pull_tells_what_has_come_and_is_given_up_when_nothing_comes_any_more() {
+async fn pull_reports_progress_and_is_cancelled_when_stalled() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::from_secs(60));
     let _held = fake.hold("PullImage");
-    fake.fetching(&[]);
+    fake.set_blobs(&[]);
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    says(&mut messages, "pulling: the registry is asked").await;
+    progress_detail(&mut messages, "pulling: waiting for the registry").await;
     for bytes in [10, 20] {
-        images.clock.pass(59, 0);
-        fake.fetching(&[("layer-a", bytes), ("layer-b", 5)]);
-        let far =
-            says(&mut messages, &format!("pulling: {}.0 B of 200.0 B (2 layers on their way)", bytes + 5))
-                .await;
+        images.clock.advance(59, 0);
+        fake.set_blobs(&[("layer-a", bytes), ("layer-b", 5)]);
+        let far = progress_detail(
+            &mut messages,
+            &format!("pulling: {}.0 B of 200.0 B (2 layers on their way)", bytes + 5),
+        )
+        .await;
         assert_eq!((far.step.as_str(), far.bytes, far.total_bytes), ("pulling", bytes as u64 + 5, 200));
     }
-    images.clock.pass(60, 0);
+    images.clock.advance(60, 0);
     pull.await.unwrap();
     let mut last = None;
     while let Some(message) = messages.recv().await {
         last = message.unwrap().item;
     }
-    let failed = failure(last.unwrap());
-    assert_eq!(failed.reason, "ErrImagePull");
+    let failure = failed(last.unwrap());
+    assert_eq!(failure.reason, "ErrImagePull");
     let text = "Failed to pull image \"busybox:1\": no progress within 1m0s: 25.0 B of 200.0 B (2 layers on their way)";
-    assert!(failed.message.starts_with(text), "{failed:?}");
-    assert!(failed.next_retry_unix_nanos > 0, "it is tried again after the back-off");
-    assert_eq!(failure(end(&images, request("Always")).await).reason, "ImagePullBackOff");
+    assert!(failure.message.starts_with(text), "{failure:?}");
+    assert!(failure.next_retry_unix_nanos > 0, "it is retried after the back-off");
+    assert_eq!(failed(end(&images, request("Always")).await).reason, "ImagePullBackOff");
 }
 
 #[tokio::test]
-async fn a_pull_of_a_runtime_that_tells_nothing_has_no_limit() {
+async fn pull_has_no_limit_when_the_runtime_reports_no_progress() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::ZERO);
     let held = fake.hold("PullImage");
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn(async move { images.ensure(request("Always"), progress).await });
-    fake.called("PullImage", 1).await;
+    fake.wait_for_calls("PullImage", 1).await;
     assert_eq!(fake.calls("ListStatuses").len(), 1);
     held.add_permits(1);
     pull.await.unwrap();
@@ -483,30 +484,30 @@ async fn a_pull_of_a_runtime_that_tells_nothing_has_no_limit() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_hangs_during_a_pull_is_away_and_no_fault_of_the_image() {
+async fn runtime_that_hangs_during_a_pull_is_unavailable() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::from_secs(60));
     let _held = fake.hold("PullImage");
-    fake.fetching(&[]);
+    fake.set_blobs(&[]);
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    says(&mut messages, "pulling: the registry is asked").await;
+    progress_detail(&mut messages, "pulling: waiting for the registry").await;
     fake.answer("ListStatuses", Answer::CutOff);
-    images.clock.pass(61, 0);
+    images.clock.advance(61, 0);
     pull.await.unwrap();
     let mut last = None;
     while let Some(message) = messages.recv().await {
         last = Some(message);
     }
     assert_eq!(last.unwrap().unwrap_err().code(), Code::Unavailable);
-    assert!(told(&images).await.iter().all(|e| e.r#type == "Normal"));
+    assert!(events_of(&images).await.iter().all(|e| e.r#type == "Normal"));
 }
 
 #[tokio::test]
-async fn a_pull_beyond_the_rate_waits_and_says_so() {
+async fn pull_beyond_the_rate_waits_and_reports_it() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
     *images.rate.lock().unwrap() = PullRate::new(1, 1);
@@ -517,19 +518,19 @@ async fn a_pull_beyond_the_rate_waits_and_says_so() {
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    says(&mut messages, "waiting for its turn (registryPullQPS)").await;
+    progress_detail(&mut messages, "waiting for its turn (registryPullQPS)").await;
     assert_eq!(fake.pulled_as().len(), 1);
     pull.await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(900) && fake.pulled_as().len() == 2);
-    // One that is given up leaves its turn to the next.
+    // A cancelled pull returns its token.
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    says(&mut messages, "waiting for its turn (registryPullQPS)").await;
+    progress_detail(&mut messages, "waiting for its turn (registryPullQPS)").await;
     drop(messages);
     pull.await.unwrap();
-    images.clock.pass(2, 0);
+    images.clock.advance(2, 0);
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
 }

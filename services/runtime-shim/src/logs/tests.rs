@@ -8,15 +8,15 @@ use super::*;
 use crate::fake::FakeRuntime;
 use crate::log_parts::BLOCK;
 
-/// The folder of all logs in `dir`, with the files of one log.
-fn log_of(dir: &Path, list: &[(&str, &str)]) -> (Files, Source) {
+/// The folder of the pods' logs in `dir`, with the files of one log.
+fn log_of(dir: &Path, list: &[(&str, &str)]) -> (Files, LogSource) {
     let files = Files::new(Paths { pod_logs_dir: dir.join("logs"), ..Paths::default() });
     let folder = dir.join("logs/default_web_u/c");
     std::fs::create_dir_all(&folder).unwrap();
     for (name, content) in list {
         put(&folder.join(name), content);
     }
-    (files, Source { uid: "u".into(), container_id: "c".into(), path: folder.join("0.log") })
+    (files, LogSource { uid: "u".into(), container_id: "c".into(), path: folder.join("0.log") })
 }
 
 fn put(path: &Path, content: &str) {
@@ -30,14 +30,14 @@ fn put(path: &Path, content: &str) {
     }
 }
 
-/// What a reader gets who does not follow.
+/// The output for a reader that does not follow.
 fn drain(tail: &mut Tail) -> String {
     let mut out = Vec::new();
     loop {
-        match tail.piece().unwrap() {
-            Piece::Data(data) => out.extend(data),
-            Piece::Soon => std::thread::sleep(Duration::from_millis(10)),
-            Piece::End => return String::from_utf8(out).unwrap(),
+        match tail.read_step().unwrap() {
+            ReadStep::Data(data) => out.extend(data),
+            ReadStep::MayGrow => std::thread::sleep(Duration::from_millis(10)),
+            ReadStep::End => return String::from_utf8(out).unwrap(),
         }
     }
 }
@@ -56,19 +56,19 @@ const LOG: &str =
     "2026-01-01T00:00:01Z stdout F one\n2026-01-01T00:00:02Z stderr P tw\n2026-01-01T00:00:02Z stderr F o\n";
 
 #[test]
-fn lines_come_without_the_runtimes_prefix() {
+fn log_lines_are_shown_without_the_runtimes_prefix() {
     assert_eq!(reader(&pb::ReadLogsRequest::default(), LOG), "one\ntwo\n");
 }
 
 #[test]
-fn timestamps_stand_once_per_line() {
+fn timestamps_are_shown_once_per_line() {
     let request = pb::ReadLogsRequest { timestamps: true, ..Default::default() };
     let expected = "2026-01-01T00:00:01.000000000Z one\n2026-01-01T00:00:02.000000000Z two\n";
     assert_eq!(reader(&request, LOG), expected);
 }
 
 #[test]
-fn since_leaves_out_what_is_older() {
+fn since_leaves_out_older_lines() {
     let since = jiff::Timestamp::from_second(1_767_225_602).unwrap().as_nanosecond();
     let request =
         pb::ReadLogsRequest { since_unix_nanos: i64::try_from(since).unwrap(), ..Default::default() };
@@ -81,7 +81,7 @@ fn since(request: &str) -> pb::ReadLogsRequest {
 }
 
 #[test]
-fn since_compares_moments_in_any_offset_and_takes_in_its_whole_second() {
+fn since_compares_times_with_any_offset() {
     let log = "2026-01-01T01:59:59.9+02:00 stdout F before\n2026-01-01T02:00:00.5+02:00 stdout F in\n\
                2025-12-31T19:00:01-05:00 stdout F after\n";
     assert_eq!(reader(&since("2026-01-01T00:00:00Z"), log), "in\nafter\n");
@@ -90,7 +90,7 @@ fn since_compares_moments_in_any_offset_and_takes_in_its_whole_second() {
 }
 
 #[test]
-fn lines_of_docker_are_read_as_those_of_cri() {
+fn docker_log_lines_are_read_like_cri_log_lines() {
     let line = |log: &str, second: u8| {
         format!("{{\"log\":\"{log}\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:0{second}.5Z\"}}\n")
     };
@@ -104,7 +104,7 @@ fn lines_of_docker_are_read_as_those_of_cri() {
 }
 
 #[test]
-fn the_tail_is_found_wherever_the_blocks_of_the_search_begin() {
+fn tail_is_found_at_any_block_boundary() {
     for length in [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
         // Three lines, with the newline of the first near the beginning of the last block.
         let content = format!("one\n{}\nthree\n", "x".repeat(length - "three\n".len()));
@@ -116,14 +116,14 @@ fn the_tail_is_found_wherever_the_blocks_of_the_search_begin() {
 }
 
 #[tokio::test]
-async fn a_log_is_followed_over_a_rotation_until_its_reader_leaves() {
+async fn log_is_followed_across_a_rotation_until_the_reader_leaves() {
     let fake = FakeRuntime::start().await;
     fake.container("c", "u", ContainerRunning);
     fake.observer.relist().await.unwrap();
     let path = fake.dir.path().join("logs/0.log");
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, LOG).unwrap();
-    let source = Source { uid: "u".into(), container_id: "c".into(), path: path.clone() };
+    let source = LogSource { uid: "u".into(), container_id: "c".into(), path: path.clone() };
     let request = pb::ReadLogsRequest { follow: true, tail_lines: Some(3), ..Default::default() };
     let (out, mut lines) = mpsc::channel(4);
     let follow = tokio::spawn(stream(fake.files.clone(), fake.observer.clone(), source, request, out));
@@ -142,7 +142,7 @@ fn limit_bytes_cuts_the_output() {
 }
 
 #[test]
-fn tail_of_a_file_longer_than_the_window_is_found() {
+fn tail_of_a_file_longer_than_a_block_is_found() {
     let content: String = (0..10_000).map(|i| format!("T stdout F line {i}\n")).collect();
     let request = pb::ReadLogsRequest { tail_lines: Some(2), ..Default::default() };
     assert_eq!(reader(&request, &content), "line 9998\nline 9999\n");
@@ -165,12 +165,12 @@ fn last(count: usize) -> String {
 }
 
 #[test]
-fn a_rotated_log_is_read_as_one() {
+fn rotated_files_are_read_as_one_log() {
     assert_eq!(read(&pb::ReadLogsRequest::default(), &ROTATED), last(9));
 }
 
 #[test]
-fn the_tail_reaches_over_rotations_into_compressed_files() {
+fn tail_reaches_into_rotated_and_compressed_files() {
     for lines in 0..=9 {
         let request = pb::ReadLogsRequest { tail_lines: Some(lines), ..Default::default() };
         assert_eq!(read(&request, &ROTATED), last(usize::try_from(lines).unwrap()), "{lines}");
@@ -182,7 +182,7 @@ fn the_tail_reaches_over_rotations_into_compressed_files() {
 }
 
 #[test]
-fn limit_and_since_count_over_all_files() {
+fn limit_bytes_and_since_apply_across_rotated_files() {
     let request = pb::ReadLogsRequest { limit_bytes: Some(9), ..Default::default() };
     assert_eq!(read(&request, &ROTATED), "1\n2\n3\n4\n5");
     let list = [
@@ -193,10 +193,10 @@ fn limit_and_since_count_over_all_files() {
 }
 
 #[test]
-fn files_whose_last_line_is_older_than_since_are_not_read() {
+fn rotated_files_older_than_since_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let (files, source) = log_of(dir.path(), &ROTATED);
-    // No gzip at all: to read it would fail.
+    // Not a valid gzip file: reading it would fail.
     let old = source.path.with_file_name("0.log.20260101-000001.gz");
     std::fs::write(&old, "broken").unwrap();
     let request = pb::ReadLogsRequest { since_unix_nanos: 1_767_225_600_000_000_000, ..Default::default() };
@@ -206,7 +206,7 @@ fn files_whose_last_line_is_older_than_since_are_not_read() {
 }
 
 #[test]
-fn a_file_and_its_finished_compression_are_read_once() {
+fn rotated_file_and_its_compression_are_read_once() {
     let list = [
         ("0.log.20260101-000001.gz", "T stdout F 1\n"),
         ("0.log.20260101-000001", "T stdout F 1\n"),
@@ -216,7 +216,7 @@ fn a_file_and_its_finished_compression_are_read_once() {
 }
 
 #[test]
-fn a_log_between_renaming_and_reopening_is_read_to_its_end() {
+fn log_is_read_completely_between_renaming_and_reopening() {
     let list = [("0.log.20260101-000001", "T stdout F 1\n"), ("0.log.20260101-000002", "T stdout F 2\n")];
     assert_eq!(read(&pb::ReadLogsRequest::default(), &list), "1\n2\n");
     let request = pb::ReadLogsRequest { tail_lines: Some(1), ..Default::default() };
@@ -224,13 +224,13 @@ fn a_log_between_renaming_and_reopening_is_read_to_its_end() {
 }
 
 #[test]
-fn a_line_that_was_cut_off_stays_a_line_of_its_own() {
+fn line_truncated_by_a_rotation_stays_its_own_line() {
     let list = [("0.log.20260101-000001", "T stdout F torn"), ("0.log", "T stdout F whole\n")];
     assert_eq!(read(&pb::ReadLogsRequest::default(), &list), "torn\nwhole\n");
 }
 
 #[test]
-fn a_link_beside_a_log_is_not_read() {
+fn symlink_next_to_a_log_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let (files, source) = log_of(dir.path(), &[("0.log", "T stdout F 1\n")]);
     let link = source.path.with_file_name("0.log.20260101-000001");
@@ -240,7 +240,7 @@ fn a_link_beside_a_log_is_not_read() {
 }
 
 #[test]
-fn what_is_rotated_compressed_and_removed_during_a_read_is_read_all_the_same() {
+fn files_rotated_compressed_and_removed_during_a_read_are_still_read() {
     let dir = tempfile::tempdir().unwrap();
     let (files, source) = log_of(dir.path(), &ROTATED);
     let at = |name: &str| source.path.with_file_name(name);
@@ -254,20 +254,20 @@ fn what_is_rotated_compressed_and_removed_during_a_read_is_read_all_the_same() {
 }
 
 #[test]
-fn a_file_that_may_still_grow_is_not_left() {
+fn reader_waits_for_a_rotated_file_that_may_still_grow() {
     let dir = tempfile::tempdir().unwrap();
     let list = [("0.log.20260101-000001", "T stdout F 1\n"), ("0.log", "T stdout F 3\n")];
     let (files, source) = log_of(dir.path(), &list);
     let mut tail = Tail::open(files, source.clone(), &pb::ReadLogsRequest::default()).unwrap();
-    assert!(matches!(tail.piece().unwrap(), Piece::Data(data) if data == b"1\n"));
-    // The runtime has opened the next file and still writes what was on its way to this one.
+    assert!(matches!(tail.read_step().unwrap(), ReadStep::Data(data) if data == b"1\n"));
+    // The runtime has opened the next file but still writes pending output to this one.
     let late = source.path.with_file_name("0.log.20260101-000001");
     std::fs::File::options().append(true).open(late).unwrap().write_all(b"T stdout F 2\n").unwrap();
     assert_eq!(drain(&mut tail), "2\n3\n");
 }
 
 #[tokio::test]
-async fn a_reader_that_lags_behind_follows_over_several_rotations() {
+async fn slow_reader_follows_across_several_rotations() {
     let fake = FakeRuntime::start().await;
     fake.container("c", "u", ContainerRunning);
     fake.observer.relist().await.unwrap();
@@ -284,7 +284,7 @@ async fn a_reader_that_lags_behind_follows_over_several_rotations() {
         }
     };
     until(&mut text, "0\n").await;
-    // Between two looks of the reader: three rotations, the first file compressed.
+    // Three rotations between two polls of the reader; the second file is compressed, the first removed.
     let mut current = std::fs::File::options().append(true).open(&source.path).unwrap();
     for n in 1..=3 {
         current.write_all(format!("T stdout F {n}\n").as_bytes()).unwrap();
@@ -305,7 +305,7 @@ async fn a_reader_that_lags_behind_follows_over_several_rotations() {
 }
 
 #[tokio::test]
-async fn a_rotation_that_is_taken_back_is_not_read_twice() {
+async fn undone_rotation_is_not_read_twice() {
     let fake = FakeRuntime::start().await;
     let (files, source) = log_of(fake.dir.path(), &[("0.log", "T stdout F 1\n")]);
     let mut tail = Tail::open(files, source.clone(), &pb::ReadLogsRequest::default()).unwrap();
@@ -322,7 +322,7 @@ async fn a_rotation_that_is_taken_back_is_not_read_twice() {
 }
 
 #[tokio::test]
-async fn a_container_whose_start_has_not_been_observed_is_followed() {
+async fn log_of_a_container_whose_start_is_not_observed_yet_is_followed() {
     let fake = FakeRuntime::start().await;
     fake.container("c", "u", ContainerCreated);
     fake.observer.relist().await.unwrap();

@@ -8,16 +8,16 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::Code;
 
 use super::*;
-use crate::fake::{Answer as Reply, FakeRuntime};
+use crate::fake::{Answer as FakeAnswer, FakeRuntime};
 use crate::proxy::{Proxy, RuntimeService};
 
 const VERSION: &str = "/runtime.v1.RuntimeService/Version";
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// Of this there is a series from the start.
+/// This series exists from the start.
 const NO_PULL_HAS_FAILED: &str = "kubelet_runtime_operations_errors_total{operation_type=\"pull_image\"} 0";
 
-/// What is shown of `operations` without the lines about buckets, and without [`NO_PULL_HAS_FAILED`].
+/// The metrics of `operations` without buckets and sums, and without [`NO_PULL_HAS_FAILED`].
 fn shown(operations: &Operations) -> Vec<String> {
     let metrics = Metrics::new();
     operations.register(&metrics);
@@ -45,14 +45,14 @@ fn sandbox(runtime_handler: &str) -> cri::RunPodSandboxRequest {
 }
 
 #[test]
-fn pulls_that_fail_are_counted_from_nothing_on() {
+fn failed_pulls_metric_exists_from_the_start() {
     let metrics = Metrics::new();
     Operations::new().register(&metrics);
     assert!(metrics.text().lines().any(|line| line == NO_PULL_HAS_FAILED), "{}", metrics.text());
 }
 
 #[tokio::test]
-async fn own_calls_are_counted_whether_they_succeed_or_fail() {
+async fn own_runtime_calls_and_their_errors_are_counted() {
     let fake = FakeRuntime::start().await;
     assert_eq!(of(&fake), [""; 0]);
     fake.sandbox("s", "u", true);
@@ -73,16 +73,16 @@ async fn own_calls_are_counted_whether_they_succeed_or_fail() {
 }
 
 #[tokio::test]
-async fn calls_that_are_passed_through_are_counted_and_sandboxes_by_their_handler() {
+async fn passed_through_calls_are_counted_and_sandboxes_by_runtime_handler() {
     let fake = FakeRuntime::start().await;
     let mut neighbour = through_the_proxy(&fake);
     neighbour.version(cri::VersionRequest::default()).await.unwrap();
     neighbour.exec_sync(cri::ExecSyncRequest::default()).await.unwrap_err();
     neighbour.start_container(cri::StartContainerRequest::default()).await.unwrap();
     neighbour.run_pod_sandbox(sandbox("")).await.unwrap();
-    fake.answer("RunPodSandbox", Reply::Fail(1, Code::Unknown));
+    fake.answer("RunPodSandbox", FakeAnswer::Fail(1, Code::Unknown));
     neighbour.run_pod_sandbox(sandbox("runsc")).await.unwrap_err();
-    fake.answer("RunPodSandbox", Reply::CutOff);
+    fake.answer("RunPodSandbox", FakeAnswer::CutOff);
     neighbour.run_pod_sandbox(sandbox("runsc")).await.unwrap_err();
     assert_eq!(
         of(&fake),
@@ -105,10 +105,10 @@ async fn calls_that_are_passed_through_are_counted_and_sandboxes_by_their_handle
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_away_and_images_at_another_endpoint_count_too() {
+async fn calls_to_an_unavailable_runtime_and_image_endpoint_are_counted() {
     let fake = FakeRuntime::start().await;
     let dead = fake.dir.path().join("dead.sock");
-    let apart = fake.cri.clone().with_images_at(dead.to_str()).unwrap();
+    let apart = fake.cri.clone().with_image_endpoint(dead.to_str()).unwrap();
     let request = apart.quick(cri::ListImagesRequest { filter: None });
     apart.images().list_images(request).await.unwrap_err();
     assert_eq!(
@@ -122,7 +122,7 @@ async fn a_runtime_that_is_away_and_images_at_another_endpoint_count_too() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_given_up_is_an_error_and_the_stream_of_events_is_not() {
+async fn cancelled_call_is_an_error_and_a_closed_event_stream_is_not() {
     let fake = FakeRuntime::start().await;
     let _held = [fake.hold("GetContainerEvents"), fake.hold("Version")];
     let mut runtime = fake.cri.runtime();
@@ -146,17 +146,17 @@ async fn a_call_that_is_given_up_is_an_error_and_the_stream_of_events_is_not() {
 }
 
 #[tokio::test]
-async fn other_services_of_the_runtime_are_not_counted() {
+async fn calls_to_other_services_of_the_runtime_are_not_counted() {
     use keelson_proto::containerd::services::content::v1 as content;
     let fake = FakeRuntime::start().await;
-    fake.fetching(&[("a", 1)]);
+    fake.set_blobs(&[("a", 1)]);
     let mut client = content::content_client::ContentClient::new(fake.cri.image_channel());
     client.list_statuses(content::ListStatusesRequest::default()).await.unwrap();
     assert_eq!(of(&fake), [""; 0]);
 }
 
-/// An answer with this status and body, with a status of gRPC in its headers.
-fn answer(status: u16, grpc_status: Option<&str>, body: Body) -> Response<Body> {
+/// A response with this HTTP status and body, and with a gRPC status in its headers.
+fn response_with(status: u16, grpc_status: Option<&str>, body: Body) -> Response<Body> {
     let mut response = Response::builder().status(status);
     if let Some(value) = grpc_status {
         response = response.header("grpc-status", value);
@@ -164,7 +164,7 @@ fn answer(status: u16, grpc_status: Option<&str>, body: Body) -> Response<Body> 
     response.body(body).unwrap()
 }
 
-/// A message and what follows it.
+/// A body with a message and these trailers.
 fn ending_with(trailers: Option<&[(&'static str, &str)]>) -> Body {
     let trailers = trailers
         .map(|pairs| Ok(pairs.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect()));
@@ -175,46 +175,46 @@ fn broken() -> Body {
     Body::new(StreamBody::new(stream::iter([Err::<Frame<Bytes>, _>(Status::unavailable("it has died"))])))
 }
 
-/// How many errors this answer makes to a call.
+/// Number of errors counted for a call with this response.
 async fn errors_of(path: &str, response: Response<Body>) -> u64 {
     let operations = Arc::new(Operations::new());
     let call = Call::begin(&operations, path, None).unwrap();
-    let kind = Kind { operation_type: call.operation.name() };
-    // As the server takes it that passes it on; how it ends is told by the counters.
-    let _ = counted(response, Some(call)).into_body().into_body().collect().await;
+    let kind = OperationLabels { operation_type: call.operation.name() };
+    // As the proxying server consumes it; the counters show how it ended.
+    let _ = count_response(response, Some(call)).into_body().into_body().collect().await;
     assert_eq!(operations.calls.get_or_create(&kind).get(), 1);
     operations.errors.get_or_create(&kind).get()
 }
 
 #[tokio::test]
-async fn the_status_is_found_in_headers_and_trailers() {
+async fn grpc_status_is_read_from_headers_and_trailers() {
     let with = |status| ending_with(Some(&[("grpc-status", status)]));
     for path in [VERSION, EVENTS] {
         for (what, response, errors) in [
-            ("well, in the trailers", answer(200, None, with("0")), 0),
-            ("an error in the trailers", answer(200, None, with("5")), 1),
-            ("trailers without status", answer(200, None, ending_with(Some(&[("x", "0")]))), 1),
-            ("no trailers", answer(200, None, ending_with(None)), 1),
-            ("a stream that breaks", answer(200, None, broken()), 1),
-            ("well, in the headers", answer(200, Some("0"), Body::empty()), 0),
-            ("an error in the headers", answer(200, Some("13"), Body::empty()), 1),
-            ("no gRPC", answer(503, None, with("0")), 1),
+            ("well, in the trailers", response_with(200, None, with("0")), 0),
+            ("an error in the trailers", response_with(200, None, with("5")), 1),
+            ("trailers without status", response_with(200, None, ending_with(Some(&[("x", "0")]))), 1),
+            ("no trailers", response_with(200, None, ending_with(None)), 1),
+            ("a stream that breaks", response_with(200, None, broken()), 1),
+            ("well, in the headers", response_with(200, Some("0"), Body::empty()), 0),
+            ("an error in the headers", response_with(200, Some("13"), Body::empty()), 1),
+            ("no gRPC", response_with(503, None, with("0")), 1),
         ] {
             assert_eq!(errors_of(path, response).await, errors, "{path}: {what}");
         }
     }
-    assert_eq!(errors_of(VERSION, answer(200, None, Body::empty())).await, 1);
+    assert_eq!(errors_of(VERSION, response_with(200, None, Body::empty())).await, 1);
 }
 
 #[tokio::test]
-async fn a_call_lasts_until_its_answer_has_ended() {
+async fn call_duration_lasts_until_the_end_of_the_response() {
     let operations = Arc::new(Operations::new());
-    let handler = Some(Handler { runtime_handler: "runsc".into() });
+    let handler = Some(HandlerLabels { runtime_handler: "runsc".into() });
     let path = "/runtime.v1.RuntimeService/RunPodSandbox";
     let mut call = Call::begin(&operations, path, handler).unwrap();
     call.begun -= Duration::from_secs(7);
     let well = ending_with(Some(&[("grpc-status", "0")]));
-    let response = counted(answer(200, None, well), Some(call));
+    let response = count_response(response_with(200, None, well), Some(call));
     assert_eq!(shown(&operations), [""; 0]);
     response.into_body().collect().await.unwrap();
     let metrics = Metrics::new();
@@ -231,15 +231,15 @@ async fn a_call_lasts_until_its_answer_has_ended() {
 }
 
 #[test]
-fn the_buckets_are_fourteen_from_5_ms_by_two_and_a_half() {
+fn operation_buckets_are_fourteen_from_5_ms_by_factor_2_5() {
     let bounds: Vec<f64> = call_seconds().collect();
     assert_eq!(bounds[..5], [0.005, 0.0125, 0.03125, 0.078125, 0.1953125]);
     assert_eq!((bounds.len(), bounds[13].floor()), (14, 745.0));
 }
 
-/// A method that a newer version of the protocol brings has to be named before it goes by uncounted.
+/// A method of a newer protocol version must get a name; otherwise it would not be counted.
 #[test]
-fn every_method_of_the_protocol_has_a_name() {
+fn every_method_of_the_cri_protocol_has_an_operation_type() {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--offline", "--filter-platform=x86_64-unknown-linux-gnu"])
         .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
@@ -256,7 +256,7 @@ fn every_method_of_the_protocol_has_a_name() {
             service = rest.trim_end_matches('{').trim();
         } else if let Some((method, _)) = line.strip_prefix("rpc ").and_then(|rest| rest.split_once('(')) {
             let path = format!("/runtime.v1.{service}/{}", method.trim());
-            assert!(Operation::of(&path).is_some(), "{path}");
+            assert!(Operation::from_path(&path).is_some(), "{path}");
             methods += 1;
         }
     }

@@ -1,6 +1,6 @@
 use k8s_cri::v1::ContainerState::{ContainerExited, ContainerRunning};
 use keelson_config::Paths;
-use keelson_runtime_shim_core::rotation::{Form, rotated};
+use keelson_runtime_shim_core::rotation::{Form, parse_rotated_name};
 use tokio::sync::mpsc;
 use tonic::Code;
 
@@ -11,7 +11,7 @@ use crate::logs;
 const CONFIG: ContainerLogs =
     ContainerLogs { max_size_bytes: Some(100), max_files: 4, max_workers: 2, monitor_interval_ms: 1 };
 
-/// A running container with a log on a real file system.
+/// A running container with a log in a real folder.
 struct World {
     fake: FakeRuntime,
     rotator: Rotator,
@@ -26,7 +26,7 @@ impl World {
         let path = fake.dir.path().join("logs/default_u_u/c/0.log");
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, "").unwrap();
-        fake.logs_to("c", &path);
+        fake.set_log_path("c", &path);
         fake.observer.relist().await.unwrap();
         let rotator = Self::rotator(&fake);
         Self { fake, rotator, path, written: 0 }
@@ -50,14 +50,14 @@ impl World {
     }
 
     async fn round(&self) {
-        self.rotator.round().await;
-        let logs = std::mem::take(&mut self.rotator.state().untidy);
-        tidy_all(&self.fake.files, &logs);
+        self.rotator.rotate_due().await;
+        let logs = std::mem::take(&mut self.rotator.state().needs_cleanup);
+        clean_up_all(&self.fake.files, &logs);
     }
 
-    /// What a reader of the whole log gets.
+    /// The lines that a reader of the whole log gets.
     async fn lines(&self) -> Vec<u32> {
-        let source = logs::Source { uid: "u".into(), container_id: "c".into(), path: self.path.clone() };
+        let source = logs::LogSource { uid: "u".into(), container_id: "c".into(), path: self.path.clone() };
         let (out, mut pieces) = mpsc::channel(4);
         let (files, observer) = (self.fake.files.clone(), self.fake.observer.clone());
         tokio::spawn(logs::stream(files, observer, source, pb::ReadLogsRequest::default(), out));
@@ -81,7 +81,7 @@ fn numbers(text: &[u8]) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_log_that_grows_is_rotated_compressed_and_bounded() {
+async fn growing_log_is_rotated_compressed_and_limited() {
     let mut world = World::start().await;
     world.round().await;
     assert_eq!(world.names(), ["0.log"]);
@@ -91,7 +91,7 @@ async fn a_log_that_grows_is_rotated_compressed_and_bounded() {
         let names = world.names();
         assert_eq!(names.len(), 4.min(round + 1), "{names:?}");
         let forms: Vec<Form> =
-            names.iter().filter_map(|name| rotated("0.log", name)).map(|(_, form)| form).collect();
+            names.iter().filter_map(|name| parse_rotated_name("0.log", name)).map(|(_, form)| form).collect();
         let (newest, older) = forms.split_last().unwrap();
         assert_eq!(*newest, Form::Plain);
         assert!(older.iter().all(|form| *form == Form::Compressed), "{names:?}");
@@ -102,7 +102,7 @@ async fn a_log_that_grows_is_rotated_compressed_and_bounded() {
 }
 
 #[tokio::test]
-async fn a_log_below_its_limit_costs_no_call() {
+async fn log_below_the_size_limit_causes_no_runtime_call() {
     let world = World::start().await;
     std::fs::write(&world.path, "T stdout F 0\n").unwrap();
     world.round().await;
@@ -111,7 +111,7 @@ async fn a_log_below_its_limit_costs_no_call() {
 }
 
 #[tokio::test]
-async fn an_exited_container_keeps_its_log_as_it_is() {
+async fn log_of_an_exited_container_is_not_rotated() {
     let mut world = World::start().await;
     world.write(&world.path.clone());
     world.fake.container("c", "u", ContainerExited);
@@ -121,31 +121,32 @@ async fn an_exited_container_keeps_its_log_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_does_not_reopen_a_log_gets_it_back() {
+async fn rotation_is_undone_if_the_runtime_does_not_reopen_the_log() {
     let mut world = World::start().await;
     world.write(&world.path.clone());
     world.fake.answer("ReopenContainerLog", Answer::Fail(1, Code::Unknown));
     world.round().await;
     assert_eq!(world.names(), ["0.log"]);
-    assert!(world.rotator.state().failing.contains("c"));
+    assert!(world.rotator.state().failing_containers.contains("c"));
     world.round().await;
     assert_eq!(world.names().len(), 2);
-    assert!(world.rotator.state().failing.is_empty());
+    assert!(world.rotator.state().failing_containers.is_empty());
     assert_eq!(world.lines().await, (0..10).collect::<Vec<u32>>());
 }
 
 #[tokio::test]
-async fn a_log_that_the_runtime_has_opened_all_the_same_is_not_overwritten() {
+async fn log_reopened_despite_an_error_is_not_overwritten() {
     let mut world = World::start().await;
     world.write(&world.path.clone());
-    let moved = move_away(&world.fake.files, &world.path, world.rotator.limits.unwrap()).unwrap().unwrap();
+    let renamed =
+        rename_for_rotation(&world.fake.files, &world.path, world.rotator.limits.unwrap()).unwrap().unwrap();
     std::fs::write(&world.path, "T stdout F 10\n").unwrap();
-    assert!(take_back(&world.fake.files, &world.path, moved.name.as_deref()).is_err());
+    assert!(undo_rename(&world.fake.files, &world.path, renamed.name.as_deref()).is_err());
     assert_eq!(world.lines().await, (0..=10).collect::<Vec<u32>>());
 }
 
 #[tokio::test]
-async fn without_a_limit_nothing_is_rotated() {
+async fn without_max_size_no_log_is_rotated() {
     let mut world = World::start().await;
     world.rotator.limits = None;
     world.write(&world.path.clone());
@@ -153,8 +154,8 @@ async fn without_a_limit_nothing_is_rotated() {
     assert_eq!(world.names(), ["0.log"]);
 }
 
-/// Everything that a rotation does to files, with what the runtime does, up to `kill` steps; `half`: the last one, if
-/// it is a compression, has only begun. The file that the runtime has open afterwards, and whether all was done.
+/// Carries out a rotation, including the runtime's part, up to `kill` steps. With `half`, the last step is left
+/// incomplete if it is a compression. Returns the file that the runtime has open then, and whether all steps were done.
 fn killed_after(world: &World, kill: usize, half: bool) -> (PathBuf, bool) {
     let (folder, mut open) = (world.folder(), world.path.clone());
     let mut done = 0;
@@ -163,7 +164,7 @@ fn killed_after(world: &World, kill: usize, half: bool) -> (PathBuf, bool) {
         let list = folder.list().unwrap();
         let steps = match plan {
             0 => plan_rotation("0.log", &list, limits, 1_800_000_000),
-            _ => plan_tidying("0.log", &list),
+            _ => plan_cleanup("0.log", &list),
         };
         for step in steps {
             if done == kill {
@@ -190,11 +191,11 @@ fn killed_after(world: &World, kill: usize, half: bool) -> (PathBuf, bool) {
 }
 
 #[tokio::test]
-async fn a_rotation_that_is_killed_after_any_of_its_steps_heals_at_the_next_start() {
+async fn rotation_killed_after_any_step_is_completed_at_the_next_start() {
     for half in [false, true] {
         for kill in 0.. {
             let mut world = World::start().await;
-            // Three rotations that were completed: two compressed files and a plain one.
+            // Three complete rotations: two compressed files and a plain one.
             for _ in 0..3 {
                 world.write(&world.path.clone());
                 world.round().await;
@@ -208,12 +209,12 @@ async fn a_rotation_that_is_killed_after_any_of_its_steps_heals_at_the_next_star
             let (names, lines) = (world.names(), world.lines().await);
             assert!(names.len() <= 4 && names[0] == "0.log", "{kill} {names:?}");
             assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{kill} {names:?}");
-            // What was removed is whole files, because there was no room; nothing else is missing or there twice.
+            // Only whole files were removed, because of the limit; no other line is missing or duplicated.
             let first = lines[0];
             assert!(first <= 20 && first % 10 == 0, "{kill} {lines:?}");
             assert_eq!(lines, (first..50).collect::<Vec<u32>>(), "{kill} {names:?}");
             if complete {
-                assert!(kill >= 6, "there are that many steps: {kill}");
+                assert!(kill >= 6, "expected at least that many steps: {kill}");
                 break;
             }
         }
@@ -221,7 +222,7 @@ async fn a_rotation_that_is_killed_after_any_of_its_steps_heals_at_the_next_star
 }
 
 #[test]
-fn a_file_that_is_gone_before_it_is_compressed_leaves_nothing() {
+fn rotated_file_removed_before_compression_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let files = Files::new(Paths { pod_logs_dir: dir.path().to_owned(), ..Paths::default() });
     std::fs::write(dir.path().join("0.log"), "").unwrap();
@@ -231,14 +232,14 @@ fn a_file_that_is_gone_before_it_is_compressed_leaves_nothing() {
 }
 
 #[test]
-fn a_compressed_file_holds_the_same_lines_with_the_mode_of_the_first() {
+fn compressed_log_has_the_same_lines_and_mode() {
     let dir = tempfile::tempdir().unwrap();
     let files = Files::new(Paths { pod_logs_dir: dir.path().to_owned(), ..Paths::default() });
     let text: String = (0..50_000).map(|n| format!("T stdout F line {n}\n")).collect();
     for name in ["0.log", "0.log.20260101-000001", "0.log.20260101-000002"] {
         std::fs::write(dir.path().join(name), &text).unwrap();
     }
-    tidy(&files, &dir.path().join("0.log")).unwrap();
+    clean_up(&files, &dir.path().join("0.log")).unwrap();
     let compressed = File::open(dir.path().join("0.log.20260101-000001.gz")).unwrap();
     let metadata = compressed.metadata().unwrap();
     assert!(metadata.len() < text.len() as u64 / 3);
@@ -247,13 +248,13 @@ fn a_compressed_file_holds_the_same_lines_with_the_mode_of_the_first() {
     flate2::read::GzDecoder::new(compressed).read_to_string(&mut back).unwrap();
     assert_eq!(back, text);
     assert!(!dir.path().join("0.log.20260101-000001").exists());
-    assert!(dir.path().join("0.log.20260101-000002").exists(), "the newest one stays as it is");
+    assert!(dir.path().join("0.log.20260101-000002").exists(), "the newest one is not compressed");
 }
 
 #[tokio::test]
-async fn a_reader_that_follows_misses_and_doubles_nothing_while_the_log_rotates() {
+async fn following_reader_gets_each_line_once_across_rotations() {
     let mut world = World::start().await;
-    let source = logs::Source { uid: "u".into(), container_id: "c".into(), path: world.path.clone() };
+    let source = logs::LogSource { uid: "u".into(), container_id: "c".into(), path: world.path.clone() };
     let (out, mut pieces) = mpsc::channel(4);
     let (files, observer) = (world.fake.files.clone(), world.fake.observer.clone());
     let request = pb::ReadLogsRequest { follow: true, ..Default::default() };
@@ -262,7 +263,7 @@ async fn a_reader_that_follows_misses_and_doubles_nothing_while_the_log_rotates(
     for _ in 0..12 {
         world.write(&world.path.clone());
         world.round().await;
-        // Only so far ahead of the reader that what it needs is still kept.
+        // The writer stays close enough to the reader that the files it needs are still kept.
         while lines.len() + 20 < world.written as usize {
             lines.extend(numbers(&pieces.recv().await.unwrap().unwrap().data));
         }
@@ -277,13 +278,13 @@ async fn a_reader_that_follows_misses_and_doubles_nothing_while_the_log_rotates(
 }
 
 #[tokio::test]
-async fn the_loops_rotate_and_compress_by_themselves_and_end_with_the_service() {
+async fn rotation_loops_rotate_compress_and_stop_at_shutdown() {
     let mut world = World::start().await;
     let config = keelson_config::Config { container_logs: CONFIG, ..Default::default() };
     let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config);
     let loops = [
         tokio::spawn(world.rotator.clone().run(context.clone())),
-        tokio::spawn(world.rotator.clone().run_tidying(context.clone())),
+        tokio::spawn(world.rotator.clone().run_cleanup(context.clone())),
     ];
     for files in 2..=3 {
         world.write(&world.path.clone());
@@ -301,7 +302,7 @@ async fn the_loops_rotate_and_compress_by_themselves_and_end_with_the_service() 
 }
 
 #[tokio::test]
-async fn other_limits_count_as_soon_as_the_configuration_has_them() {
+async fn changed_rotation_limits_apply_at_once() {
     let mut world = World::start().await;
     let container_logs = ContainerLogs { max_size_bytes: None, ..CONFIG };
     let mut config = keelson_config::Config { container_logs, ..keelson_config::Config::default() };

@@ -23,17 +23,17 @@ fn config(providers: Value) -> Value {
     })
 }
 
-/// A configuration with one good provider in which `field` is `value`; `null`: it is missing.
+/// A configuration with one valid provider in which `field` is `value`; `null`: the field is missing.
 fn with(field: &str, value: Value) -> Value {
     let mut provider = provider("a");
     provider[field] = value;
     config(json!([provider]))
 }
 
-/// Field and text of what is wrong.
-fn wrong(config: Value) -> Vec<(String, String)> {
-    let problems = read(&[file("/c.yaml", config)]).unwrap_err();
-    problems.into_iter().map(|problem| (problem.field, problem.wrong)).collect()
+/// Field and message of each error.
+fn errors_of(config: Value) -> Vec<(String, String)> {
+    let errors = validate(&[file("/c.yaml", config)]).unwrap_err();
+    errors.into_iter().map(|error| (error.field, error.message)).collect()
 }
 
 fn token(more: &[(&str, Value)]) -> Value {
@@ -59,8 +59,8 @@ fn a_provider_is_read_with_all_its_fields() {
         "env": [{"name": "REGION", "value": "north"}, {"name": "EMPTY"}],
         "tokenAttributes": null,
     });
-    let found = read(&[file("/c.yaml", config(json!([whole])))]).unwrap();
-    assert!(found.left_out.is_empty());
+    let found = validate(&[file("/c.yaml", config(json!([whole])))]).unwrap();
+    assert!(found.skipped.is_empty());
     let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let expected = Provider {
         name: "ecr".into(),
@@ -74,19 +74,19 @@ fn a_provider_is_read_with_all_its_fields() {
 }
 
 #[test]
-fn every_version_of_the_configuration_and_of_the_plugins_is_read() {
+fn every_api_version_of_configuration_and_plugin_is_accepted() {
     for version in ["v1", "v1beta1", "v1alpha1"] {
         let mut config = with("apiVersion", format!("credentialprovider.kubelet.k8s.io/{version}").into());
         config["apiVersion"] = format!("kubelet.config.k8s.io/{version}").into();
-        let found = read(&[file("/c.yaml", config)]).unwrap();
+        let found = validate(&[file("/c.yaml", config)]).unwrap();
         assert!(found.providers[0].api_version.text().ends_with(&format!("/{version}")));
     }
 }
 
 #[test]
-fn an_image_is_for_the_plugins_whose_patterns_fit() {
+fn plugin_matches_images_by_its_patterns() {
     let patterns = json!(["*.r.example", "http://s.example:5000/team", "docker.io", "t.example/v1/x"]);
-    let found = read(&[file("/c.yaml", with("matchImages", patterns))]).unwrap();
+    let found = validate(&[file("/c.yaml", with("matchImages", patterns))]).unwrap();
     for (repository, fits) in [
         ("a.r.example/x", true),
         ("r.example/x", false),
@@ -98,34 +98,34 @@ fn an_image_is_for_the_plugins_whose_patterns_fit() {
         ("t.example/v1/x", true),
         ("t.example/x", false),
     ] {
-        assert_eq!(found.providers[0].is_for(repository), fits, "{repository}");
+        assert_eq!(found.providers[0].matches_image(repository), fits, "{repository}");
     }
 }
 
 #[test]
-fn files_are_read_as_one_in_their_order() {
+fn several_files_are_merged_in_order_and_duplicate_names_refused() {
     let files = [
         file("/1.yaml", config(json!([provider("b"), provider("a")]))),
         file("/2.yaml", config(json!([]))),
         file("/3.yaml", config(json!([provider("c")]))),
     ];
-    let names: Vec<String> = read(&files).unwrap().providers.into_iter().map(|p| p.name).collect();
+    let names: Vec<String> = validate(&files).unwrap().providers.into_iter().map(|p| p.name).collect();
     assert_eq!(names, ["b", "a", "c"]);
     let twice = [files[0].clone(), file("/4.yaml", config(json!([provider("a")])))];
-    let problems: Vec<String> = read(&twice).unwrap_err().iter().map(ToString::to_string).collect();
-    assert_eq!(problems, ["/4.yaml: providers[0].name: \"a\" is there already (/1.yaml)"]);
+    let errors: Vec<String> = validate(&twice).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(errors, ["/4.yaml: providers[0].name: \"a\" is already used (/1.yaml)"]);
 }
 
 #[test]
 fn a_configuration_without_providers_is_refused() {
     for config in [config(json!([])), config(json!(null))] {
         let expected = ("providers".to_owned(), "there must be at least one provider".to_owned());
-        assert_eq!(wrong(config), [expected]);
+        assert_eq!(errors_of(config), [expected]);
     }
 }
 
 #[test]
-fn every_field_that_does_not_do_is_named() {
+fn every_invalid_field_is_reported_by_name() {
     let keys = |keys: &[&str]| json!(keys);
     let (required, optional) =
         ("requiredServiceAccountAnnotationKeys", "optionalServiceAccountAnnotationKeys");
@@ -195,37 +195,37 @@ fn every_field_that_does_not_do_is_named() {
         ),
     ];
     for (config, field) in cases {
-        let fields: Vec<String> = wrong(config.clone()).into_iter().map(|(field, _)| field).collect();
+        let fields: Vec<String> = errors_of(config.clone()).into_iter().map(|(field, _)| field).collect();
         assert_eq!(fields, [field], "{config}");
     }
 }
 
 #[test]
-fn service_account_tokens_are_for_plugins_of_v1_only() {
+fn token_attributes_need_plugin_api_version_v1() {
     let mut config = with("apiVersion", json!("credentialprovider.kubelet.k8s.io/v1beta1"));
     config["providers"][0]["tokenAttributes"] = token(&[]);
-    assert_eq!(wrong(config)[0].0, "providers[0].tokenAttributes");
+    assert_eq!(errors_of(config)[0].0, "providers[0].tokenAttributes");
 }
 
 #[test]
-fn a_plugin_for_pods_with_a_service_account_is_left_out_by_name_and_one_for_others_too_is_used() {
+fn plugin_that_requires_a_service_account_is_skipped() {
     let mut strict = provider("strict");
     strict["tokenAttributes"] = token(&[("requireServiceAccount", json!(true))]);
     let mut lenient = provider("lenient");
     lenient["tokenAttributes"] = token(&[]);
-    let found = read(&[file("/c.yaml", config(json!([strict, lenient])))]).unwrap();
-    assert_eq!(found.left_out, ["strict"]);
+    let found = validate(&[file("/c.yaml", config(json!([strict, lenient])))]).unwrap();
+    assert_eq!(found.skipped, ["strict"]);
     assert_eq!(found.providers.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["lenient"]);
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once_with_its_line() {
+fn all_configuration_errors_are_reported_at_once_with_their_lines() {
     let lines = [("kind", 2), ("providers", 3), ("providers[0].name", 4), ("providers[0].args", 5)];
     let mut bad = file("/b.yaml", config(json!([{"name": "a b", "args": 7}])));
     bad.lines = lines.into_iter().map(|(field, line)| (field.to_owned(), line)).collect();
-    let problems = read(&[file("/a.yaml", json!({})), bad]).unwrap_err();
+    let errors = validate(&[file("/a.yaml", json!({})), bad]).unwrap_err();
     let places: Vec<(&str, &str)> =
-        problems.iter().map(|problem| (problem.place.as_str(), problem.field.as_str())).collect();
+        errors.iter().map(|error| (error.location.as_str(), error.field.as_str())).collect();
     let expected = [
         ("/a.yaml", "kind"),
         ("/b.yaml:4", "providers[0].name"),
@@ -235,19 +235,23 @@ fn everything_that_is_wrong_is_told_at_once_with_its_line() {
         ("/b.yaml:5", "providers[0].args"),
     ];
     assert_eq!(places, expected);
-    assert_eq!(problems[2].to_string(), "/b.yaml:4: providers[0].apiVersion: this is required");
+    assert_eq!(errors[2].to_string(), "/b.yaml:4: providers[0].apiVersion: this is required");
 }
 
 #[test]
-fn the_hash_is_over_length_and_text_of_each_file() {
+fn config_hash_covers_length_and_text_of_each_file() {
     let with_text = |text: &str| ConfigFile {
         text: text.into(),
         ..file("/c.yaml", config(json!([provider(&format!("p{}", text.len()))])))
     };
-    let hash =
-        |texts: &[&str]| read(&texts.iter().map(|text| with_text(text)).collect::<Vec<_>>()).unwrap().hash;
-    assert_eq!(hash(&["ab"]), format!("sha256:{}", hex(b"\0\0\0\0\0\0\0\x02ab")));
-    assert_eq!(hash(&["a", "bc"]), format!("sha256:{}", hex(b"\0\0\0\0\0\0\0\x01a\0\0\0\0\0\0\0\x02bc")));
+    let hash = |texts: &[&str]| {
+        validate(&texts.iter().map(|text| with_text(text)).collect::<Vec<_>>()).unwrap().hash
+    };
+    assert_eq!(hash(&["ab"]), format!("sha256:{}", sha256_hex(b"\0\0\0\0\0\0\0\x02ab")));
+    assert_eq!(
+        hash(&["a", "bc"]),
+        format!("sha256:{}", sha256_hex(b"\0\0\0\0\0\0\0\x01a\0\0\0\0\0\0\0\x02bc"))
+    );
 }
 
 #[test]
@@ -255,9 +259,9 @@ fn nothing_secret_is_shown() {
     let secret = with("env", json!([{"name": "TOKEN", "value": "hunter2"}]));
     let good = file("/c.yaml", secret);
     assert!(!format!("{good:?}").contains("hunter"));
-    assert!(!format!("{:?}", read(&[good]).unwrap()).contains("hunter"));
+    assert!(!format!("{:?}", validate(&[good]).unwrap()).contains("hunter"));
     for entry in [json!({"value": "hunter2"}), json!({"name": "A", "value": ["hunter2"]}), json!("hunter2")] {
-        let problems = read(&[file("/c.yaml", with("env", json!([entry])))]).unwrap_err();
-        assert!(!format!("{problems:?}").contains("hunter"), "{problems:?}");
+        let errors = validate(&[file("/c.yaml", with("env", json!([entry])))]).unwrap_err();
+        assert!(!format!("{errors:?}").contains("hunter"), "{errors:?}");
     }
 }

@@ -3,7 +3,7 @@ use super::*;
 const SECOND: i64 = 1_000_000_000;
 const REPO: &str = "r.example:5000/team/a";
 
-fn answer(more: &[(&str, Value)]) -> Value {
+fn response_json(more: &[(&str, Value)]) -> Value {
     let mut json = json!({
         "kind": "CredentialProviderResponse",
         "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
@@ -16,7 +16,7 @@ fn answer(more: &[(&str, Value)]) -> Value {
     json
 }
 
-fn parse(json: &Value) -> Result<Response, BadResponse> {
+fn parse(json: &Value) -> Result<Response, ResponseError> {
     parse_response(ApiVersion::V1, json.to_string().as_bytes())
 }
 
@@ -31,7 +31,7 @@ fn user(auth: Option<Auth>) -> Option<String> {
 }
 
 #[test]
-fn a_request_names_the_image_in_the_version_of_the_plugin() {
+fn request_has_the_image_and_the_api_version_of_the_plugin() {
     for version in [ApiVersion::V1, ApiVersion::V1Beta1, ApiVersion::V1Alpha1] {
         let found: Value = serde_json::from_slice(&request(version, REPO)).unwrap();
         let expected =
@@ -41,9 +41,9 @@ fn a_request_names_the_image_in_the_version_of_the_plugin() {
 }
 
 #[test]
-fn an_answer_is_read_in_every_version() {
+fn response_is_parsed_in_every_api_version() {
     for version in [ApiVersion::V1, ApiVersion::V1Beta1, ApiVersion::V1Alpha1] {
-        let json = answer(&[("apiVersion", version.text().into())]);
+        let json = response_json(&[("apiVersion", version.text().into())]);
         let found = parse_response(version, json.to_string().as_bytes()).unwrap();
         assert_eq!((found.key_type, found.cache, found.auth.len()), (CacheKeyType::Image, None, 1));
         let (key, credential) = &found.auth[0];
@@ -53,52 +53,52 @@ fn an_answer_is_read_in_every_version() {
 }
 
 #[test]
-fn the_fields_of_an_answer_that_may_vary_are_read() {
-    let key = |text: &str| parse(&answer(&[("cacheKeyType", text.into())])).unwrap().key_type;
+fn optional_fields_of_a_response_are_parsed() {
+    let key = |text: &str| parse(&response_json(&[("cacheKeyType", text.into())])).unwrap().key_type;
     assert_eq!(key("Registry"), CacheKeyType::Registry);
     assert_eq!(key("Global"), CacheKeyType::Global);
     for (text, seconds) in [("6h0m0s", 21_600), ("0s", 0), ("-5m", 0)] {
-        let found = parse(&answer(&[("cacheDuration", text.into())])).unwrap();
+        let found = parse(&response_json(&[("cacheDuration", text.into())])).unwrap();
         assert_eq!(found.cache, Some(Duration::from_secs(seconds)), "{text}");
     }
     for none in [json!(null), json!({})] {
-        assert!(parse(&answer(&[("auth", none)])).unwrap().auth.is_empty());
+        assert!(parse(&response_json(&[("auth", none)])).unwrap().auth.is_empty());
     }
     let half = json!({"r.example": {"password": "p", "username": null}});
-    let found = parse(&answer(&[("auth", half)])).unwrap();
+    let found = parse(&response_json(&[("auth", half)])).unwrap();
     assert_eq!((found.auth[0].1.username.as_str(), found.auth[0].1.password.as_str()), ("", "p"));
-    assert!(parse(&answer(&[("more", json!(1))])).is_ok(), "a newer plugin may say more");
+    assert!(parse(&response_json(&[("more", json!(1))])).is_ok(), "a newer plugin may add fields");
 }
 
 #[test]
-fn an_answer_that_is_none_is_refused_and_not_repeated() {
+fn invalid_response_is_refused_and_its_content_not_repeated() {
     let cases = [
-        (json!("hunter2"), BadResponse::NotJson),
-        (json!({"password": "hunter2"}), BadResponse::Kind),
-        (answer(&[("kind", "CredentialProviderRequest".into())]), BadResponse::Kind),
-        (answer(&[("apiVersion", "hunter2".into())]), BadResponse::ApiVersion(ApiVersion::V1)),
+        (json!("hunter2"), ResponseError::NotJson),
+        (json!({"password": "hunter2"}), ResponseError::Kind),
+        (response_json(&[("kind", "CredentialProviderRequest".into())]), ResponseError::Kind),
+        (response_json(&[("apiVersion", "hunter2".into())]), ResponseError::ApiVersion(ApiVersion::V1)),
         (
-            answer(&[("apiVersion", ApiVersion::V1Beta1.text().into())]),
-            BadResponse::ApiVersion(ApiVersion::V1),
+            response_json(&[("apiVersion", ApiVersion::V1Beta1.text().into())]),
+            ResponseError::ApiVersion(ApiVersion::V1),
         ),
-        (answer(&[("cacheKeyType", json!(null))]), BadResponse::KeyType),
-        (answer(&[("cacheKeyType", "hunter2".into())]), BadResponse::KeyType),
-        (answer(&[("cacheDuration", "hunter2".into())]), BadResponse::Duration),
-        (answer(&[("cacheDuration", json!(60))]), BadResponse::Duration),
-        (answer(&[("auth", "hunter2".into())]), BadResponse::Auth),
-        (answer(&[("auth", json!({"r.example": "hunter2"}))]), BadResponse::Auth),
-        (answer(&[("auth", json!({"r.example": {"password": ["hunter2"]}}))]), BadResponse::Auth),
+        (response_json(&[("cacheKeyType", json!(null))]), ResponseError::KeyType),
+        (response_json(&[("cacheKeyType", "hunter2".into())]), ResponseError::KeyType),
+        (response_json(&[("cacheDuration", "hunter2".into())]), ResponseError::Duration),
+        (response_json(&[("cacheDuration", json!(60))]), ResponseError::Duration),
+        (response_json(&[("auth", "hunter2".into())]), ResponseError::Auth),
+        (response_json(&[("auth", json!({"r.example": "hunter2"}))]), ResponseError::Auth),
+        (response_json(&[("auth", json!({"r.example": {"password": ["hunter2"]}}))]), ResponseError::Auth),
     ];
     for (json, expected) in cases {
         let error = parse(&json).unwrap_err();
         assert_eq!(error, expected, "{json}");
         assert!(!format!("{error} {error:?}").contains("hunter"));
     }
-    assert_eq!(parse_response(ApiVersion::V1, b"hunter2"), Err(BadResponse::NotJson));
+    assert_eq!(parse_response(ApiVersion::V1, b"hunter2"), Err(ResponseError::NotJson));
 }
 
 #[test]
-fn an_answer_is_good_for_its_image_its_registry_or_all() {
+fn cache_key_type_is_image_registry_or_global() {
     let images = [REPO, "r.example:5000/b", "r.example/team/a"];
     for (key_type, known) in [
         (CacheKeyType::Image, [true, false, false]),
@@ -113,7 +113,7 @@ fn an_answer_is_good_for_its_image_its_registry_or_all() {
 }
 
 #[test]
-fn what_is_known_of_the_image_goes_before_what_is_known_of_more() {
+fn cached_image_credentials_take_precedence_over_registry_and_global() {
     let mut cache = Cache::default();
     let minute = Duration::from_secs(60);
     cache.put(REPO, &response(CacheKeyType::Global, None, "global"), minute, 0);
@@ -126,7 +126,7 @@ fn what_is_known_of_the_image_goes_before_what_is_known_of_more() {
 }
 
 #[test]
-fn an_answer_is_kept_as_long_as_it_says_and_else_as_the_configuration_says() {
+fn cache_duration_of_the_response_overrides_the_configured_default() {
     for (own, default, seconds) in
         [(Some(10), 60, 10), (None, 60, 60), (Some(0), 60, 0), (None, 0, 0), (Some(90), 0, 90)]
     {
@@ -136,15 +136,15 @@ fn an_answer_is_kept_as_long_as_it_says_and_else_as_the_configuration_says() {
             assert!(cache.get(REPO, (5 + seconds) * SECOND - 1).is_some(), "{own:?} {default}");
         }
         assert!(cache.get(REPO, (5 + seconds) * SECOND).is_none(), "{own:?} {default}");
-        assert!(cache.entries.is_empty(), "what is out of date is dropped");
+        assert!(cache.entries.is_empty(), "an expired entry is removed");
     }
     let mut cache = Cache::default();
     cache.put(REPO, &response(CacheKeyType::Image, Some(u64::MAX), "ann"), Duration::ZERO, SECOND);
-    assert!(cache.get(REPO, i64::MAX - 1).is_some(), "and nothing overflows");
+    assert!(cache.get(REPO, i64::MAX - 1).is_some(), "nothing overflows");
 }
 
 #[test]
-fn what_nobody_asks_for_any_more_is_dropped_within_a_quarter_of_an_hour_of_use() {
+fn expired_cache_entries_are_purged_every_quarter_of_an_hour() {
     let mut cache = Cache::default();
     let minute = 60 * SECOND;
     cache.put("a.example/a", &response(CacheKeyType::Image, Some(60), "ann"), Duration::ZERO, 0);
@@ -154,12 +154,12 @@ fn what_nobody_asks_for_any_more_is_dropped_within_a_quarter_of_an_hour_of_use()
     assert!(cache.get("c.example/c", 15 * minute).is_none());
     assert_eq!(cache.entries.len(), 1);
     cache.put("c.example/c", &response(CacheKeyType::Image, Some(60), "cyd"), Duration::ZERO, 70 * minute);
-    assert_eq!(cache.entries.len(), 1, "an answer that is put in has the same effect");
+    assert_eq!(cache.entries.len(), 1, "adding a response purges the cache as well");
 }
 
 #[test]
 fn nothing_secret_is_shown() {
-    let found = parse(&answer(&[])).unwrap();
+    let found = parse(&response_json(&[])).unwrap();
     let mut cache = Cache::default();
     cache.put(REPO, &found, Duration::from_secs(1), 0);
     assert!(!cache.entries.is_empty());

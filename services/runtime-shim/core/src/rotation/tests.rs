@@ -24,7 +24,7 @@ fn words(steps: &[Step]) -> Vec<String> {
 }
 
 #[test]
-fn a_log_below_its_limit_and_an_empty_one_stay() {
+fn log_below_the_size_limit_and_empty_log_are_not_rotated() {
     assert!(plan_rotation("0.log", &files(&[("0.log", 9)]), LIMITS, NOW).is_empty());
     let always = Limits { max_bytes: 0, ..LIMITS };
     assert!(plan_rotation("0.log", &files(&[("0.log", 0)]), always, NOW).is_empty());
@@ -32,13 +32,13 @@ fn a_log_below_its_limit_and_an_empty_one_stay() {
 }
 
 #[test]
-fn a_log_at_its_limit_is_renamed_after_the_moment_and_opened_anew() {
+fn log_at_the_size_limit_is_renamed_with_a_timestamp_and_reopened() {
     let steps = plan_rotation("0.log", &files(&[("0.log", 10), ("1.log", 99)]), LIMITS, NOW);
     assert_eq!(words(&steps), ["0.log -> 0.log.20260102-030405", "reopen"]);
 }
 
 #[test]
-fn the_oldest_make_room_whatever_their_form() {
+fn oldest_rotated_files_are_removed_in_any_form() {
     let list = files(&[
         ("0.log", 10),
         ("0.log.20260101-000004", 10),
@@ -62,13 +62,13 @@ fn the_oldest_make_room_whatever_their_form() {
 }
 
 #[test]
-fn a_missing_log_is_only_opened_anew() {
+fn missing_log_is_only_reopened() {
     let list = files(&[("0.log.20260101-000001", 10), ("0.log.20260101-000000", 10)]);
     assert_eq!(words(&plan_rotation("0.log", &list, LIMITS, NOW)), ["reopen"]);
 }
 
 #[test]
-fn a_clock_that_was_set_back_gives_no_name_that_sorts_before_another() {
+fn rotated_names_keep_their_order_when_the_clock_is_set_back() {
     let list = files(&[("0.log", 10), ("0.log.20271231-235959", 10)]);
     let steps = plan_rotation("0.log", &list, LIMITS, NOW);
     assert_eq!(words(&steps)[0], "0.log -> 0.log.20280101-000000");
@@ -83,11 +83,11 @@ fn all_but_the_newest_rotated_file_are_compressed() {
         "0.log.20260101-000001.tmp -> 0.log.20260101-000001.gz",
         "remove 0.log.20260101-000001",
     ];
-    assert_eq!(words(&plan_tidying("0.log", &list)), expected);
+    assert_eq!(words(&plan_cleanup("0.log", &list)), expected);
 }
 
 #[test]
-fn what_a_compression_left_half_done_is_cleaned_up() {
+fn leftovers_of_an_interrupted_compression_are_cleaned_up() {
     let list = files(&[
         ("0.log", 1),
         ("0.log.20260101-000001.gz", 2),
@@ -96,17 +96,17 @@ fn what_a_compression_left_half_done_is_cleaned_up() {
         ("0.log.20260101-000002.tmp", 1),
     ]);
     let expected = ["remove 0.log.20260101-000002.tmp", "remove 0.log.20260101-000001"];
-    assert_eq!(words(&plan_tidying("0.log", &list)), expected);
+    assert_eq!(words(&plan_cleanup("0.log", &list)), expected);
 }
 
 #[test]
-fn only_names_that_rotation_makes_are_rotated_files() {
+fn only_names_made_by_rotation_are_parsed_as_rotated_files() {
     for (name, expected) in [
         ("0.log.20260102-030405", Some(("20260102-030405", Form::Plain))),
         ("0.log.20260102-030405.gz", Some(("20260102-030405", Form::Compressed))),
-        ("0.log.20260102-030405.tmp", Some(("20260102-030405", Form::Unfinished))),
+        ("0.log.20260102-030405.tmp", Some(("20260102-030405", Form::Incomplete))),
         ("0.log.20240229-235959", Some(("20240229-235959", Form::Plain))),
-        // The last day of the calendar's 400 years.
+        // The leap day of a year divisible by 400.
         ("0.log.20000229-120000", Some(("20000229-120000", Form::Plain))),
         ("0.log", None),
         ("0.log.", None),
@@ -124,28 +124,28 @@ fn only_names_that_rotation_makes_are_rotated_files() {
         ("0.log.2026-0102030405", None),
         ("0.log.202é010-2030405", None),
     ] {
-        assert_eq!(rotated("0.log", name), expected, "{name}");
+        assert_eq!(parse_rotated_name("0.log", name), expected, "{name}");
     }
 }
 
 #[test]
-fn the_history_names_each_moment_once_and_the_plain_file_first() {
+fn rotated_files_lists_each_timestamp_once_preferring_the_plain_file() {
     let names = ["0.log.20260101-000002.gz", "0.log.20260101-000002", "0.log", "0.log.20260101-000001.gz"];
     for order in [[0, 1, 2, 3], [1, 0, 3, 2]] {
-        let history = history("0.log", order.map(|i| names[i]));
+        let history = rotated_files("0.log", order.map(|i| names[i]));
         let found: Vec<_> = history.into_iter().collect();
         assert_eq!(found, [("20260101-000001", Form::Compressed), ("20260101-000002", Form::Plain)]);
     }
 }
 
-/// A log folder, the container that writes to it, and what a reader finds: each file holds numbered lines.
+/// A log folder whose files hold numbered lines, and the container that writes to it.
 #[derive(Debug, Default)]
 struct Folder {
     files: BTreeMap<String, Vec<u32>>,
     /// The file that the runtime writes to.
     open: String,
     written: u32,
-    /// Lines that were removed because there was no room.
+    /// Lines removed because of the limit.
     dropped: u32,
 }
 
@@ -158,7 +158,10 @@ impl Folder {
 
     fn write(&mut self, lines: u32) {
         for _ in 0..lines {
-            self.files.get_mut(&self.open).expect("nobody removes what is written to").push(self.written);
+            self.files
+                .get_mut(&self.open)
+                .expect("the file being written is never removed")
+                .push(self.written);
             self.written += 1;
         }
     }
@@ -166,22 +169,22 @@ impl Folder {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Remove(name) => {
-                let lines = self.files.remove(name).expect("only what is there is removed");
+                let lines = self.files.remove(name).expect("only existing files are removed");
                 let kept = self.lines();
                 if let Some(last) = lines.last().filter(|last| !kept.contains(last)) {
-                    // An unfinished compression is of a file that is still there.
+                    // The source of an incomplete compression still exists.
                     self.dropped = self.dropped.max(last + 1);
                 }
             }
             Step::Rename { from, to } => {
-                let lines = self.files.remove(from).expect("only what is there is renamed");
+                let lines = self.files.remove(from).expect("only existing files are renamed");
                 assert!(self.files.insert(to.clone(), lines).is_none(), "{to} was overwritten");
                 if self.open == *from {
                     self.open.clone_from(to);
                 }
             }
             Step::Compress { from, to } => {
-                assert_ne!(self.open, *from, "what is written to is not compressed");
+                assert_ne!(self.open, *from, "the file being written is not compressed");
                 let lines = self.files[from].clone();
                 assert!(self.files.insert(to.clone(), lines).is_none());
             }
@@ -192,9 +195,9 @@ impl Folder {
         }
     }
 
-    /// What a reader of the whole log finds.
+    /// The lines that a reader of the whole log gets.
     fn lines(&self) -> Vec<u32> {
-        let history = history("0.log", self.files.keys().map(String::as_str));
+        let history = rotated_files("0.log", self.files.keys().map(String::as_str));
         let names = history.iter().map(|(stamp, form)| name_of("0.log", stamp, *form));
         names
             .chain(["0.log".to_owned()])
@@ -206,7 +209,7 @@ impl Folder {
 }
 
 #[test]
-fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order() {
+fn interrupted_rotation_loses_duplicates_or_reorders_no_line() {
     let reached = &Reached::default();
     let turns = proptest::collection::vec((0u32..15, 0usize..5, 0usize..8, -100i64..100), 1..30);
     proptest!(ProptestConfig::with_cases(512), |(turns in turns, max_files in 2usize..5)| {
@@ -223,7 +226,7 @@ fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order() {
             }
             rotated |= !steps.is_empty() && steps.len() <= rotating;
             not_rotated |= steps.len() > rotating;
-            let steps = plan_tidying("0.log", &folder.list());
+            let steps = plan_cleanup("0.log", &folder.list());
             for step in steps.iter().take(tidying) {
                 folder.step(step);
             }
@@ -235,10 +238,10 @@ fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order() {
         for step in plan_rotation("0.log", &folder.list(), limits, NOW) {
             folder.step(&step);
         }
-        for step in plan_tidying("0.log", &folder.list()) {
+        for step in plan_cleanup("0.log", &folder.list()) {
             folder.step(&step);
         }
-        prop_assert!(plan_tidying("0.log", &folder.list()).is_empty());
+        prop_assert!(plan_cleanup("0.log", &folder.list()).is_empty());
         prop_assert!(folder.files.len() <= max_files, "{:?}", folder.files.keys());
         prop_assert!(folder.files.contains_key("0.log"));
         reached.case([
@@ -256,13 +259,13 @@ fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order() {
 }
 
 #[test]
-fn stamps_sort_as_their_moments_and_are_read_back() {
+fn rotation_timestamps_sort_by_time_and_round_trip() {
     let reached = &Reached::default();
     let apart = prop_oneof![-2i64..3, -100_000_000_000i64..100_000_000_000];
     proptest!(ProptestConfig::with_cases(512), |(a in 0i64..200_000_000_000, apart in apart)| {
         let b = (a + apart).clamp(0, 200_000_000_000);
-        prop_assert_eq!(seconds(&stamp(a)), Some(a));
-        prop_assert_eq!(seconds(&stamp(b)), Some(b));
+        prop_assert_eq!(parse_stamp(&stamp(a)), Some(a));
+        prop_assert_eq!(parse_stamp(&stamp(b)), Some(b));
         prop_assert_eq!(a.cmp(&b), stamp(a).cmp(&stamp(b)));
         prop_assert_eq!(next_stamp(a, Some(&stamp(b))), stamp(a.max(b + 1)));
         reached.case([
@@ -277,13 +280,13 @@ fn stamps_sort_as_their_moments_and_are_read_back() {
 }
 
 #[test]
-fn each_day_of_five_centuries_is_read_back() {
+fn rotation_timestamps_round_trip_for_each_day_of_five_centuries() {
     for day in 0..200_000 {
         let at = day * DAY + 45_296;
         let text = stamp(at);
-        assert_eq!(seconds(&text), Some(at), "{text}");
+        assert_eq!(parse_stamp(&text), Some(at), "{text}");
         assert!(text.ends_with("-123456"), "{text}");
     }
-    // No leap year, but every 400 years.
+    // 2100 is not a leap year.
     assert!(stamp(4_107_542_399).starts_with("21000228-") && stamp(4_107_542_400).starts_with("21000301-"));
 }

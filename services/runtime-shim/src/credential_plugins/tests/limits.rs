@@ -1,4 +1,4 @@
-//! How many run at a time, for how long, and who may end them.
+//! Concurrency limits, timeouts and cancellation of plugins.
 
 use keelson_config::Config;
 use keelson_proto::keelson::runtime::v1 as pb;
@@ -11,7 +11,7 @@ use crate::fake::FakeRuntime;
 use crate::images::Images;
 
 #[tokio::test]
-async fn four_of_a_plugin_run_at_a_time_and_whoever_waits_uses_what_the_others_have_brought() {
+async fn four_plugin_processes_run_at_a_time_and_waiting_requests_use_cached_responses() {
     let waits = "while [ ! -e $DIR/go ]; do sleep 0.01; done\n";
     let script = answering("Registry", "r.example", "ann").replace("cat >", &format!("{waits}cat >"));
     let repositories = ["a", "b", "c", "d", "e", "f"].map(|name| format!("r.example/{name}"));
@@ -31,25 +31,25 @@ async fn four_of_a_plugin_run_at_a_time_and_whoever_waits_uses_what_the_others_h
 }
 
 #[tokio::test]
-async fn a_plugin_does_not_have_this_services_protection_from_the_out_of_memory_killer() {
+async fn plugin_does_not_inherit_oom_score_adj() {
     const OWN: &str = "/proc/self/oom_score_adj";
     let before = fs::read_to_string(OWN).unwrap();
     let scene = Scene::new();
-    // It has read its request by then.
+    // By then the plugin has read its request.
     let script = answering("Image", "r.example", "ann") + &format!("\ncat {OWN} > $DIR/adj");
     scene.script("a", &script);
     let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
     fs::write(OWN, "7").unwrap();
     let found = users(&plugins, REPO).await;
-    // It may be below what an unprivileged process may set.
+    // Restoring it may fail: an unprivileged process may not lower the value.
     let _ = fs::write(OWN, before);
     assert_eq!(found, ["ann"]);
     assert_eq!(fs::read_to_string(scene.path("adj")).unwrap(), "0\n");
 }
 
 #[tokio::test]
-async fn an_answer_is_used_though_something_that_the_plugin_has_left_behind_holds_its_pipes() {
-    // Ends with the folder of the test.
+async fn plugin_response_is_used_while_a_child_process_holds_its_pipes() {
+    // Ends when the test's folder is removed.
     let left = "while [ -e \"$0\" ]; do sleep 0.1; done";
     let answer = answering("Image", "r.example", "ann");
     let scene = Scene::new();
@@ -59,12 +59,12 @@ async fn an_answer_is_used_though_something_that_the_plugin_has_left_behind_hold
         assert_eq!(users(&plugins, REPO).await, ["ann"], "{held}");
     }
     scene.script("a", &format!("echo 'no role' >&2\n({left}) &\nexit 3"));
-    let error = failure(&scene.plugins(&[provider("a", "0s")], PATIENCE)).await;
+    let error = plugin_error(&scene.plugins(&[provider("a", "0s")], PATIENCE)).await;
     assert_eq!(error, "it has ended with exit status: 3: \"no role\"");
 }
 
 #[tokio::test]
-async fn a_pull_says_that_it_waits_for_credentials_and_ends_the_plugin_when_nobody_waits_for_it() {
+async fn pull_reports_waiting_for_credentials_and_cancels_the_plugin_with_its_caller() {
     let (fake, scene) = (FakeRuntime::start().await, Scene::new());
     let alive = hanging(&scene);
     let plugins = scene.plugins(&[provider("a", "1m")], 10 * PATIENCE);
@@ -86,11 +86,14 @@ async fn a_pull_says_that_it_waits_for_credentials_and_ends_the_plugin_when_nobo
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn(async move { images.ensure(request, progress).await });
     scene.until("it runs", || scene.calls() == 1).await;
-    let told = messages.recv().await.unwrap().unwrap().item;
-    let Some(Item::Progress(told)) = told else { panic!("{told:?}") };
-    assert_eq!(told.detail, "waiting for credentials (imagePullSecrets, credential provider plugins)");
+    let progress_message = messages.recv().await.unwrap().unwrap().item;
+    let Some(Item::Progress(progress_message)) = progress_message else { panic!("{progress_message:?}") };
+    assert_eq!(
+        progress_message.detail,
+        "waiting for credentials (imagePullSecrets, credential provider plugins)"
+    );
     drop(messages);
-    tokio::time::timeout(PATIENCE, pull).await.expect("it has left with who asked").unwrap();
+    tokio::time::timeout(PATIENCE, pull).await.expect("it has ended with its caller").unwrap();
     scene.until("all of it has ended", || all_ended(&alive)).await;
     assert!(fake.pulled_as().is_empty());
 }

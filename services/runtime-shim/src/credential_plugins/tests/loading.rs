@@ -1,22 +1,22 @@
-//! What is found at the start, and binaries that are not there.
+//! Loading of the configuration at the start, and missing binaries.
 
 use super::*;
 
 #[tokio::test]
-async fn a_binary_that_goes_away_later_is_named() {
+async fn plugin_binary_removed_later_is_reported() {
     let scene = Scene::new();
     scene.script("a", "true");
     let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
     fs::remove_file(scene.path("a")).unwrap();
-    let error = failure(&plugins).await;
+    let error = plugin_error(&plugins).await;
     let path = scene.path("a").display().to_string();
     assert!(error.starts_with(&format!("cannot start {path}: No such file")), "{error}");
-    let told = scene.trouble("credential provider a").unwrap();
-    assert!(told.starts_with(&error), "{told}");
+    let conditions = scene.failed_condition("credential provider a").unwrap();
+    assert!(conditions.starts_with(&error), "{conditions}");
 }
 
 #[tokio::test]
-async fn a_binary_that_is_missing_is_told_and_used_once_it_is_there() {
+async fn missing_plugin_binary_is_a_condition_and_used_once_present() {
     let scene = Scene::new();
     scene.script("good", &answering("Image", "s.example", "bob"));
     scene.script("unset", "true");
@@ -25,21 +25,25 @@ async fn a_binary_that_is_missing_is_told_and_used_once_it_is_there() {
     let names = ["missing", "good", "unset", "folder"];
     let paths = scene.hand_over(&names.iter().map(|name| provider(name, "1m")).collect());
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
-    let told = |name: &str| scene.trouble(&format!("credential provider {name}"));
-    for (name, wrong) in [("missing", "No such file"), ("unset", "not executable"), ("folder", "no file")] {
-        let told = told(name).unwrap();
-        assert!(told.contains(scene.path(name).to_str().unwrap()) && told.contains(wrong), "{told}");
+    let conditions = |name: &str| scene.failed_condition(&format!("credential provider {name}"));
+    for (name, wrong) in [("missing", "No such file"), ("unset", "not executable"), ("folder", "not a file")]
+    {
+        let conditions = conditions(name).unwrap();
+        assert!(
+            conditions.contains(scene.path(name).to_str().unwrap()) && conditions.contains(wrong),
+            "{conditions}"
+        );
     }
-    assert_eq!(told("good"), None);
+    assert_eq!(conditions("good"), None);
     assert_eq!(users(&plugins, "s.example/a").await, ["bob"], "the others are used");
-    assert!(told("missing").unwrap().starts_with("cannot start "));
+    assert!(conditions("missing").unwrap().starts_with("cannot start "));
     scene.script("missing", &answering("Image", "r.example", "ann"));
     assert_eq!(users(&plugins, REPO).await, ["ann"]);
-    assert_eq!(told("missing"), None);
+    assert_eq!(conditions("missing"), None);
 }
 
 #[tokio::test]
-async fn a_binary_that_others_may_write_is_told_and_used() {
+async fn plugin_binary_writable_by_others_is_a_condition_and_still_used() {
     let scene = Scene::new();
     for name in ["good", "open"] {
         scene.script(name, &answering("Image", "s.example", name));
@@ -49,22 +53,22 @@ async fn a_binary_that_others_may_write_is_told_and_used() {
         let progress = Progress::default();
         let paths = scene.hand_over(&json!([provider("good", "1m"), provider("open", "1m")]));
         let plugins = Plugins::load(&paths, &Metrics::new(), &progress).await.unwrap();
-        let told = progress.report("0").conditions.into_iter().filter(|condition| !condition.ok);
-        (plugins, told.map(|condition| (condition.name, condition.message)).collect::<Vec<_>>())
+        let conditions = progress.report("0").conditions.into_iter().filter(|condition| !condition.ok);
+        (plugins, conditions.map(|condition| (condition.name, condition.message)).collect::<Vec<_>>())
     };
-    let (plugins, told) = load().await;
-    let [(name, text)] = told.as_slice() else { panic!("{told:?}") };
+    let (plugins, conditions) = load().await;
+    let [(name, text)] = conditions.as_slice() else { panic!("{conditions:?}") };
     assert_eq!(name, "writers of credential provider open");
-    let start = format!("others than root may write {} (owner ", scene.path("open").display());
+    let start = format!("users other than root may write {} (owner ", scene.path("open").display());
     assert!(text.starts_with(&start) && text.contains("mode 0777"), "{text}");
     assert_eq!(users(&plugins, "s.example/a").await.len(), 2);
     fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let (_, told) = load().await;
-    assert_eq!(told.len(), 2, "whoever may write the folder may put another one there: {told:?}");
+    let (_, conditions) = load().await;
+    assert_eq!(conditions.len(), 2, "users who may write the folder may replace the binary: {conditions:?}");
 }
 
 #[tokio::test]
-async fn a_configuration_that_cannot_be_read_is_told_and_the_service_goes_on_without_plugins() {
+async fn unreadable_plugin_configuration_is_a_condition_and_the_service_starts() {
     let scene = Scene::new();
     let paths = scene.hand_over(&json!([provider("a", "1m")]));
     let path = handover_path(&paths);
@@ -72,19 +76,19 @@ async fn a_configuration_that_cannot_be_read_is_told_and_the_service_goes_on_wit
     fs::create_dir(&path).unwrap();
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
     assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
-    let told = scene.trouble("credential providers").unwrap();
-    assert!(told.starts_with(&format!("cannot read {}: ", path.display())), "{told}");
+    let conditions = scene.failed_condition("credential providers").unwrap();
+    assert!(conditions.starts_with(&format!("cannot read {}: ", path.display())), "{conditions}");
 }
 
 #[tokio::test]
-async fn a_loader_that_does_not_come_to_its_end_is_not_taken_for_no_plugins() {
+async fn panic_while_loading_plugins_is_an_error() {
     let scene = Scene::new();
     let loaded = Plugins::load_by(|| panic!("as the test wants it"), &scene.metrics, &scene.progress).await;
-    assert!(matches!(loaded, Err(NotUsable::Lost { .. })), "{loaded:?}");
+    assert!(matches!(loaded, Err(HandoverError::Lost { .. })), "{loaded:?}");
 }
 
 #[tokio::test]
-async fn the_start_tells_everything_that_is_wrong_with_the_configuration() {
+async fn invalid_plugin_configuration_fails_the_start_with_all_errors() {
     let scene = Scene::new();
     let paths = scene.hand_over(&json!([{"name": "a/b"}, {"apiVersion": "v1"}]));
     let error = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap_err().to_string();
@@ -97,13 +101,13 @@ async fn the_start_tells_everything_that_is_wrong_with_the_configuration() {
 }
 
 #[tokio::test]
-async fn without_a_configuration_there_are_no_plugins_and_no_figures_of_them() {
+async fn without_configuration_there_are_no_plugins_and_no_plugin_metrics() {
     let scene = Scene::new();
     let paths = Paths { run_dir: scene.path("run"), ..Paths::default() };
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
     assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
     assert!(!scene.metrics.text().contains("credential_provider"));
-    // With one, those that cannot be used here are left out.
+    // With a configuration, plugins that cannot be used are skipped.
     let mut strict = provider("strict", "1m");
     strict["tokenAttributes"] = json!({
         "serviceAccountTokenAudience": "x", "cacheType": "Token", "requireServiceAccount": true,

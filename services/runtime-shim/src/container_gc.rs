@@ -1,5 +1,5 @@
-//! The desires that pod-sync has sent, and the removal of what is dead: the only place that removes
-//! containers and sandboxes, and by [`crate::unused`], its part for them, images.
+//! The desired pods that pod-sync has sent, and the garbage collection of dead containers and sandboxes. Nothing else
+//! removes containers and sandboxes; images are removed by [`crate::image_gc`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,31 +9,31 @@ use k8s_cri::v1 as cri;
 use keelson_config::ContainerCollection;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::collection::{
-    Collection, Limits, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_collection,
+use keelson_runtime_shim_core::container_gc::{
+    ContainerGcPlan, GcPolicy, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_container_gc,
 };
 use keelson_service_kit::{Context, EventRing, ObjectRef, now_unix_nanos};
 use tokio::sync::Notify;
 use tonic::Status;
 
-use crate::cri::{Cri, gone_is_done};
+use crate::cri::{Cri, ignore_not_found};
 use crate::files::Files;
+use crate::heartbeat::with_heartbeat;
+use crate::image_gc::ImageCollector;
 use crate::images::Images;
 use crate::observe::Observer;
-use crate::ticking::ticking;
-use crate::unused::UnusedImages;
 
-/// Between two collections when nothing asks for one (pod-lifecycle.md §1).
+/// Interval between two collections without a trigger (pod-lifecycle.md §1).
 const PERIOD: Duration = Duration::from_secs(60);
-/// Exits come in groups; one collection serves them all.
-const GATHER: Duration = Duration::from_millis(200);
-/// How long one removal may take.
-pub const REMOVE_WITHIN: Duration = Duration::from_secs(20);
+/// Delay after an exit: exits come in groups, and one collection handles them all.
+const EXIT_BATCH_DELAY: Duration = Duration::from_millis(200);
+/// Timeout of one removal.
+pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 const HEARTBEAT: Duration = keelson_service_kit::LoopHandle::HEARTBEAT;
 
-/// What pod-sync wants, shared by the `Sync` stream and the collector.
+/// The pods that pod-sync wants, shared by the `Sync` stream and the collector.
 #[derive(Debug, Clone, Default)]
-pub struct Desires(Arc<Shared>);
+pub struct DesiredPods(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -43,24 +43,24 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts streams; only the newest one is listened to.
+    /// Number of the newest stream; messages of older streams are refused.
     stream: u64,
     wanted: BTreeMap<String, Wanted>,
-    /// What the newest stream has named so far, until it is complete.
+    /// The pods that the newest stream has sent so far, until its set is complete.
     incoming: BTreeMap<String, Wanted>,
     replaying: bool,
-    /// A whole set with all sources ready has been taken from the newest stream.
+    /// The newest stream has sent a complete set with all sources ready.
     complete: bool,
-    /// Images of the pods, as their specs name them.
+    /// Images of the pods, as written in their specs.
     images: BTreeMap<String, Vec<String>>,
 }
 
-impl Desires {
+impl DesiredPods {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new `Sync` stream begins; returns its number.
+    /// Registers a new `Sync` stream and returns its number.
     pub fn begin(&self) -> u64 {
         let mut state = self.state();
         state.stream += 1;
@@ -70,16 +70,16 @@ impl Desires {
         state.stream
     }
 
-    /// Takes a message of stream `number`. The epoch to acknowledge, if it ends a set.
+    /// Applies a message of stream `number`. Returns the epoch to acknowledge if the message completes a set.
     ///
     /// # Errors
-    /// ABORTED: a newer stream has taken over.
-    pub fn take(&self, number: u64, item: pb::sync_request::Item) -> Result<Option<u64>, Status> {
+    /// ABORTED: there is a newer stream.
+    pub fn apply_message(&self, number: u64, item: pb::sync_request::Item) -> Result<Option<u64>, Status> {
         let mut state = self.state();
         if state.stream != number {
             return Err(Status::aborted("a newer Sync stream has taken over"));
         }
-        let mut done = None;
+        let mut completed = None;
         match item {
             pb::sync_request::Item::Pod(pod) => {
                 let uid = pod.pod.unwrap_or_default().uid;
@@ -100,32 +100,32 @@ impl Desires {
                 state.images.remove(&uid);
             }
             pb::sync_request::Item::Complete(set) => {
-                // A set that ends before every source has reported goes on with the next message.
+                // A set that completes before every source has reported continues with the next message.
                 if set.sources_ready && std::mem::take(&mut state.replaying) {
                     state.wanted = std::mem::take(&mut state.incoming);
                     let State { images, wanted, .. } = &mut *state;
                     images.retain(|uid, _| wanted.contains_key(uid));
                 }
                 state.complete = set.sources_ready;
-                done = Some(set.epoch);
+                completed = Some(set.epoch);
             }
         }
         drop(state);
         self.0.changed.notify_one();
-        Ok(done)
+        Ok(completed)
     }
 
-    /// Asks for a collection soon.
-    pub fn poke(&self) {
+    /// Requests a collection soon.
+    pub fn trigger(&self) {
         self.0.changed.notify_one();
     }
 
-    /// Whether a whole set with all sources ready is known.
-    pub fn are_complete(&self) -> bool {
+    /// Whether a complete set with all sources ready is known.
+    pub fn is_complete(&self) -> bool {
         self.state().complete
     }
 
-    /// The images of every pod that is wanted or still ends, as the specs name them. One that has ended needs none.
+    /// The images of every pod that is desired or still terminating, as written in the specs. A terminated pod needs none.
     pub fn wanted_images(&self) -> BTreeSet<String> {
         let state = self.state();
         let kept = state
@@ -140,125 +140,125 @@ impl Desires {
         (state.wanted.clone(), state.complete)
     }
 
-    /// As [`Self::snapshot`], of one pod.
-    fn of(&self, uid: &str) -> (BTreeMap<String, Wanted>, bool) {
+    /// As [`Self::snapshot`], for one pod.
+    fn snapshot_of(&self, uid: &str) -> (BTreeMap<String, Wanted>, bool) {
         let state = self.state();
         let wanted = state.wanted.get(uid).map(|want| (uid.to_owned(), *want));
         (wanted.into_iter().collect(), state.complete)
     }
 
-    /// Whether nothing of a pod with this UID is to remain.
-    fn forgets(&self, uid: &str) -> bool {
+    /// Whether everything of the pod with this UID is to be removed.
+    fn is_forgotten(&self, uid: &str) -> bool {
         let state = self.state();
         state.wanted.get(uid).map_or(state.complete, |want| *want == Wanted::Forget)
     }
 
-    /// Whether a pod with this UID is wanted; everything is until the first whole set.
-    fn wants(&self, uid: &str) -> bool {
+    /// Whether the pod with this UID is desired; before the first complete set, every pod is.
+    fn is_desired(&self, uid: &str) -> bool {
         let state = self.state();
         !state.complete || state.wanted.get(uid).is_some_and(|w| *w != Wanted::Forget)
     }
 }
 
-/// The limits of the configuration.
-pub fn limits_of(config: &ContainerCollection) -> Limits {
-    let kept = |number: i32| usize::try_from(number).ok();
-    Limits {
+/// The policy from the configuration.
+pub fn gc_policy(config: &ContainerCollection) -> GcPolicy {
+    let limit = |number: i32| usize::try_from(number).ok();
+    GcPolicy {
         minimum_age: i64::try_from(config.minimum_age_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000),
-        per_container: kept(config.max_per_container),
-        total: kept(config.max_total),
-        order: false,
+        max_per_container: limit(config.max_per_container),
+        max_total: limit(config.max_total),
+        reclaim_space: false,
     }
 }
 
-/// Removes dead containers, sandboxes, links and logs.
+/// Garbage collector of dead containers, sandboxes, links and logs.
 #[derive(Debug, Clone)]
 pub struct Collector {
     /// The runtime.
     pub cri: Cri,
-    /// What runs.
+    /// The observed pods.
     pub observer: Observer,
     /// Log folders and links.
     pub files: Files,
-    /// Whose pull failures are forgotten with a pod.
+    /// The image service, whose pull failures are forgotten with a pod.
     pub images: Images,
-    /// What is wanted.
-    pub desires: Desires,
-    /// Removes unused images.
-    pub unused: UnusedImages,
-    /// Which removals failed.
-    pub failures: Failures,
+    /// The desired pods.
+    pub desired: DesiredPods,
+    /// Garbage collector of images.
+    pub image_collector: ImageCollector,
+    /// Removals that failed.
+    pub failed_removals: FailedRemovals,
     /// How many dead containers are kept.
-    pub limits: Limits,
-    /// Where failures are told.
+    pub policy: GcPolicy,
+    /// Where errors are reported as events.
     pub events: EventRing,
-    /// The node that they are about.
+    /// The node, as the object of the events.
     pub node: ObjectRef,
-    /// A removal that takes longer is given up and tried again after the others.
-    pub remove_within: Duration,
+    /// A removal that takes longer is cancelled and retried after the others.
+    pub remove_timeout: Duration,
 }
 
-/// Containers and sandboxes that could not be removed, by the number of the last failure: they come after the
-/// others, so that one that hangs holds nothing else up.
+/// Containers and sandboxes whose removal failed, by the number of the last failure. They are removed after the others,
+/// so that a removal that hangs does not block others.
 #[derive(Debug, Clone, Default)]
-pub struct Failures(Arc<Mutex<FailureBook>>);
+pub struct FailedRemovals(Arc<Mutex<RemovalErrors>>);
 
 #[derive(Debug, Default)]
-struct FailureBook {
+struct RemovalErrors {
     count: u64,
     last: HashMap<String, u64>,
 }
 
-impl Failures {
-    fn book(&self) -> std::sync::MutexGuard<'_, FailureBook> {
+impl FailedRemovals {
+    fn errors(&self) -> std::sync::MutexGuard<'_, RemovalErrors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, id: &str) {
-        let mut book = self.book();
-        book.count += 1;
-        let number = book.count;
-        book.last.insert(id.to_owned(), number);
+        let mut errors = self.errors();
+        errors.count += 1;
+        let number = errors.count;
+        errors.last.insert(id.to_owned(), number);
     }
 
-    fn done(&self, id: &str) {
-        self.book().last.remove(id);
+    fn succeeded(&self, id: &str) {
+        self.errors().last.remove(id);
     }
 
-    /// What a plan removes: what has failed comes behind what has not, the latest failure last. Failures of
-    /// what is not due any more are forgotten.
-    fn order<'a>(&self, plan: &'a Collection) -> Vec<&'a String> {
+    /// The removals of a plan: those without a failure first, then by the time of the last failure. Failures of objects
+    /// that are not due any more are forgotten.
+    fn removal_order<'a>(&self, plan: &'a ContainerGcPlan) -> Vec<&'a String> {
         let mut due: Vec<&String> = plan.containers.iter().chain(&plan.sandboxes).collect();
-        let mut book = self.book();
-        book.last.retain(|id, _| due.contains(&id));
-        due.sort_by_key(|id| book.last.get(*id).copied().unwrap_or(0));
+        let mut errors = self.errors();
+        errors.last.retain(|id, _| due.contains(&id));
+        due.sort_by_key(|id| errors.last.get(*id).copied().unwrap_or(0));
         due
     }
 }
 
-/// What one collection has removed so far.
+/// The removals of one collection so far.
 #[derive(Debug, Default)]
 struct Removed {
     containers: u32,
     sandboxes: u32,
-    refused: Option<Status>,
+    last_error: Option<Status>,
 }
 
 impl Collector {
-    /// Collects when a desire changes or a container exits, and every minute.
+    /// Collects when the desired pods change, when a container exits, and every minute.
     pub async fn run(self, context: Context) {
         let progress = context.progress.register("collector");
         let mut exits = self.observer.hub().subscribe();
-        let mut swept = false;
+        let mut logs_swept = false;
         let mut full_at = tokio::time::Instant::now() + PERIOD;
         loop {
             progress.tick();
-            // Every arm is cancel-safe: a lost wake-up of `exits` is made good by the next period.
+            // Every arm is cancel-safe: the next period makes up for a lost wake-up of `exits`.
             tokio::select! {
                 () = context.shutdown.cancelled() => return,
-                () = self.desires.0.changed.notified() => {}
+                () = self.desired.0.changed.notified() => {}
                 _ = exits.next() => {
-                    tokio::time::sleep(GATHER).await;
+                    tokio::time::sleep(EXIT_BATCH_DELAY).await;
                     while exits.try_next().is_some() {}
                 }
                 () = tokio::time::sleep(HEARTBEAT) => {
@@ -266,151 +266,153 @@ impl Collector {
                         continue;
                     }
                     full_at = tokio::time::Instant::now() + PERIOD;
-                    swept = false;
+                    logs_swept = false;
                 }
             }
-            let whole = !swept;
-            // Removals that hang are given up one by one and must not make the loop look stuck.
-            let collection = ticking(&progress, self.collect());
-            // Cancel-safe: what was not removed is removed after the next start.
+            let is_periodic = !logs_swept;
+            // Each removal has its own timeout, so waiting for several of them must not make the loop look stuck.
+            let collection = with_heartbeat(&progress, self.collect());
+            // Cancel-safe: the next start removes what is left.
             let result = tokio::select! {
                 () = context.shutdown.cancelled() => return,
                 result = collection => result,
             };
             if let Err(status) = &result {
-                tracing::debug!(error = status.message(), "collection has to be repeated");
-                // Those in between are repeated each minute at the latest, and only that is told.
-                if whole && self.desires.are_complete() {
+                tracing::debug!(error = status.message(), "a container collection failed, will retry");
+                // Only the collection of each minute is reported; it repeats the others.
+                if is_periodic && self.desired.is_complete() {
                     self.events.warning(self.node.clone(), "ContainerGCFailed", status.message());
                 }
             }
-            let (_, complete) = self.desires.snapshot();
-            if complete && !swept && result.is_ok() {
-                swept = true;
-                ticking(&progress, self.sweep()).await;
+            let (_, complete) = self.desired.snapshot();
+            if complete && !logs_swept && result.is_ok() {
+                logs_swept = true;
+                with_heartbeat(&progress, self.sweep()).await;
             }
         }
     }
 
-    /// Removes the log folders of pods that nobody knows.
+    /// Removes the log folders of unknown pods.
     async fn sweep(&self) {
-        let (desires, observer, files) = (self.desires.clone(), self.observer.clone(), self.files.clone());
-        let known = move |uid: &str| desires.wants(uid) || observer.knows(uid);
+        let (desired, observer, files) = (self.desired.clone(), self.observer.clone(), self.files.clone());
+        let known = move |uid: &str| desired.is_desired(uid) || observer.knows(uid);
         match tokio::task::spawn_blocking(move || files.sweep_logs(known)).await {
-            Ok(Ok(removed @ 1..)) => tracing::info!(removed, "removed log folders of pods that are gone"),
+            Ok(Ok(removed @ 1..)) => {
+                tracing::info!(removed, "removed log folders of pods that no longer exist")
+            }
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = keelson_service_kit::status::chain(&error),
-                    "log folders of pods that are gone stay for now"
+                    "cannot remove log folders of pods that no longer exist"
                 );
             }
             Ok(Ok(0)) | Err(_) => {}
         }
     }
 
-    /// One collection. How many containers and sandboxes were removed.
+    /// Runs one collection. Returns the numbers of removed containers and sandboxes.
     ///
     /// # Errors
-    /// The last refusal of the runtime; the others are tried all the same.
+    /// The last error of the runtime; the other removals are tried nevertheless.
     pub async fn collect(&self) -> Result<(u32, u32), Status> {
-        self.collect_within(&self.limits).await
+        self.collect_with(&self.policy).await
     }
 
-    /// As [`Self::collect`], for room: of pods that have ended for good nothing is kept, and of the others as little as
-    /// restarts need.
+    /// As [`Self::collect`], to reclaim disk space: keeps nothing of pods that have ended for good, and of other pods only
+    /// what restart decisions need.
     ///
     /// # Errors
-    /// As there.
-    pub async fn collect_for_room(&self) -> Result<(u32, u32), Status> {
-        self.collect_within(&Limits { order: true, ..self.limits }).await
+    /// As [`Self::collect`].
+    pub async fn reclaim_space(&self) -> Result<(u32, u32), Status> {
+        self.collect_with(&GcPolicy { reclaim_space: true, ..self.policy }).await
     }
 
-    async fn collect_within(&self, limits: &Limits) -> Result<(u32, u32), Status> {
+    async fn collect_with(&self, policy: &GcPolicy) -> Result<(u32, u32), Status> {
         let pods = self.observer.all();
-        let (wanted, complete) = self.desires.snapshot();
+        let (wanted, complete) = self.desired.snapshot();
         let listed: Vec<ListedPod> = pods.iter().map(|p| listed(p)).collect();
-        let plan = plan_collection(&listed, &wanted, complete, limits, now_unix_nanos());
+        let plan = plan_container_gc(&listed, &wanted, complete, policy, now_unix_nanos());
         if plan.is_empty() {
             return Ok((0, 0));
         }
-        self.apply(&plan, &pods, limits).await
+        self.apply_plan(&plan, &pods, policy).await
     }
 
-    async fn apply(
+    async fn apply_plan(
         &self,
-        plan: &Collection,
+        plan: &ContainerGcPlan,
         pods: &[Arc<pb::RuntimePod>],
-        limits: &Limits,
+        policy: &GcPolicy,
     ) -> Result<(u32, u32), Status> {
         let owners: HashMap<&str, &Arc<pb::RuntimePod>> =
             pods.iter().flat_map(|p| ids_of(p).map(move |id| (id, p))).collect();
         let mut removed = Removed::default();
-        let mut touched: BTreeSet<&str> = plan.forgotten.iter().map(String::as_str).collect();
-        for id in self.failures.order(plan) {
+        let mut changed: BTreeSet<&str> = plan.forgotten.iter().map(String::as_str).collect();
+        for id in self.failed_removals.removal_order(plan) {
             let Some(pod) = owners.get(id.as_str()) else { continue };
-            touched.insert(&pod.uid);
-            match self.remove(pod, id, limits, &mut removed).await {
-                Ok(()) => self.failures.done(id),
+            changed.insert(&pod.uid);
+            match self.remove(pod, id, policy, &mut removed).await {
+                Ok(()) => self.failed_removals.succeeded(id),
                 Err(status) => {
-                    self.failures.failed(id);
+                    self.failed_removals.failed(id);
                     let (pod, error) = (&pod.name, status.message());
-                    tracing::warn!(id, pod, error, "cannot remove, will retry");
-                    removed.refused = Some(status);
+                    tracing::warn!(id, pod, error, "cannot remove a container or sandbox, will retry");
+                    removed.last_error = Some(status);
                 }
             }
         }
-        for uid in touched {
+        for uid in changed {
             let _ = self.observer.read(uid).await;
         }
         for pod in pods.iter().filter(|p| plan.forgotten.contains(&p.uid)) {
             self.forget(pod).await;
         }
-        match removed.refused {
+        match removed.last_error {
             Some(status) => Err(status),
             None => Ok((removed.containers, removed.sandboxes)),
         }
     }
 
-    /// Removes a container or sandbox unless it is not due any more.
+    /// Removes a container or sandbox if it is still due.
     async fn remove(
         &self,
         pod: &pb::RuntimePod,
         id: &str,
-        limits: &Limits,
+        policy: &GcPolicy,
         removed: &mut Removed,
     ) -> Result<(), Status> {
-        if !self.still_due(&pod.uid, id, limits).await? {
+        if !self.still_due(&pod.uid, id, policy).await? {
             return Ok(());
         }
         if let Some(container) = pod.containers.iter().find(|c| c.id == id) {
-            self.within(id, self.remove_container(id)).await?;
+            self.with_timeout(id, self.remove_container(id)).await?;
             removed.containers += 1;
             self.files.forget_container(pod, container);
         } else {
-            self.within(id, self.remove_sandbox(id)).await?;
+            self.with_timeout(id, self.remove_sandbox(id)).await?;
             removed.sandboxes += 1;
         }
         Ok(())
     }
 
-    /// Decides again: the plan is as old as the removals before this one took.
-    async fn still_due(&self, uid: &str, id: &str, limits: &Limits) -> Result<bool, Status> {
+    /// Repeats the decision, because earlier removals may have taken long.
+    async fn still_due(&self, uid: &str, id: &str, policy: &GcPolicy) -> Result<bool, Status> {
         let Some(mut pod) = self.observer.cached(uid) else { return Ok(false) };
-        // No event tells of a start everywhere, and what has started meanwhile must not be removed.
+        // Not every runtime sends an event for a start, and a container that has started must not be removed.
         if pod.containers.iter().any(|c| c.id == id && c.state() == pb::ContainerState::Created) {
             pod = self.observer.read(uid).await?;
         }
-        let (wanted, complete) = self.desires.of(uid);
-        // Alone the pod has not too many: what was beyond the number in all is due as long as it is not the newest.
-        let alone = Limits { total: limits.total.map(|_| 0), ..*limits };
-        let plan = plan_collection(&[listed(&pod)], &wanted, complete, &alone, now_unix_nanos());
+        let (wanted, complete) = self.desired.snapshot_of(uid);
+        // A single pod does not exceed the total: a container that did is still due unless it is the newest of its name.
+        let single_pod_policy = GcPolicy { max_total: policy.max_total.map(|_| 0), ..*policy };
+        let plan =
+            plan_container_gc(&[listed(&pod)], &wanted, complete, &single_pod_policy, now_unix_nanos());
         Ok(plan.containers.iter().chain(&plan.sandboxes).any(|due| due == id))
     }
 
-    /// Removes what is left of a pod outside the runtime, if the runtime has nothing of it and it is not
-    /// wanted again.
+    /// Removes the logs and links of a pod, if the runtime has nothing left of it and it is not desired again.
     async fn forget(&self, pod: &Arc<pb::RuntimePod>) {
-        if self.observer.knows(&pod.uid) || !self.desires.forgets(&pod.uid) {
+        if self.observer.knows(&pod.uid) || !self.desired.is_forgotten(&pod.uid) {
             return;
         }
         self.images.forget(&pod.uid);
@@ -418,25 +420,26 @@ impl Collector {
         let _ = tokio::task::spawn_blocking(move || files.forget(&pod)).await;
     }
 
-    async fn within<F>(&self, id: &str, removal: F) -> Result<(), Status>
+    async fn with_timeout<F>(&self, id: &str, removal: F) -> Result<(), Status>
     where
         F: Future<Output = Result<(), Status>>,
     {
-        let limit = self.remove_within;
-        let late = |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {limit:?}"));
-        tokio::time::timeout(limit, removal).await.map_err(late)?
+        let limit = self.remove_timeout;
+        let timed_out =
+            |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {limit:?}"));
+        tokio::time::timeout(limit, removal).await.map_err(timed_out)?
     }
 
     async fn remove_container(&self, id: &str) -> Result<(), Status> {
         let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
-        gone_is_done(self.cri.runtime().remove_container(self.cri.request(request)).await)
+        ignore_not_found(self.cri.runtime().remove_container(self.cri.request(request)).await)
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        gone_is_done(self.cri.runtime().stop_pod_sandbox(self.cri.request(stop)).await)?;
+        ignore_not_found(self.cri.runtime().stop_pod_sandbox(self.cri.request(stop)).await)?;
         let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        gone_is_done(self.cri.runtime().remove_pod_sandbox(self.cri.request(remove)).await)
+        ignore_not_found(self.cri.runtime().remove_pod_sandbox(self.cri.request(remove)).await)
     }
 }
 

@@ -1,8 +1,8 @@
 use super::*;
 
-/// With the usual limits.
-fn planned(pods: &[ListedPod], wanted: &BTreeMap<String, Wanted>, complete: bool) -> Collection {
-    plan_collection(pods, wanted, complete, &Limits::default(), i64::MAX)
+/// A plan with the default limits.
+fn planned(pods: &[ListedPod], wanted: &BTreeMap<String, Wanted>, complete: bool) -> ContainerGcPlan {
+    plan_container_gc(pods, wanted, complete, &GcPolicy::default(), i64::MAX)
 }
 
 fn container(id: &str, name: &str, alive: bool, created: i64) -> ListedContainer {
@@ -45,7 +45,7 @@ fn keeps_the_newest_dead_container_of_each_name_while_the_pod_is_wanted() {
 }
 
 #[test]
-fn removes_everything_dead_of_a_forgotten_pod() {
+fn removes_all_dead_containers_of_a_forgotten_pod() {
     let pod = pod(vec![container("a1", "a", false, 1)], false);
     let plan = planned(&[pod], &wants(Wanted::Forget), false);
     assert_eq!((plan.containers.len(), plan.sandboxes.len()), (1, 1));
@@ -53,13 +53,13 @@ fn removes_everything_dead_of_a_forgotten_pod() {
 }
 
 #[test]
-fn never_removes_what_is_alive_even_of_a_forgotten_pod() {
+fn never_removes_running_containers_even_of_a_forgotten_pod() {
     let pod = pod(vec![container("a1", "a", true, 1)], true);
     assert!(planned(&[pod], &wants(Wanted::Forget), true).is_empty());
 }
 
 #[test]
-fn a_container_that_is_about_to_start_stays_unless_the_pod_is_forgotten() {
+fn created_container_is_kept_unless_the_pod_is_forgotten() {
     let pending = ListedContainer { pending: true, ..container("a1", "a", false, 1) };
     let pod = pod(vec![pending], false);
     let plan = planned(std::slice::from_ref(&pod), &wants(Wanted::Keep), true);
@@ -68,14 +68,14 @@ fn a_container_that_is_about_to_start_stays_unless_the_pod_is_forgotten() {
 }
 
 #[test]
-fn an_unknown_pod_is_swept_only_once_the_set_is_complete() {
+fn unknown_pod_is_removed_only_after_the_set_is_complete() {
     let pod = pod(vec![container("a1", "a", false, 1)], false);
     assert!(planned(std::slice::from_ref(&pod), &BTreeMap::new(), false).is_empty());
     assert_eq!(planned(&[pod], &BTreeMap::new(), true).forgotten, ["u"]);
 }
 
 #[test]
-fn an_older_sandbox_without_containers_goes_while_the_newest_stays() {
+fn older_sandbox_without_containers_is_removed_and_the_newest_kept() {
     let mut pod = pod(vec![], false);
     pod.sandboxes.push(ListedSandbox { id: "s1".into(), ready: false, attempt: 1, created_unix_nanos: 5 });
     let plan = planned(&[pod], &wants(Wanted::Keep), true);
@@ -83,8 +83,8 @@ fn an_older_sandbox_without_containers_goes_while_the_newest_stays() {
 }
 
 #[test]
-fn a_sandbox_goes_after_its_containers_and_not_before() {
-    // A live container in a sandbox that is not ready: a pod whose pause process has died.
+fn sandbox_with_running_containers_or_ready_is_not_removed() {
+    // A running container in a sandbox that is not ready: the pod's pause process has died.
     let orphaned = pod(vec![container("a1", "a", true, 1)], false);
     assert!(planned(&[orphaned], &wants(Wanted::Forget), true).is_empty());
     let ready = pod(vec![], true);
@@ -92,99 +92,101 @@ fn a_sandbox_goes_after_its_containers_and_not_before() {
 }
 
 #[test]
-fn nothing_to_do_means_none_of_the_three() {
-    assert!(Collection::default().is_empty());
+fn plan_is_empty_only_without_containers_sandboxes_and_pods() {
+    assert!(ContainerGcPlan::default().is_empty());
     let one = || vec!["x".to_owned()];
     for some in [
-        Collection { containers: one(), ..Collection::default() },
-        Collection { sandboxes: one(), ..Collection::default() },
-        Collection { forgotten: one(), ..Collection::default() },
+        ContainerGcPlan { containers: one(), ..ContainerGcPlan::default() },
+        ContainerGcPlan { sandboxes: one(), ..ContainerGcPlan::default() },
+        ContainerGcPlan { forgotten: one(), ..ContainerGcPlan::default() },
     ] {
         assert!(!some.is_empty(), "{some:?}");
     }
 }
 
-/// Five dead containers `a1` to `a5` of the name `a`, made at 1 to 5.
+/// Five dead containers `a1` to `a5` of the name `a`, created at 1 to 5.
 fn five() -> ListedPod {
     pod((1..=5).map(|n| container(&format!("a{n}"), "a", false, n)).collect(), true)
 }
 
-fn limited(pods: &[ListedPod], limits: &Limits, now: i64) -> Vec<String> {
-    plan_collection(pods, &wants(Wanted::Keep), true, limits, now).containers
+fn limited(pods: &[ListedPod], policy: &GcPolicy, now: i64) -> Vec<String> {
+    plan_container_gc(pods, &wants(Wanted::Keep), true, policy, now).containers
 }
 
 #[test]
-fn so_many_dead_containers_of_a_name_are_kept_as_is_configured_and_never_none() {
-    let keep = |kept| Limits { per_container: kept, ..Limits::default() };
+fn max_dead_containers_per_container_keeps_at_least_the_newest() {
+    let keep = |kept| GcPolicy { max_per_container: kept, ..GcPolicy::default() };
     assert_eq!(limited(&[five()], &keep(Some(3)), 9), ["a2", "a1"]);
     assert_eq!(limited(&[five()], &keep(Some(0)), 9), ["a4", "a3", "a2", "a1"]);
     assert!(limited(&[five()], &keep(None), 9).is_empty());
 }
 
 #[test]
-fn a_container_that_is_too_young_stays() {
-    let limits = Limits { minimum_age: 5, ..Limits::default() };
-    assert_eq!(limited(&[five()], &limits, 8), ["a3", "a2", "a1"]);
-    assert!(limited(&[five()], &limits, 5).is_empty());
-    // Of a pod that nobody wants nothing is too young.
-    let plan = plan_collection(&[five()], &wants(Wanted::Forget), true, &limits, 5);
+fn container_younger_than_the_minimum_age_is_kept() {
+    let policy = GcPolicy { minimum_age: 5, ..GcPolicy::default() };
+    assert_eq!(limited(&[five()], &policy, 8), ["a3", "a2", "a1"]);
+    assert!(limited(&[five()], &policy, 5).is_empty());
+    // The minimum age does not protect containers of a pod that is not desired.
+    let plan = plan_container_gc(&[five()], &wants(Wanted::Forget), true, &policy, 5);
     assert_eq!(plan.containers.len(), 5);
-    let order = Limits { order: true, ..limits };
-    assert_eq!(limited(&[five()], &order, 5), ["a4", "a3", "a2", "a1"]);
+    let reclaim = GcPolicy { reclaim_space: true, ..policy };
+    assert_eq!(limited(&[five()], &reclaim, 5), ["a4", "a3", "a2", "a1"]);
 }
 
 #[test]
-fn too_many_in_all_go_by_an_equal_share_first_and_then_by_age_but_never_the_newest_of_a_name() {
+fn max_dead_containers_removes_by_equal_share_then_by_age_never_the_newest() {
     let mut pod = five();
     for n in 6..=8 {
         pod.containers.push(container(&format!("b{n}"), "b", false, n));
     }
     pod.containers.push(container("c9", "c", true, 9));
-    let total = |total| Limits { per_container: None, total: Some(total), ..Limits::default() };
+    let limited_to =
+        |total| GcPolicy { max_per_container: None, max_total: Some(total), ..GcPolicy::default() };
     let pods = [pod];
-    assert!(limited(&pods, &total(8), 99).is_empty());
-    // The share is 3 of each: two of `a` are beyond it.
-    assert_eq!(limited(&pods, &total(6), 99), ["a2", "a1"]);
-    // The share is 2; of what is left of 5 the oldest is one of `a`.
-    assert_eq!(limited(&pods, &total(5), 99), ["a3", "a2", "a1"]);
-    assert_eq!(limited(&pods, &total(3), 99), ["b6", "a4", "a3", "a2", "a1"]);
-    assert_eq!(limited(&pods, &total(0), 99), ["b7", "b6", "a4", "a3", "a2", "a1"]);
-    let young = Limits { minimum_age: 93, ..total(0) };
+    assert!(limited(&pods, &limited_to(8), 99).is_empty());
+    // The share is 3 of each name: two of `a` exceed it.
+    assert_eq!(limited(&pods, &limited_to(6), 99), ["a2", "a1"]);
+    // The share is 2; the oldest of the remaining 5 is one of `a`.
+    assert_eq!(limited(&pods, &limited_to(5), 99), ["a3", "a2", "a1"]);
+    assert_eq!(limited(&pods, &limited_to(3), 99), ["b6", "a4", "a3", "a2", "a1"]);
+    assert_eq!(limited(&pods, &limited_to(0), 99), ["b7", "b6", "a4", "a3", "a2", "a1"]);
+    let young = GcPolicy { minimum_age: 93, ..limited_to(0) };
     assert_eq!(limited(&pods, &young, 97), ["a4", "a3", "a2", "a1"]);
 }
 
 #[test]
-fn of_two_names_the_one_with_more_than_its_share_goes_first_however_young() {
+fn max_dead_containers_removes_from_the_name_above_its_share_first() {
     let mut pod = pod(vec![container("b1", "b", false, 1), container("b2", "b", false, 2)], true);
     pod.containers.extend((3..=7).map(|n| container(&format!("a{n}"), "a", false, n)));
-    let limits = Limits { per_container: None, total: Some(4), ..Limits::default() };
-    assert_eq!(limited(&[pod], &limits, 99), ["a5", "a4", "a3"]);
+    let policy = GcPolicy { max_per_container: None, max_total: Some(4), ..GcPolicy::default() };
+    assert_eq!(limited(&[pod], &policy, 99), ["a5", "a4", "a3"]);
 }
 
 #[test]
-fn what_is_too_young_is_made_up_for_by_what_is_within_the_share() {
+fn max_dead_containers_removes_within_the_share_when_others_are_too_young() {
     let mut pod = pod((1..=7).map(|n| container(&format!("a{n}"), "a", false, n)).collect(), true);
     pod.containers.push(container("b8", "b", false, 8));
-    // `a4` to `a6` are too young. The share is 2 of each: beyond it are `a1` and `a2`, and one more has to go.
-    let limits = Limits { per_container: None, total: Some(5), minimum_age: 7, ..Limits::default() };
-    assert_eq!(limited(&[pod], &limits, 10), ["a3", "a2", "a1"]);
+    // `a4` to `a6` are too young. The share is 2 of each name: `a1` and `a2` exceed it, and one more has to be removed.
+    let policy =
+        GcPolicy { max_per_container: None, max_total: Some(5), minimum_age: 7, ..GcPolicy::default() };
+    assert_eq!(limited(&[pod], &policy, 10), ["a3", "a2", "a1"]);
 }
 
 #[test]
-fn an_order_takes_all_that_is_dead_of_a_pod_that_has_ended_and_the_pod_stays_known() {
+fn reclaiming_space_removes_all_dead_containers_of_an_ended_pod() {
     let ended = wants(Wanted::Ended);
     let dead = || {
         let mut dead = five();
         dead.sandboxes[0].ready = false;
         dead
     };
-    let usual = plan_collection(&[dead()], &ended, true, &Limits::default(), 9);
+    let usual = plan_container_gc(&[dead()], &ended, true, &GcPolicy::default(), 9);
     assert_eq!(usual.containers, ["a4", "a3", "a2", "a1"]);
     assert!(usual.sandboxes.is_empty());
-    let order = Limits { order: true, ..Limits::default() };
-    let plan = plan_collection(&[dead()], &ended, true, &order, 9);
+    let reclaim = GcPolicy { reclaim_space: true, ..GcPolicy::default() };
+    let plan = plan_container_gc(&[dead()], &ended, true, &reclaim, 9);
     assert_eq!((plan.containers.len(), plan.sandboxes.as_slice()), (5, ["s".to_owned()].as_slice()));
-    assert!(plan.forgotten.is_empty(), "its logs folder stays as long as the pod is there");
-    let kept = plan_collection(&[dead()], &wants(Wanted::Keep), true, &order, 9);
+    assert!(plan.forgotten.is_empty(), "its log folder is kept as long as the pod object exists");
+    let kept = plan_container_gc(&[dead()], &wants(Wanted::Keep), true, &reclaim, 9);
     assert_eq!((kept.containers.len(), kept.sandboxes.len()), (4, 0));
 }

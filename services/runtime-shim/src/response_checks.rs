@@ -1,23 +1,23 @@
-//! Whether an answer of the runtime has what it must have (runtime-and-resources.md §1.1). One that does not is an
-//! error that names what is missing, instead of an empty name or a moment in 1970 somewhere else.
+//! Checks that the runtime's responses have the mandatory fields (runtime-and-resources.md §1.1). The error names the
+//! missing fields. Without the check an empty name or a time in 1970 would cause errors elsewhere.
 
 use k8s_cri::v1 as cri;
 use tonic::{Code, Status};
 
-/// The error for an answer that lacks these fields; none when it lacks nothing.
-fn refuse(what: &str, lacks: &[(bool, &str)]) -> Result<(), Status> {
+/// The error that names the missing fields, if there are any.
+fn check_fields(what: &str, lacks: &[(bool, &str)]) -> Result<(), Status> {
     let fields: Vec<&str> = lacks.iter().filter(|(missing, _)| *missing).map(|(_, name)| *name).collect();
     if fields.is_empty() {
         return Ok(());
     }
     let text = format!(
-        "the container runtime's answer about {what} lacks {}; this is a fault of the runtime, update or mend it",
+        "the container runtime's response about {what} lacks {}; this is an error of the runtime, update or repair it",
         fields.join(", ")
     );
     Err(Status::new(Code::Internal, text))
 }
 
-pub(crate) fn sandbox(id: &str, status: &cri::PodSandboxStatus) -> Result<(), Status> {
+pub(crate) fn check_sandbox(id: &str, status: &cri::PodSandboxStatus) -> Result<(), Status> {
     let metadata = status.metadata.clone().unwrap_or_default();
     let lacks = [
         (status.id.is_empty(), "id"),
@@ -26,10 +26,10 @@ pub(crate) fn sandbox(id: &str, status: &cri::PodSandboxStatus) -> Result<(), St
         (metadata.uid.is_empty(), "metadata.uid"),
         (status.created_at == 0, "created_at"),
     ];
-    refuse(&format!("sandbox {id}"), &lacks)
+    check_fields(&format!("sandbox {id}"), &lacks)
 }
 
-pub(crate) fn container(id: &str, status: &cri::ContainerStatus) -> Result<(), Status> {
+pub(crate) fn check_container(id: &str, status: &cri::ContainerStatus) -> Result<(), Status> {
     let lacks = [
         (status.id.is_empty(), "id"),
         (status.metadata.as_ref().is_none_or(|metadata| metadata.name.is_empty()), "metadata.name"),
@@ -37,26 +37,26 @@ pub(crate) fn container(id: &str, status: &cri::ContainerStatus) -> Result<(), S
         (status.image.as_ref().is_none_or(|image| image.image.is_empty()), "image.image"),
         (status.image_ref.is_empty(), "image_ref"),
     ];
-    refuse(&format!("container {id}"), &lacks)
+    check_fields(&format!("container {id}"), &lacks)
 }
 
-pub(crate) fn version(version: &cri::VersionResponse) -> Result<(), Status> {
+pub(crate) fn check_version(version: &cri::VersionResponse) -> Result<(), Status> {
     let lacks = [
         (version.version.is_empty(), "version"),
         (version.runtime_name.is_empty(), "runtime_name"),
         (version.runtime_version.is_empty(), "runtime_version"),
         (version.runtime_api_version.is_empty(), "runtime_api_version"),
     ];
-    refuse("its version", &lacks)
+    check_fields("its version", &lacks)
 }
 
-pub(crate) fn image(name: &str, image: &cri::Image) -> Result<(), Status> {
-    refuse(&format!("image {name}"), &[(image.id.is_empty(), "id"), (image.size == 0, "size")])
+pub(crate) fn check_image(name: &str, image: &cri::Image) -> Result<(), Status> {
+    check_fields(&format!("image {name}"), &[(image.id.is_empty(), "id"), (image.size == 0, "size")])
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test fails where it stands.
+    #![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
     use super::*;
 
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_answer_is_taken() {
+    fn complete_runtime_response_is_accepted() {
         let metadata = cri::PodSandboxMetadata {
             name: "n".into(),
             uid: "u".into(),
@@ -79,7 +79,7 @@ mod tests {
             created_at: 1,
             ..Default::default()
         };
-        sandbox("s", &status).unwrap();
+        check_sandbox("s", &status).unwrap();
         let status = cri::ContainerStatus {
             id: "c".into(),
             metadata: Some(cri::ContainerMetadata { name: "n".into(), ..Default::default() }),
@@ -88,35 +88,35 @@ mod tests {
             image_ref: "r".into(),
             ..Default::default()
         };
-        container("c", &status).unwrap();
-        let told = cri::VersionResponse {
+        check_container("c", &status).unwrap();
+        let response = cri::VersionResponse {
             version: "0.1.0".into(),
             runtime_name: "containerd".into(),
             runtime_version: "1".into(),
             runtime_api_version: "v1".into(),
         };
-        version(&told).unwrap();
-        image("i", &cri::Image { id: "i".into(), size: 1, ..Default::default() }).unwrap();
+        check_version(&response).unwrap();
+        check_image("i", &cri::Image { id: "i".into(), size: 1, ..Default::default() }).unwrap();
     }
 
     #[test]
-    fn whatever_is_missing_is_named() {
+    fn missing_fields_of_a_runtime_response_are_named() {
         let metadata = "metadata.name, metadata.namespace, metadata.uid";
-        assert_eq!(lacks(sandbox("s", &Default::default())), format!("id, {metadata}, created_at"));
+        assert_eq!(lacks(check_sandbox("s", &Default::default())), format!("id, {metadata}, created_at"));
         let all = "id, metadata.name, created_at, image.image, image_ref";
-        assert_eq!(lacks(container("c", &Default::default())), all);
+        assert_eq!(lacks(check_container("c", &Default::default())), all);
         let unnamed = cri::ContainerStatus {
             metadata: Some(Default::default()),
             image: Some(Default::default()),
             ..Default::default()
         };
-        assert_eq!(lacks(container("c", &unnamed)), all);
+        assert_eq!(lacks(check_container("c", &unnamed)), all);
         assert_eq!(
-            lacks(version(&Default::default())),
+            lacks(check_version(&Default::default())),
             "version, runtime_name, runtime_version, runtime_api_version"
         );
-        assert_eq!(lacks(image("i", &Default::default())), "id, size");
-        let text = container("c7", &Default::default()).unwrap_err().message().to_owned();
-        assert!(text.contains("container c7") && text.contains("update or mend"), "{text}");
+        assert_eq!(lacks(check_image("i", &Default::default())), "id, size");
+        let text = check_container("c7", &Default::default()).unwrap_err().message().to_owned();
+        assert!(text.contains("container c7") && text.contains("update or repair"), "{text}");
     }
 }

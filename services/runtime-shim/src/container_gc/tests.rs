@@ -1,0 +1,269 @@
+use super::*;
+use crate::fake::{Answer, FakeRuntime};
+use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
+use keelson_service_kit::EventRing;
+use pb::sync_request::Item;
+use std::path::PathBuf;
+use tonic::Code;
+
+fn pod(uid: &str, want: Want) -> Item {
+    Item::Pod(pb::PodDesire {
+        pod: Some(PodRef { uid: uid.into(), ..Default::default() }),
+        want: want as i32,
+        ..Default::default()
+    })
+}
+
+fn complete(sources_ready: bool) -> Item {
+    Item::Complete(SetComplete { epoch: 7, sources_ready })
+}
+
+#[test]
+fn new_sync_set_replaces_the_old_one_when_complete_with_all_sources_ready() {
+    let desired = DesiredPods::default();
+    let first = desired.begin();
+    desired.apply_message(first, pod("old", Want::Run)).unwrap();
+    assert_eq!(desired.apply_message(first, complete(true)).unwrap(), Some(7));
+    let second = desired.begin();
+    desired.apply_message(second, pod("new", Want::Run)).unwrap();
+    assert!(desired.is_desired("old"), "every pod counts as desired while a set is incomplete");
+    desired.apply_message(second, complete(true)).unwrap();
+    assert!(!desired.is_desired("old"));
+    assert!(desired.is_desired("new"));
+}
+
+#[test]
+fn every_pod_is_desired_until_all_sources_are_ready() {
+    let desired = DesiredPods::default();
+    let stream = desired.begin();
+    desired.apply_message(stream, complete(false)).unwrap();
+    assert!(desired.is_desired("anything"));
+}
+
+#[test]
+fn older_sync_stream_is_refused() {
+    let desired = DesiredPods::default();
+    let first = desired.begin();
+    desired.begin();
+    assert!(desired.apply_message(first, pod("u", Want::Run)).is_err());
+}
+
+#[test]
+fn sync_set_completed_before_sources_are_ready_applies_once_they_are() {
+    let desired = DesiredPods::default();
+    let first = desired.begin();
+    desired.apply_message(first, pod("old", Want::Run)).unwrap();
+    desired.apply_message(first, complete(true)).unwrap();
+    let second = desired.begin();
+    desired.apply_message(second, pod("new", Want::Run)).unwrap();
+    desired.apply_message(second, pod("dropped", Want::Run)).unwrap();
+    desired.apply_message(second, complete(false)).unwrap();
+    desired.apply_message(second, Item::DroppedUid("dropped".into())).unwrap();
+    desired.apply_message(second, complete(true)).unwrap();
+    assert!(desired.is_desired("new"));
+    assert!(!desired.is_desired("old"), "the set of the earlier stream was replaced");
+    assert!(!desired.is_desired("dropped"), "a pod that was dropped during the replay is not desired");
+}
+
+const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
+
+async fn collector(fake: &FakeRuntime) -> Collector {
+    fake.observer.relist().await.unwrap();
+    let (cri, observer, desired) = (fake.cri.clone(), fake.observer.clone(), DesiredPods::default());
+    let images = Images::new(cri.clone(), EventRing::default(), 1);
+    let ring = EventRing::default();
+    Collector {
+        image_collector: ImageCollector::new(
+            cri.clone(),
+            observer.clone(),
+            images.clone(),
+            desired.clone(),
+            ring,
+        ),
+        cri,
+        observer,
+        files: fake.files.clone(),
+        images,
+        desired,
+        failed_removals: FailedRemovals::default(),
+        policy: GcPolicy::default(),
+        events: EventRing::default(),
+        node: ObjectRef::node("edge"),
+        remove_timeout: REMOVE_TIMEOUT,
+    }
+}
+
+fn log_folder(fake: &FakeRuntime, uid: &str) -> PathBuf {
+    let folder = fake.dir.path().join(format!("logs/default_{uid}_{uid}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn removed(fake: &FakeRuntime) -> Vec<String> {
+    fake.calls("RemoveContainer").into_iter().map(|c| c.id).collect()
+}
+
+#[tokio::test]
+async fn pod_desired_again_during_container_gc_keeps_its_containers_and_logs() {
+    let fake = FakeRuntime::start().await;
+    for uid in ["a", "b"] {
+        fake.container(&format!("c-{uid}"), uid, EXITED);
+    }
+    let (gone, kept) = (log_folder(&fake, "a"), log_folder(&fake, "b"));
+    let collector = collector(&fake).await;
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
+    let first = fake.hold("RemoveContainer c-a");
+    let collection = tokio::spawn({
+        let collector = collector.clone();
+        async move { collector.collect().await }
+    });
+    fake.wait_for_calls("RemoveContainer", 1).await;
+    collector.desired.apply_message(stream, pod("b", Want::Run)).unwrap();
+    first.add_permits(1);
+    assert_eq!(collection.await.unwrap().unwrap(), (1, 0));
+    assert_eq!(removed(&fake), ["c-a"]);
+    assert!(!gone.exists());
+    assert!(kept.exists());
+}
+
+#[tokio::test]
+async fn pod_desired_again_keeps_its_logs_after_its_containers_were_removed() {
+    let fake = FakeRuntime::start().await;
+    fake.container("c", "a", EXITED);
+    let kept = log_folder(&fake, "a");
+    let collector = collector(&fake).await;
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
+    let removal = fake.hold("RemoveContainer");
+    let collection = tokio::spawn({
+        let collector = collector.clone();
+        async move { collector.collect().await }
+    });
+    fake.wait_for_calls("RemoveContainer", 1).await;
+    collector.desired.apply_message(stream, pod("a", Want::Run)).unwrap();
+    removal.add_permits(1);
+    collection.await.unwrap().unwrap();
+    assert!(kept.exists());
+}
+
+#[tokio::test]
+async fn container_started_since_the_last_read_is_not_removed() {
+    let fake = FakeRuntime::start().await;
+    fake.container("c", "a", cri::ContainerState::ContainerCreated);
+    let collector = collector(&fake).await;
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, pod("a", Want::Forget)).unwrap();
+    fake.container("c", "a", cri::ContainerState::ContainerRunning);
+    assert_eq!(collector.collect().await.unwrap(), (0, 0));
+    assert!(removed(&fake).is_empty());
+}
+
+#[tokio::test]
+async fn hanging_container_removal_times_out_and_is_retried_last() {
+    let fake = FakeRuntime::start().await;
+    for uid in ["a", "b"] {
+        fake.container(&format!("c-{uid}"), uid, EXITED);
+    }
+    let mut collector = collector(&fake).await;
+    collector.remove_timeout = Duration::from_millis(200);
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
+    fake.answer("RemoveContainer c-b", Answer::Fail(1, Code::Internal));
+    let _never = fake.hold("RemoveContainer c-a");
+    assert!(collector.collect().await.is_err());
+    assert_eq!(removed(&fake), ["c-a", "c-b"]);
+    fake.container("c-c", "c", EXITED);
+    fake.observer.relist().await.unwrap();
+    let refused = collector.collect().await.unwrap_err();
+    assert_eq!(refused.message(), "the runtime has not removed c-a in 200ms");
+    assert_eq!(removed(&fake)[2..], ["c-c", "c-a", "c-b"]);
+    assert!(fake.observer.cached("b").is_none() && fake.observer.cached("c").is_none());
+}
+
+#[test]
+fn images_of_desired_pods_are_wanted_until_forgotten_or_dropped() {
+    let pod = |uid: &str, want: Want| match pod(uid, want) {
+        Item::Pod(desire) => Item::Pod(pb::PodDesire { images: vec![format!("{uid}:1")], ..desire }),
+        other => other,
+    };
+    let images = |desired: &DesiredPods| desired.wanted_images().into_iter().collect::<Vec<_>>();
+    let desired = DesiredPods::default();
+    let first = desired.begin();
+    for uid in ["a", "b", "c", "d"] {
+        desired.apply_message(first, pod(uid, Want::Run)).unwrap();
+    }
+    assert!(!desired.is_complete());
+    desired.apply_message(first, complete(true)).unwrap();
+    assert!(desired.is_complete());
+    desired.apply_message(first, pod("b", Want::Stop)).unwrap();
+    desired.apply_message(first, pod("c", Want::Forget)).unwrap();
+    desired.apply_message(first, Item::DroppedUid("d".into())).unwrap();
+    assert_eq!(images(&desired), ["a:1", "b:1"]);
+    let second = desired.begin();
+    desired.apply_message(second, pod("e", Want::Run)).unwrap();
+    assert_eq!(images(&desired), ["a:1", "b:1", "e:1"], "an incomplete set removes nothing");
+    desired.apply_message(second, complete(true)).unwrap();
+    assert_eq!(images(&desired), ["e:1"]);
+}
+
+#[tokio::test]
+async fn reclaiming_space_removes_dead_containers_of_ended_pods() {
+    let fake = FakeRuntime::start().await;
+    for uid in ["ended", "kept"] {
+        fake.container(&format!("c-{uid}"), uid, EXITED);
+    }
+    let folder = log_folder(&fake, "ended");
+    let collector = collector(&fake).await;
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, pod("ended", Want::Unmount)).unwrap();
+    collector.desired.apply_message(stream, pod("kept", Want::Stop)).unwrap();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
+    assert_eq!(collector.collect().await.unwrap(), (0, 0));
+    assert_eq!(collector.reclaim_space().await.unwrap(), (1, 0));
+    assert_eq!(removed(&fake), ["c-ended"]);
+    assert!(folder.exists(), "the pod object still exists");
+    assert!(collector.desired.is_desired("ended"));
+}
+
+#[test]
+fn gc_policy_follows_the_kubelets_flags() {
+    let default = gc_policy(&ContainerCollection::default());
+    assert_eq!(default, GcPolicy::default());
+    let all = ContainerCollection { minimum_age_ms: 2, max_per_container: -1, max_total: 7 };
+    let expected = GcPolicy {
+        minimum_age: 2_000_000,
+        max_per_container: None,
+        max_total: Some(7),
+        reclaim_space: false,
+    };
+    assert_eq!(gc_policy(&all), expected);
+}
+
+#[tokio::test]
+async fn failed_container_gc_is_a_node_event() {
+    use keelson_proto::keelson::events::v1::events_server::Events as _;
+    let fake = FakeRuntime::start().await;
+    fake.container("c", "a", EXITED);
+    let collector = collector(&fake).await;
+    let stream = collector.desired.begin();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
+    fake.answer("RemoveContainer", Answer::Fail(1, Code::Internal));
+    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, Default::default());
+    let run = tokio::spawn(collector.clone().run(context.clone()));
+    let events = async || {
+        let request = tonic::Request::new(Default::default());
+        collector.events.list_events(request).await.unwrap().into_inner().events
+    };
+    keelson_testkit::eventually(Duration::from_secs(20), "an event is reported", async || {
+        !events().await.is_empty()
+    })
+    .await
+    .unwrap();
+    let event = events().await.remove(0);
+    let found = (event.reason.as_str(), event.kind.as_str(), event.name.as_str(), event.r#type.as_str());
+    assert_eq!(found, ("ContainerGCFailed", "Node", "edge", "Warning"));
+    assert_eq!(event.message, "as the test wants it");
+    context.shutdown.cancel();
+    run.await.unwrap();
+}
