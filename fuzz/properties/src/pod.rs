@@ -11,9 +11,9 @@ use keelson_kube_model::{Container, ContainerKind, Pod, ResourceList};
 use keelson_pod_config_core::parse_file;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_sync_core::config::{
-    CgroupVersion, ConfigError, ContainerInputs, ContainerSpec, DnsInputs, FileLookup, Given, ImageUser,
-    MachineInputs, ObjectLookup, ResolvConf, SandboxInputs, SandboxSpec, UserNamespace, VolumePath,
-    container_plan, environment, sandbox_plan, subpaths,
+    AssignedResources, CgroupVersion, ConfigError, ContainerInputs, ContainerSpec, DnsInputs, FileLookup,
+    ImageUser, MachineInputs, ObjectLookup, ResolvConf, SandboxInputs, SandboxSpec, UserNamespace,
+    VolumePath, container_plan, environment, sandbox_plan, subpaths,
 };
 
 use crate::Met;
@@ -102,7 +102,7 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
             env_files: &EveryObject,
             services: &BTreeMap::new(),
             machine,
-            given: &Given::default(),
+            assigned: &AssignedResources::default(),
             seccomp_default: false,
             seccomp_dir: "/var/lib/kubelet/seccomp",
             masked_paths: &[],

@@ -1,51 +1,25 @@
-//! pod-sync makes the desired pods so.
+//! pod-sync makes the desired pods run.
 //!
-//! Two streams come in: desired pods from pod-config, observations from runtime-shim ([`manager`]). Each UID
-//! has one worker ([`worker`]) whose turns ask the core what to do and carry it out: [`sync`] and [`start`] for
-//! a pod that is to run, [`stop`] for one that ends. What runtime-shim, volume-manager and resource-manager are
-//! to hold goes down as a set ([`desired`]). What others are shown comes from [`documents`] and the ledger of
-//! each entry. Beside the workers run the probes of their containers ([`probes`]).
+//! Each UID has one worker, whose turns ask the core (`keelson-pod-sync-core`) what to do and carry it out. The modules are layers; each uses only
+//! those before it:
 //!
-//! Before the first container [`admission`] asks whether the pod may run here; [`evictions`] end pods for the node's
-//! sake; the runtime is told of the addresses of pods (`pod_cidr`). [`metrics`] count both, what is started, ends and is probed, and measure the turns of the workers ([`news`]).
+//! 1. [`node`]: facts about the node; [`error`].
+//! 2. [`state`]: the pods, and what the other services are to hold of them.
+//! 3. [`publish`]: status, events, metrics, and the documents that others watch.
+//! 4. [`effects`]: calls of other services and of the runtime, hooks, requests of probes.
+//! 5. [`turn`]: the workers.
+//! 6. [`inputs`]: the streams and requests that set pods in motion.
 //!
-//! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
-//! set aside while the others go on ([`aside`]).
-//!
-//! Truth is the runtime and the sources. Of its own pod-sync keeps one small file per pod ([`store`]); after a
-//! restart it reads everything, adopts what runs, and only then acts.
+//! Truth is the runtime and the sources. pod-sync itself stores one small file per pod ([`state::store`]). After a restart it reads
+//! everything, adopts what runs, and only then acts.
 
-pub mod admission;
-pub mod again;
-pub mod agent;
-pub mod aside;
-pub mod clients;
-mod cluster;
-pub mod convert;
-pub mod desired;
-pub mod desires;
-pub mod documents;
-pub mod entry;
-pub mod evictions;
-pub mod hooks;
-pub mod http;
-mod identity;
-pub mod images;
-pub mod manager;
-pub mod metrics;
-pub mod news;
-pub mod objects;
-pub mod observed;
-mod pod_cidr;
-pub mod probes;
-pub mod server;
-mod shares;
-pub mod start;
-pub mod stop;
-pub mod store;
-pub mod sync;
-pub mod volumes;
-pub mod worker;
+pub mod effects;
+pub mod error;
+pub mod inputs;
+pub mod node;
+pub mod publish;
+pub mod state;
+pub mod turn;
 
 use std::sync::Arc;
 
@@ -57,14 +31,21 @@ use keelson_service_kit::{Context, ObjectRef};
 use tonic::Request;
 use tonic::service::Routes;
 
-use crate::agent::Agent;
-use crate::manager::Sources;
-use crate::store::Store;
+use crate::effects::Effects;
+use crate::effects::convert::read_resolv_conf;
+use crate::inputs::evictions::EvictionOrders;
+use crate::inputs::server::PodSyncServer;
+use crate::inputs::streams::Sources;
+use crate::inputs::{evictions, machine, pod_cidr, streams};
+use crate::publish::metrics::census;
+use crate::state::registry::PodRegistry;
+use crate::state::store::Store;
+use crate::turn::lifecycle;
 
 /// Builds the service and starts its loops.
 ///
 /// # Errors
-/// None at present: what is missing is retried.
+/// None at present: everything that fails is retried.
 pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let state_dir = context.config.paths.state(ServiceName::PodSync);
     let store = match Store::open(&state_dir) {
@@ -75,74 +56,93 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         }
     };
     let records = store.as_ref().map(Store::load).unwrap_or_default();
-    let agent = Agent::new(context.clone(), store);
-    metrics::census::register(&agent, &context.metrics);
+    let effects = Effects::new(context.clone(), store);
+    census::register(&effects.registry, &context.metrics);
     for record in records {
-        agent.restore(record);
+        effects.registry.restore(record);
     }
-    for uid in agent.uids() {
-        // A pod that was ending goes on ending, whatever its source says now.
-        let ending = agent.with(&uid, |e| e.state.phase != WorkerPhase::Sync);
-        if ending == Some(true) {
-            if let Some(Some(wanted)) = agent.with(&uid, |e| e.wanted.clone()) {
-                let phase = agent.with(&uid, |e| e.state.phase).unwrap_or_default();
-                if phase == WorkerPhase::Terminating {
-                    agent.adopt_name(&wanted.pod);
-                }
-                agent.with(&uid, |entry| desires::want(&agent, entry));
-            }
-            agent.begin_worker(&uid);
-        }
-    }
-    spawn_loops(&context, &agent);
-    Ok(Routes::new(pod_sync_server::PodSyncServer::new(server::PodSyncServer { agent })))
+    resume_ends(&effects);
+    spawn_loops(&context, &effects);
+    Ok(Routes::new(pod_sync_server::PodSyncServer::new(PodSyncServer { effects })))
 }
 
-/// Says once on the node when pods will not get all that its resolv.conf has.
+/// Continues to end the pods that an earlier process was ending, even if their sources send them again.
+fn resume_ends(effects: &Arc<Effects>) {
+    let registry = &effects.registry;
+    for uid in registry.uids() {
+        let ending = registry.with(&uid, |state| {
+            let is_ending = state.worker.phase != WorkerPhase::Sync;
+            is_ending
+                .then(|| (state.worker.phase, state.desired.as_ref().map(|desired| Arc::clone(&desired.pod))))
+        });
+        let Some(Some((phase, pod))) = ending else { continue };
+        if let Some(pod) = pod {
+            if phase == WorkerPhase::Terminating {
+                registry.adopt_name(&pod);
+            }
+            registry.with(&uid, |state| registry.desired_state.update(state));
+        }
+        lifecycle::begin_worker(effects, &uid);
+    }
+}
+
+/// An event of the node if pods do not get everything that its resolv.conf contains.
 fn check_resolv_conf(context: &Context) {
     let runtime = &context.config.runtime;
-    if let Some(excess) = convert::read_resolv_conf(&runtime.resolv_conf).excess(&runtime.cluster_domain) {
+    if let Some(excess) = read_resolv_conf(&runtime.resolv_conf).excess(&runtime.cluster_domain) {
         let text = format!("resolv.conf file {} is cut for pods: {excess}", runtime.resolv_conf);
         context.events.warning(ObjectRef::node(&context.config.node_name), "CheckLimitsForResolvConf", text);
     }
 }
 
-fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
+fn spawn_loops(context: &Context, effects: &Arc<Effects>) {
     check_resolv_conf(context);
-    let sources = Arc::new(Sources::default());
-    context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
-    context.spawn("machine", manager::follow_machine(Arc::clone(agent)));
-    context.spawn("node", manager::follow_node(Arc::clone(agent)));
-    context.spawn("pod CIDR", pod_cidr::tell(Arc::clone(agent)));
-    context.spawn("evictions", evictions::follow(Arc::clone(agent)));
-    context.spawn("volumes of the machine", volumes::follow_allocatable(Arc::clone(agent)));
-    context.spawn("observations", manager::follow_runtime(Arc::clone(agent), sources));
+    let orders = Arc::new(EvictionOrders::default());
+    let sources = Arc::new(Sources::new(Arc::clone(&orders)));
+    context.spawn("desired pods", streams::follow_desired(Arc::clone(effects), Arc::clone(&sources)));
+    context.spawn("machine", machine::follow_machine(Arc::clone(effects)));
+    context.spawn("node", machine::follow_node(Arc::clone(effects)));
+    context.spawn("pod CIDR", pod_cidr::follow(Arc::clone(effects)));
+    context.spawn("evictions", evictions::follow(Arc::clone(effects), orders));
+    context.spawn("volumes of the machine", machine::follow_allocatable(Arc::clone(effects)));
+    context.spawn("observations", streams::follow_runtime(Arc::clone(effects), sources));
     let progress = context.progress.register("pod workers");
-    context.spawn("heartbeat", manager::heartbeat(Arc::clone(agent), progress, gauges(context)));
+    context.spawn("heartbeat", streams::heartbeat(Arc::clone(effects), progress, gauges(context)));
 
-    let clients = agent.clients.clone();
-    let runtime = agent.desired.runtime.clone().run(context.clone(), "runtime-shim", move |messages| {
-        let mut client = clients.runtime();
-        async move { client.sync(Request::new(messages)).await }
-    });
+    let clients = effects.clients.clone();
+    let runtime = effects.registry.desired_state.sets.runtime.clone().run(
+        context.clone(),
+        "runtime-shim",
+        move |messages| {
+            let mut client = clients.runtime();
+            async move { client.sync(Request::new(messages)).await }
+        },
+    );
     context.spawn("runtime sync", runtime);
-    let clients = agent.clients.clone();
-    let volumes = agent.desired.volumes.clone().run(context.clone(), "volume-manager", move |messages| {
-        let mut client = clients.volumes();
-        async move { client.sync(Request::new(messages)).await }
-    });
+    let clients = effects.clients.clone();
+    let volumes = effects.registry.desired_state.sets.volumes.clone().run(
+        context.clone(),
+        "volume-manager",
+        move |messages| {
+            let mut client = clients.volumes();
+            async move { client.sync(Request::new(messages)).await }
+        },
+    );
     context.spawn("volume sync", volumes);
-    let clients = agent.clients.clone();
-    let resources =
-        agent.desired.resources.clone().run(context.clone(), "resource-manager", move |messages| {
+    let clients = effects.clients.clone();
+    let resources = effects.registry.desired_state.sets.resources.clone().run(
+        context.clone(),
+        "resource-manager",
+        move |messages| {
             let mut client = clients.resources();
             async move { client.sync(Request::new(messages)).await }
-        });
+        },
+    );
     context.spawn("resource sync", resources);
 }
 
-/// Counts pod workers by phase at each heartbeat.
-fn gauges(context: &Context) -> impl Fn(&Agent) + Send + use<> {
+/// Updates the gauges of pod workers, by phase.
+fn gauges(context: &Context) -> impl Fn(&PodRegistry) + Send + use<> {
     use prometheus_client::encoding::EncodeLabelSet;
     use prometheus_client::metrics::family::Family;
     use prometheus_client::metrics::gauge::Gauge;
@@ -153,8 +153,8 @@ fn gauges(context: &Context) -> impl Fn(&Agent) + Send + use<> {
     }
     let workers: Family<Phase, Gauge> = Family::default();
     context.metrics.register("keelson_pod_sync_workers", "Pod workers, by phase", workers.clone());
-    move |agent| {
-        let counts = agent.phases();
+    move |registry| {
+        let counts = registry.phases();
         for phase in ["sync", "terminating", "terminated", "finished"] {
             workers.get_or_create(&Phase { phase }).set(counts.get(phase).copied().unwrap_or(0));
         }

@@ -9,7 +9,7 @@ use keelson_service_kit::{ServiceSpec, run};
 fn main() -> ExitCode {
     let spec = ServiceSpec {
         name: ServiceName::PodSync,
-        about: "Makes the desired pods so.",
+        about: "Runs the desired pods.",
         version: env!("CARGO_PKG_VERSION"),
         descriptor: Some(descriptors::POD_SYNC),
         threads: 2,

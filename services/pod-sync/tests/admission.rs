@@ -1,4 +1,4 @@
-//! Pods that the node refuses, and what it costs the others.
+//! Admission: rejected pods, pending admission, and host ports.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,8 +23,8 @@ fn with_port(port: i32) -> Value {
     spec
 }
 
-/// Waits until the pod is refused; its message.
-async fn refused(service: &PodSync, uid: &str, reason: &str) -> String {
+/// Waits until the pod is rejected; returns its message.
+async fn rejected(service: &PodSync, uid: &str, reason: &str) -> String {
     let status = eventually(&format!("the refusal of {uid}"), async || {
         service
             .pod(uid)
@@ -42,13 +42,13 @@ async fn refused(service: &PodSync, uid: &str, reason: &str) -> String {
     message
 }
 
-fn counted(service: &PodSync, reason: &str) -> bool {
+fn rejection_counted(service: &PodSync, reason: &str) -> bool {
     let line = format!("kubelet_admission_rejections_total{{reason=\"{reason}\"}} 1");
     service.ctx.metrics.text().lines().any(|l| l == line)
 }
 
 #[tokio::test]
-async fn what_spec_and_node_do_not_allow_is_refused_in_the_kubelets_words_and_counted() {
+async fn rejections_have_the_kubelets_reasons_and_are_counted() {
     let world = World::start();
     let service = world.pod_sync().await;
     for (uid, more, reason, counted_as, message) in [
@@ -74,23 +74,23 @@ async fn what_spec_and_node_do_not_allow_is_refused_in_the_kubelets_words_and_co
             "Pod was rejected: SupplementalGroupsPolicy=Strict is not supported in this node",
         ),
     ] {
-        world.name_with(uid, spec(more), 1);
-        assert_eq!(refused(&service, uid, reason).await, message);
-        assert!(counted(&service, counted_as), "{}", service.ctx.metrics.text());
+        world.add_pod_with_spec(uid, spec(more), 1);
+        assert_eq!(rejected(&service, uid, reason).await, message);
+        assert!(rejection_counted(&service, counted_as), "{}", service.ctx.metrics.text());
     }
-    world.name_with("good", spec(json!({"nodeSelector": {"disk": "ssd"}})), 1);
+    world.add_pod_with_spec("good", spec(json!({"nodeSelector": {"disk": "ssd"}})), 1);
     service.phase("good", "Running").await;
     assert_eq!(world.shim.calls("RunPodSandbox"), 1);
     service.kill();
 }
 
 #[tokio::test]
-async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_port() {
+async fn of_two_pods_with_the_same_host_port_one_runs_until_its_end() {
     let mut world = World::start();
     world.source = "api";
     let service = world.pod_sync().await;
     for uid in ["one", "two"] {
-        world.name_with(uid, with_port(8080), 1);
+        world.add_pod_with_spec(uid, with_port(8080), 1);
     }
     let ran = eventually("one of them runs and the other is refused", async || {
         let phases = [service.pod("one").await?, service.pod("two").await?]
@@ -103,13 +103,13 @@ async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_po
     })
     .await;
     let text = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
-    assert_eq!(refused(&service, ran.1, "NodePorts").await, text);
-    world.name_with("other", with_port(8081), 1);
+    assert_eq!(rejected(&service, ran.1, "NodePorts").await, text);
+    world.add_pod_with_spec("other", with_port(8081), 1);
     service.phase("other", "Running").await;
 
     world.pods.remove(&ran.0.to_owned());
     eventually("the end of the first", async || service.pod(ran.0).await.is_none().then_some(())).await;
-    world.name_with("three", with_port(8080), 1);
+    world.add_pod_with_spec("three", with_port(8080), 1);
     service.phase("three", "Running").await;
     assert_eq!(
         service.pod(ran.1).await.unwrap()["status"]["phase"],
@@ -120,41 +120,41 @@ async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_po
 }
 
 #[tokio::test]
-async fn a_pod_that_is_found_running_is_not_judged_anew_and_holds_its_port() {
+async fn an_adopted_pod_skips_admission_and_keeps_its_host_port() {
     let mut world = World::start();
     world.source = "api";
     let first = world.pod_sync().await;
-    world.name_with("web", with_port(8080), 1);
+    world.add_pod_with_spec("web", with_port(8080), 1);
     first.phase("web", "Running").await;
     first.kill();
-    // Meanwhile the manifest asks for another node; what runs goes on.
+    // Meanwhile the manifest selects another node; the running pod continues.
     let mut moved = with_port(8080);
     moved["nodeSelector"] = json!({"disk": "hdd"});
-    world.name_with("web", moved, 2);
+    world.add_pod_with_spec("web", moved, 2);
 
     let second = world.pod_sync().await;
     second.phase("web", "Running").await;
-    world.name_with("late", with_port(8080), 1);
-    refused(&second, "late", "NodePorts").await;
+    world.add_pod_with_spec("late", with_port(8080), 1);
+    rejected(&second, "late", "NodePorts").await;
     assert_eq!(second.pod("web").await.unwrap()["status"]["phase"], "Running");
     assert_eq!(world.shim.calls("StopContainer"), 0);
     second.kill();
 }
 
 #[tokio::test]
-async fn a_refusal_of_resource_manager_is_told_and_counted_as_it_is() {
+async fn a_rejection_by_resource_manager_is_reported_and_counted_unchanged() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.machine.turn_away("OutOfnvidia.com/gpu", "Node didn't have enough resource: nvidia.com/gpu");
-    world.name("web", "Always", 1);
-    let text = refused(&service, "web", "OutOfnvidia.com/gpu").await;
+    world.machine.reject("OutOfnvidia.com/gpu", "Node didn't have enough resource: nvidia.com/gpu");
+    world.add_pod("web", "Always", 1);
+    let text = rejected(&service, "web", "OutOfnvidia.com/gpu").await;
     assert_eq!(text, "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu");
-    assert!(counted(&service, "OutOfExtendedResources"), "{}", service.ctx.metrics.text());
+    assert!(rejection_counted(&service, "OutOfExtendedResources"), "{}", service.ctx.metrics.text());
     service.kill();
 }
 
-/// Waits until the pod is held back for `reason`; its status.
-async fn held(service: &PodSync, uid: &str, reason: &str) -> Value {
+/// Waits until the admission of the pod is pending for `reason`; returns its status.
+async fn pending_admission(service: &PodSync, uid: &str, reason: &str) -> Value {
     eventually(&format!("{uid} waits for admission"), async || {
         let mut pod = service.pod(uid).await?;
         let status = pod["status"].take();
@@ -164,18 +164,18 @@ async fn held(service: &PodSync, uid: &str, reason: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_pod_that_no_api_owns_waits_for_its_port_and_begins_when_the_other_has_ended() {
+async fn a_static_pod_waits_for_its_host_port_until_the_other_pod_has_ended() {
     let mut world = World::start();
     world.source = "file";
     let service = world.pod_sync().await;
-    world.name_with("one", with_port(8080), 1);
+    world.add_pod_with_spec("one", with_port(8080), 1);
     service.phase("one", "Running").await;
-    world.name_with("two", with_port(8080), 1);
-    let status = held(&service, "two", "NodePorts").await;
+    world.add_pod_with_spec("two", with_port(8080), 1);
+    let status = pending_admission(&service, "two", "NodePorts").await;
     let text = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
     assert_eq!(status["message"], text, "{status:#}");
     service.event(&format!("Warning NodePorts: {text}")).await;
-    assert!(!counted(&service, "Other"), "it is not rejected: {}", service.ctx.metrics.text());
+    assert!(!rejection_counted(&service, "Other"), "it is not rejected: {}", service.ctx.metrics.text());
     eventually("its room and its turn are others'", async || {
         let deferred = world.machine.deferred.lock().unwrap().clone();
         (deferred.first()? == "two").then_some(())
@@ -190,51 +190,51 @@ async fn a_pod_that_no_api_owns_waits_for_its_port_and_begins_when_the_other_has
 }
 
 #[tokio::test]
-async fn a_pod_that_waits_for_room_goes_on_waiting_after_a_kill_and_begins_when_there_is_some() {
+async fn a_static_pod_waits_for_resources_across_a_restart_of_pod_sync() {
     let mut world = World::start();
     world.source = "etcd";
     let first = world.pod_sync().await;
     let text = "Node didn't have enough resource: cpu, requested: 1500, used: 1500, capacity: 2000";
-    world.machine.turn_away_for_now("OutOfcpu", text);
-    world.name("web", "Always", 1);
-    assert_eq!(held(&first, "web", "OutOfcpu").await["message"], text);
+    world.machine.reject_temporarily("OutOfcpu", text);
+    world.add_pod("web", "Always", 1);
+    assert_eq!(pending_admission(&first, "web", "OutOfcpu").await["message"], text);
     first.kill();
 
     let second = world.pod_sync().await;
-    held(&second, "web", "OutOfcpu").await;
+    pending_admission(&second, "web", "OutOfcpu").await;
     assert_eq!(world.shim.calls("RunPodSandbox"), 0);
-    world.machine.let_in();
+    world.machine.admit();
     second.phase("web", "Running").await;
     second.kill();
 }
 
 #[tokio::test]
-async fn what_this_machine_will_never_have_is_refused_for_good_whoever_owns_the_pod() {
+async fn a_permanent_rejection_by_resource_manager_is_final_for_static_pods_too() {
     let mut world = World::start();
     world.source = "file";
     let service = world.pod_sync().await;
-    world.machine.turn_away("OutOfcpu", "Node didn't have enough resource: cpu");
-    world.name("web", "Always", 1);
-    refused(&service, "web", "OutOfcpu").await;
+    world.machine.reject("OutOfcpu", "Node didn't have enough resource: cpu");
+    world.add_pod("web", "Always", 1);
+    rejected(&service, "web", "OutOfcpu").await;
     service.kill();
 }
 
 #[tokio::test]
-async fn a_pod_that_was_removed_while_nobody_looked_holds_its_port_until_it_has_ended() {
+async fn an_orphan_from_before_a_restart_keeps_its_host_port_until_it_has_ended() {
     for source in ["file", "etcd"] {
         let mut world = World::start();
         world.source = source;
         let first = world.pod_sync().await;
-        world.name_with("one", with_port(8080), 1);
+        world.add_pod_with_spec("one", with_port(8080), 1);
         first.phase("one", "Running").await;
         first.kill();
         world.pods.remove(&"one".to_owned());
-        world.name_with("two", with_port(8080), 1);
+        world.add_pod_with_spec("two", with_port(8080), 1);
 
         world.shim.hold_stops();
         let second = world.pod_sync().await;
-        held(&second, "two", "NodePorts").await;
-        world.shim.stop_freely();
+        pending_admission(&second, "two", "NodePorts").await;
+        world.shim.release_stops();
         second.phase("two", "Running").await;
         second.kill();
     }

@@ -1,4 +1,4 @@
-//! Pods of a node that belongs to a cluster: services in their environment, and runtime classes.
+//! Pods of a node in a cluster: service variables, runtime classes and the pod CIDR.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,10 +29,10 @@ fn spec(more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_container_waits_until_services_are_read_and_has_their_variables() {
+async fn containers_wait_for_services_and_get_their_variables() {
     let world = world();
     let service = world.pod_sync().await;
-    world.name_with("web", spec(json!({"enableServiceLinks": false})), 1);
+    world.add_pod_with_spec("web", spec(json!({"enableServiceLinks": false})), 1);
     let step = service
         .step("web", "container", |step| step.message.contains("services have not yet been read"))
         .await;
@@ -49,11 +49,11 @@ async fn a_container_waits_until_services_are_read_and_has_their_variables() {
 }
 
 #[tokio::test]
-async fn a_static_pod_has_what_is_known_of_services() {
+async fn a_static_pod_gets_the_service_variables_known_so_far() {
     let mut world = world();
     world.source = "file";
     let service = world.pod_sync().await;
-    world.name_with("web", spec(json!({})), 1);
+    world.add_pod_with_spec("web", spec(json!({})), 1);
     service.phase("web", "Running").await;
     let asked = world.cluster.lock().unwrap().asked[0].clone();
     assert!(asked.as_known && asked.service_links, "{asked:?}");
@@ -61,11 +61,11 @@ async fn a_static_pod_has_what_is_known_of_services() {
 }
 
 #[tokio::test]
-async fn a_runtime_class_gives_its_handler_and_an_unknown_one_holds_the_sandbox_until_it_is_there() {
+async fn an_unknown_runtime_class_holds_the_sandbox_until_it_exists() {
     let world = world();
     world.cluster.lock().unwrap().services_read = true;
     let service = world.pod_sync().await;
-    world.name_with("web", spec(json!({"runtimeClassName": "kata"})), 1);
+    world.add_pod_with_spec("web", spec(json!({"runtimeClassName": "kata"})), 1);
     let text = "RuntimeClass \"kata\" not found";
     let step = service.step("web", "sandbox", |step| step.message.contains(text)).await;
     assert_eq!(step.owner, "you");
@@ -76,22 +76,22 @@ async fn a_runtime_class_gives_its_handler_and_an_unknown_one_holds_the_sandbox_
     service.phase("web", "Running").await;
     assert_eq!(world.shim.calls("handler \"kata-qemu\""), 1);
     // The default one.
-    world.name_with("plain", spec(json!({})), 1);
+    world.add_pod_with_spec("plain", spec(json!({})), 1);
     service.phase("plain", "Running").await;
     assert_eq!(world.shim.calls("handler \"\""), 1);
     service.kill();
 }
 
 #[tokio::test]
-async fn without_a_cluster_nobody_is_asked_and_every_class_is_unknown() {
+async fn without_a_cluster_there_are_no_services_and_no_runtime_classes() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.name_with("web", spec(json!({})), 1);
+    world.add_pod_with_spec("web", spec(json!({})), 1);
     service.phase("web", "Running").await;
     assert!(world.cluster.lock().unwrap().asked.is_empty());
     assert_eq!(world.shim.calls("env DB_SERVICE_HOST=10.0.0.3"), 0);
     world.cluster.lock().unwrap().classes.insert("kata".into(), "kata-qemu".into());
-    world.name_with("kata", spec(json!({"runtimeClassName": "kata"})), 1);
+    world.add_pod_with_spec("kata", spec(json!({"runtimeClassName": "kata"})), 1);
     let step = service.step("kata", "sandbox", |step| step.message.contains("without a control plane")).await;
     assert_eq!(step.owner, "you");
     eventually("one sandbox", async || (world.shim.calls("RunPodSandbox") == 1).then_some(())).await;
@@ -99,30 +99,33 @@ async fn without_a_cluster_nobody_is_asked_and_every_class_is_unknown() {
 }
 
 #[tokio::test]
-async fn the_runtime_is_told_which_addresses_the_nodes_pods_have_once_it_answers_and_once() {
+async fn the_pod_cidr_is_sent_to_the_runtime_once() {
     let world = world();
     let cidrs = json!({"podCIDR": "10.4.0.0/24", "podCIDRs": ["10.4.0.0/24", "fd00:4::/64"]});
     world.cluster.lock().unwrap().node.insert("spec", cidrs);
-    world.shim.set_away(true);
+    world.shim.set_unavailable(true);
     let service = world.pod_sync().await;
     let condition = || {
         let conditions = service.ctx.progress.report("").conditions;
         conditions.into_iter().find(|condition| condition.name == "pod CIDR")
     };
-    let told = eventually("it is said", async || condition()).await;
-    assert!(!told.ok && told.message.contains("10.4.0.0/24,fd00:4::/64"), "{told:?}");
-    world.shim.set_away(false);
-    eventually("it is told", async || condition().filter(|condition| condition.ok)).await;
+    let condition_now = eventually("the condition", async || condition()).await;
+    assert!(
+        !condition_now.ok && condition_now.message.contains("10.4.0.0/24,fd00:4::/64"),
+        "{condition_now:?}"
+    );
+    world.shim.set_unavailable(false);
+    eventually("a good condition", async || condition().filter(|condition| condition.ok)).await;
     world.cluster.lock().unwrap().services_read = true;
-    world.name_with("web", spec(json!({})), 1);
+    world.add_pod_with_spec("web", spec(json!({})), 1);
     service.phase("web", "Running").await;
     assert_eq!(world.shim.calls("pod CIDR 10.4.0.0/24,fd00:4::/64"), 1);
     service.kill();
 }
 
 #[tokio::test]
-async fn a_pod_on_the_nodes_network_is_probed_where_the_node_is() {
-    // On an address of the loopback device that is not the usual one.
+async fn a_host_network_pod_is_probed_at_the_nodes_address() {
+    // On another address of the loopback device.
     let listener = tokio::net::TcpListener::bind("127.0.0.77:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let world = world();
@@ -133,7 +136,7 @@ async fn a_pod_on_the_nodes_network_is_probed_where_the_node_is() {
     let probe = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
     let container =
         json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "readinessProbe": probe});
-    world.name_with("web", spec(json!({"hostNetwork": true, "containers": [container]})), 1);
+    world.add_pod_with_spec("web", spec(json!({"hostNetwork": true, "containers": [container]})), 1);
     eventually("it is ready", async || {
         let pod = service.pod("web").await?;
         (pod["status"]["containerStatuses"][0]["ready"] == true).then_some(())

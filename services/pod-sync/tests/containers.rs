@@ -1,4 +1,4 @@
-//! What the node's configuration and the machine make of a container that says nothing about it.
+//! Defaults of containers from the node's configuration and the machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,66 +11,66 @@ use serde_json::json;
 
 use fake::World;
 
-/// What reaches the runtime of a container that asks for 4 MiB of huge pages and nothing else.
-async fn made(world: &World, service: &fake::PodSync) -> impl Fn(&str) -> usize {
+/// Starts a container that requests 4 MiB of huge pages and nothing else; counts its CRI calls.
+async fn start_and_count_calls(world: &World, service: &fake::PodSync) -> impl Fn(&str) -> usize {
     let resources = json!({"hugepages-2Mi": "4Mi", "memory": "64Mi", "cpu": "10m"});
     let container = json!({
         "name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent",
         "resources": {"requests": resources, "limits": resources},
     });
-    world.name_with("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
+    world.add_pod_with_spec("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
     service.phase("web", "Running").await;
     let shim = std::sync::Arc::clone(&world.shim);
     move |call| shim.calls(call)
 }
 
 #[tokio::test]
-async fn huge_pages_are_bound_and_a_container_without_profile_has_none() {
+async fn huge_pages_are_limited_and_seccomp_is_unconfined_by_default() {
     let world = World::start();
     let service = world.pod_sync().await;
-    let calls = made(&world, &service).await;
+    let calls = start_and_count_calls(&world, &service).await;
     assert_eq!(calls("huge pages of 2MB: 4194304"), 1);
     assert_eq!((calls("seccomp Unconfined"), calls("memory.oom.group=1")), (1, 0));
     service.kill();
 }
 
 #[tokio::test]
-async fn a_container_without_profile_has_the_runtimes_when_the_node_says_so() {
+async fn seccomp_default_applies_to_containers_without_a_profile() {
     let mut world = World::start();
     world.settings.seccomp_default = true;
     let service = world.pod_sync().await;
-    let calls = made(&world, &service).await;
+    let calls = start_and_count_calls(&world, &service).await;
     assert_eq!((calls("seccomp RuntimeDefault"), calls("seccomp Unconfined")), (1, 0));
     service.kill();
 }
 
 #[tokio::test]
-async fn on_cgroup_v2_a_container_dies_as_a_whole_unless_the_node_says_otherwise() {
+async fn memory_oom_group_is_set_on_cgroup_v2_unless_single_process_oom_kill() {
     for (single, whole) in [(None, 1), (Some(false), 1), (Some(true), 0)] {
         let mut world = World::start();
         world.machine.cgroup_v2.store(true, Ordering::Relaxed);
         world.settings.single_process_oom_kill = single;
         let service = world.pod_sync().await;
-        let calls = made(&world, &service).await;
+        let calls = start_and_count_calls(&world, &service).await;
         assert_eq!(calls("memory.oom.group=1"), whole, "{single:?}");
         service.kill();
     }
 }
 
 #[tokio::test]
-async fn a_burstable_container_that_is_no_static_pods_has_its_part_of_the_swap_where_the_node_says_so() {
+async fn limited_swap_applies_to_burstable_api_pods() {
     for (limited, source, swap) in [(false, "api", 0), (true, "api", 32 << 20), (true, "file", 0)] {
         let mut world = World::start();
         world.source = source;
         world.machine.cgroup_v2.store(true, Ordering::Relaxed);
         world.settings.limited_swap = limited;
         let service = world.pod_sync().await;
-        // Half a GiB of swap beside 1 GiB of memory.
+        // Half a GiB of swap in addition to 1 GiB of memory.
         let resources = json!({"requests": {"memory": "64Mi"}, "limits": {"memory": "128Mi"}});
         let container = json!({
             "name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "resources": resources,
         });
-        world.name_with("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
+        world.add_pod_with_spec("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
         service.phase("web", "Running").await;
         assert_eq!(world.shim.calls(&format!("memory.swap.max={swap}")), 1, "{:?}", world.shim.order());
         service.kill();
@@ -78,7 +78,7 @@ async fn a_burstable_container_that_is_no_static_pods_has_its_part_of_the_swap_w
 }
 
 #[tokio::test]
-async fn the_nodes_dns_file_is_read_for_each_sandbox_and_judged_at_the_start() {
+async fn resolv_conf_is_read_for_each_sandbox_and_checked_at_startup() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("resolv.conf");
     let searches: String = (0..33).map(|i| format!(" s{i}")).collect();
@@ -86,30 +86,30 @@ async fn the_nodes_dns_file_is_read_for_each_sandbox_and_judged_at_the_start() {
     let mut world = World::start();
     world.resolv_conf = file.to_string_lossy().into_owned();
     let service = world.pod_sync().await;
-    let said = service.event("Warning CheckLimitsForResolvConf: ").await;
-    assert!(said.contains(&world.resolv_conf) && said.contains("33 search paths"), "{said}");
-    world.name("one", "Never", 1);
+    let event = service.event("Warning CheckLimitsForResolvConf: ").await;
+    assert!(event.contains(&world.resolv_conf) && event.contains("33 search paths"), "{event}");
+    world.add_pod("one", "Never", 1);
     service.phase("one", "Running").await;
     fs::write(&file, "nameserver 192.0.2.2\n").unwrap();
-    world.name("two", "Never", 1);
+    world.add_pod("two", "Never", 1);
     service.phase("two", "Running").await;
     assert_eq!((world.shim.calls("dns 192.0.2.1"), world.shim.calls("dns 192.0.2.2")), (1, 1));
     service.kill();
 }
 
 #[tokio::test]
-async fn an_events_text_has_the_containers_name_in_place_of_its_id() {
+async fn event_messages_name_the_container_not_its_id() {
     let world = World::start();
     let service = world.pod_sync().await;
     let container = json!({"name": "broken", "image": "i:1", "imagePullPolicy": "IfNotPresent"});
-    world.name_with("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
-    let said = service.event("Warning Failed: Error: ").await;
-    assert!(said.contains("the runtime cannot start broken for a reason"), "{said}");
+    world.add_pod_with_spec("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
+    let event = service.event("Warning Failed: Error: ").await;
+    assert!(event.contains("the runtime cannot start broken for a reason"), "{event}");
     service.kill();
 }
 
 #[tokio::test]
-async fn a_container_is_told_the_nodes_address() {
+async fn a_container_gets_the_host_ip_by_field_ref() {
     let world = World::start();
     let service = world.pod_sync().await;
     let field =
@@ -119,7 +119,7 @@ async fn a_container_is_told_the_nodes_address() {
         "env": [field("HOST", "status.hostIP"), field("POD", "status.podIP"), field("ALL", "status.hostIPs")],
     });
     let spec = json!({"restartPolicy": "Never", "hostNetwork": true, "containers": [container]});
-    world.name_with("web", spec, 1);
+    world.add_pod_with_spec("web", spec, 1);
     service.phase("web", "Running").await;
     // A machine without a default route has none.
     let address = keelson_service_kit::default_route_address().map(|ip| ip.to_string()).unwrap_or_default();
@@ -131,7 +131,7 @@ async fn a_container_is_told_the_nodes_address() {
 }
 
 #[tokio::test]
-async fn recursive_read_only_mounts_are_those_that_the_runtime_has() {
+async fn recursive_read_only_mounts_need_support_of_the_runtime_handler() {
     let mount = |path: &str, recursive: &str| json!({"name": "data", "mountPath": path, "readOnly": true, "recursiveReadOnly": recursive});
     let pod = |mounts: serde_json::Value| {
         let container = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "volumeMounts": mounts});
@@ -141,23 +141,23 @@ async fn recursive_read_only_mounts_are_those_that_the_runtime_has() {
         let world = World::start();
         world.shim.mounts_recursively(default);
         let service = world.pod_sync().await;
-        world.name_with("may", pod(json!([mount("/m", "IfPossible")])), 1);
+        world.add_pod_with_spec("may", pod(json!([mount("/m", "IfPossible")])), 1);
         service.phase("may", "Running").await;
         assert_eq!(world.shim.calls("all of /m read-only"), usize::from(default));
-        world.name_with("must", pod(json!([mount("/n", "Enabled")])), 1);
+        world.add_pod_with_spec("must", pod(json!([mount("/n", "Enabled")])), 1);
         if default {
             service.phase("must", "Running").await;
             assert_eq!(world.shim.calls("all of /n read-only"), 1);
         } else {
-            let said = service.event("Warning Failed: Error: ").await;
-            assert!(said.contains("recursive"), "{said}");
+            let event = service.event("Warning Failed: Error: ").await;
+            assert!(event.contains("recursive"), "{event}");
         }
         service.kill();
     }
 }
 
 #[tokio::test]
-async fn a_container_that_is_added_to_look_into_another_sees_its_processes_and_is_started_once() {
+async fn an_ephemeral_container_shares_its_targets_pid_namespace_and_starts_once() {
     let mut world = World::start();
     world.source = "api";
     let service = world.pod_sync().await;
@@ -174,11 +174,11 @@ async fn a_container_that_is_added_to_look_into_another_sees_its_processes_and_i
             "ephemeralContainers": targets.iter().map(debug).collect::<Vec<_>>(),
         })
     };
-    world.name_with("web", spec(&[]), 1);
+    world.add_pod_with_spec("web", spec(&[]), 1);
     service.phase("web", "Running").await;
     let main = world.shim.pod("web").unwrap().containers[0].id.clone();
 
-    world.name_with("web", spec(&[("debug", "main"), ("lost", "nobody")]), 2);
+    world.add_pod_with_spec("web", spec(&[("debug", "main"), ("lost", "nobody")]), 2);
     let state =
         |pod: &serde_json::Value, i: usize| pod["status"]["ephemeralContainerStatuses"][i]["state"].clone();
     let pod = fake::eventually("the added container runs, the other says why not", async || {
@@ -190,20 +190,20 @@ async fn a_container_that_is_added_to_look_into_another_sees_its_processes_and_i
     let why = state(&pod, 1)["waiting"]["message"].to_string();
     assert!(why.contains("targetContainerName") && why.contains("nobody"), "{why}");
     assert_eq!(world.shim.calls(&format!("processes of {main}")), 1, "{:?}", world.shim.order());
-    assert!(service.counts("kubelet_managed_ephemeral_containers 2"));
+    assert!(service.has_metric("kubelet_managed_ephemeral_containers 2"));
 
-    // It is not started again when it has ended, whatever the restart policy says.
+    // It does not restart, under any restart policy.
     world.shim.change("web", |pod| {
         let debug = pod.containers.iter_mut().find(|container| container.name == "debug").unwrap();
         debug.set_state(keelson_proto::keelson::runtime::v1::ContainerState::Exited);
         debug.finished_unix_nanos = keelson_service_kit::now_unix_nanos();
     });
-    fake::eventually("its end is told", async || {
+    fake::eventually("its termination in the status", async || {
         let pod = service.pod("web").await?;
         (!state(&pod, 0)["terminated"].is_null()).then_some(())
     })
     .await;
-    world.name_with("web", spec(&[("debug", "main")]), 3);
+    world.add_pod_with_spec("web", spec(&[("debug", "main")]), 3);
     fake::eventually("the other is forgotten", async || {
         let pod = service.pod("web").await?;
         (pod["status"]["ephemeralContainerStatuses"].as_array()?.len() == 1).then_some(())

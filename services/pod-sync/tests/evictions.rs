@@ -1,4 +1,4 @@
-//! Pods that are ordered to end, by resource-manager or by a person.
+//! Evictions, by resource-manager or by an operator.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,8 +25,8 @@ fn order(uid: &str, reason: &str, grace_period_seconds: Option<i64>) -> Eviction
     }
 }
 
-/// The pod is Failed for this reason, is a `DisruptionTarget`, and everything of it is released.
-async fn assert_gone(world: &World, service: &PodSync, uid: &str, reason: &str, text: &str) -> Value {
+/// Asserts that the pod is Failed for this reason, is a `DisruptionTarget`, and has released its resources.
+async fn assert_evicted(world: &World, service: &PodSync, uid: &str, reason: &str, text: &str) -> Value {
     let status = eventually(&format!("the end of {uid}"), async || {
         let status = service.pod(uid).await?["status"].take();
         let released = world.machine.want(uid) == Some(Want::Forget);
@@ -42,23 +42,23 @@ async fn assert_gone(world: &World, service: &PodSync, uid: &str, reason: &str, 
 }
 
 #[tokio::test]
-async fn an_order_ends_its_pod_for_good_and_the_set_says_when_it_is_finished() {
+async fn an_eviction_order_ends_its_pod_for_good_and_completion_is_reported() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.name("web", "Always", 1);
-    world.name("other", "Always", 1);
+    world.add_pod("web", "Always", 1);
+    world.add_pod("other", "Always", 1);
     service.phase("web", "Running").await;
     service.phase("other", "Running").await;
 
     world.machine.evictions.set("web".into(), order("web", "Evicted", Some(0)));
     let text = "The node was low on resource: memory. ";
-    let target = assert_gone(&world, &service, "web", "Evicted", text).await;
+    let target = assert_evicted(&world, &service, "web", "Evicted", text).await;
     assert_eq!(target["message"], "it takes more than it asked for");
     assert_eq!(world.shim.stop_timeouts(), [0], "the order's grace, not the pod's");
     world.machine.evictions.remove(&"web".to_owned());
 
-    // Neither a change of its manifest nor a person's impatience begins it again.
-    world.name("web", "Always", 2);
+    // Neither a change of its manifest nor RetryPod starts it again.
+    world.add_pod("web", "Always", 2);
     eventually("the change", async || {
         let pod = service.pod("web").await?;
         (pod["metadata"]["annotations"]["revision"] == "2")
@@ -71,10 +71,10 @@ async fn an_order_ends_its_pod_for_good_and_the_set_says_when_it_is_finished() {
 }
 
 #[tokio::test]
-async fn a_pod_has_not_stopped_while_a_container_of_it_may_run() {
+async fn a_pod_is_not_stopped_while_a_container_may_run() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     service.phase("web", "Running").await;
     let seen = async |phase: &str, stopped: bool| {
         eventually(&format!("{phase}, stopped: {stopped}"), async || {
@@ -88,9 +88,9 @@ async fn a_pod_has_not_stopped_while_a_container_of_it_may_run() {
     world.shim.hold_stops();
     world.machine.evictions.set("web".into(), order("web", "Evicted", None));
     seen("Failed", false).await;
-    world.shim.stop_freely();
+    world.shim.release_stops();
     seen("Failed", true).await;
-    // The next process knows it, too.
+    // The next process has restored it, too.
     service.kill();
     let service = world.pod_sync().await;
     eventually("the next process", async || service.document("web").await.filter(|web| web.stopped)).await;
@@ -98,36 +98,36 @@ async fn a_pod_has_not_stopped_while_a_container_of_it_may_run() {
 }
 
 #[tokio::test]
-async fn a_preemption_has_its_own_reason_and_the_pods_own_grace() {
+async fn a_preemption_has_its_own_reason_and_the_pods_grace_period() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     service.phase("web", "Running").await;
     world.machine.evictions.set("web".into(), order("web", "Preempting", None));
-    assert_gone(&world, &service, "web", "Preempting", "The node was low on resource: memory. ").await;
-    // One second of grace is at least two for the runtime.
+    assert_evicted(&world, &service, "web", "Preempting", "The node was low on resource: memory. ").await;
+    // A grace period of one second is at least two for the runtime.
     assert_eq!(world.shim.stop_timeouts(), [2]);
     service.kill();
 }
 
 #[tokio::test]
-async fn an_order_that_is_being_carried_out_when_pod_sync_is_killed_is_carried_out_by_the_next() {
+async fn an_interrupted_eviction_continues_after_a_restart() {
     let world = World::start();
     let first = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     first.phase("web", "Running").await;
-    // The runtime does not get to the end of the stop.
+    // The runtime does not complete the stop.
     world.shim.hold_stops();
     world.machine.evictions.set("web".into(), order("web", "Evicted", None));
     eventually("the stop", async || (world.shim.calls("StopContainer") > 0).then_some(())).await;
     first.kill();
-    // By the next process the order is gone: what it says is in the pod's record.
+    // The next process does not receive the order again; its content is in the pod's record.
     world.machine.evictions.remove(&"web".to_owned());
-    world.shim.stop_freely();
+    world.shim.release_stops();
 
     let second = world.pod_sync().await;
     let text = "The node was low on resource: memory. ";
-    assert_gone(&world, &second, "web", "Evicted", text).await;
+    assert_evicted(&world, &second, "web", "Evicted", text).await;
     second.kill();
     let third = world.pod_sync().await;
     let status = eventually("the pod", async || third.pod("web").await).await["status"].take();
@@ -137,13 +137,13 @@ async fn an_order_that_is_being_carried_out_when_pod_sync_is_killed_is_carried_o
 }
 
 #[tokio::test]
-async fn an_order_about_a_pod_that_is_not_known_yet_waits_for_it() {
+async fn an_eviction_order_for_an_unknown_pod_waits_for_the_pod() {
     let world = World::start();
     let service = world.pod_sync().await;
     world.machine.evictions.set("web".into(), order("web", "Evicted", None));
-    world.name("marker", "Always", 1);
+    world.add_pod("marker", "Always", 1);
     service.phase("marker", "Running").await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     eventually("its end", async || {
         let status = service.pod("web").await?["status"].take();
         (status["phase"] == "Failed").then(|| assert_eq!(status["reason"], "Evicted"))
@@ -153,10 +153,10 @@ async fn an_order_about_a_pod_that_is_not_known_yet_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_person_evicts_a_pod_with_an_event_and_hears_when_there_is_nothing_to_evict() {
+async fn evict_pod_records_an_event_and_fails_for_pods_that_have_ended() {
     let world = World::start();
     let service = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     service.phase("web", "Running").await;
     let ask = |name: &str, grace| EvictPodRequest {
         namespace: "default".into(),
@@ -170,14 +170,14 @@ async fn a_person_evicts_a_pod_with_an_event_and_hears_when_there_is_nothing_to_
     assert_eq!(unknown.code(), Code::NotFound);
     service.client().evict_pod(ask("web", None)).await.unwrap();
     let text = "The pod was evicted by an operator of the node.";
-    assert_gone(&world, &service, "web", "Evicted", text).await;
+    assert_evicted(&world, &service, "web", "Evicted", text).await;
     service.event(&format!("Warning Evicted: {text}")).await;
     eventually("that it has ended", async || {
         let again = service.client().evict_pod(ask("web", None)).await;
         again.is_err_and(|status| status.code() == Code::FailedPrecondition).then_some(())
     })
     .await;
-    let told = service.events().await.into_iter().filter(|event| event.contains("Evicted")).count();
-    assert_eq!(told, 1);
+    let count = service.events().await.into_iter().filter(|event| event.contains("Evicted")).count();
+    assert_eq!(count, 1);
     service.kill();
 }

@@ -1,4 +1,4 @@
-//! Probes in pod-sync as it runs, with a runtime whose commands end as a test says.
+//! Probes of running containers, with a fake runtime whose commands have the outcomes that a test sets.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,13 +22,17 @@ fn container(name: &str, fields: &Value) -> Value {
     container
 }
 
-/// Names the pod `web` with one container, `main`.
-fn name(world: &World, fields: &Value) {
-    world.name_with("web", json!({"restartPolicy": "Always", "containers": [container("main", fields)]}), 1);
+/// Adds the pod `web` with one container, `main`.
+fn add_pod(world: &World, fields: &Value) {
+    world.add_pod_with_spec(
+        "web",
+        json!({"restartPolicy": "Always", "containers": [container("main", fields)]}),
+        1,
+    );
 }
 
-/// Waits until the container `main` is shown like this: ready, started.
-async fn shown(service: &PodSync, ready: bool, started: bool) -> Value {
+/// Waits until the status of the container `main` has these values of `ready` and `started`.
+async fn wait_for_readiness(service: &PodSync, ready: bool, started: bool) -> Value {
     eventually(&format!("ready {ready}, started {started}"), async || {
         let status = service.pod("web").await?["status"].take();
         let main = status["containerStatuses"][0].clone();
@@ -43,81 +47,81 @@ fn is_ready(status: &Value) -> bool {
     conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
-/// Waits until a command has been run so often.
-async fn ran(world: &World, word: &str, times: usize) {
+/// Waits until a command has run this many times.
+async fn wait_for_command(world: &World, word: &str, times: usize) {
     eventually(&format!("{word} {times} times"), async || (world.shim.calls(word) >= times).then_some(()))
         .await;
 }
 
 #[tokio::test]
-async fn readiness_turns_at_once_both_ways_and_restarts_nothing() {
+async fn readiness_changes_are_published_at_once_without_a_restart() {
     let world = World::start();
     world.shim.command("ready?", 1, "not yet\n");
     let service = world.pod_sync().await;
-    name(&world, &json!({"readinessProbe": probe("ready?", 1)}));
-    assert!(!is_ready(&shown(&service, false, true).await));
-    let told = service.event("Warning Unhealthy: ").await;
-    assert_eq!(told, "Warning Unhealthy: Readiness probe failed: not yet\n");
+    add_pod(&world, &json!({"readinessProbe": probe("ready?", 1)}));
+    assert!(!is_ready(&wait_for_readiness(&service, false, true).await));
+    let event = service.event("Warning Unhealthy: ").await;
+    assert_eq!(event, "Warning Unhealthy: Readiness probe failed: not yet\n");
     let step = service.step("web", "container", |step| step.state == "failed").await;
     assert_eq!((step.subject.as_str(), step.owner.as_str()), ("main", "you"));
     assert_eq!(step.message, "its readiness probe fails: not yet");
     assert!(step.next_retry_unix_nanos > step.since_unix_nanos, "{step:?}");
 
     world.shim.command("ready?", 0, "");
-    assert!(is_ready(&shown(&service, true, true).await));
+    assert!(is_ready(&wait_for_readiness(&service, true, true).await));
     service.step("web", "container", |step| step.state == "done").await;
     world.shim.command("ready?", 1, "");
-    assert!(!is_ready(&shown(&service, false, true).await));
+    assert!(!is_ready(&wait_for_readiness(&service, false, true).await));
     service.event("Warning Unhealthy: Readiness probe failed: command exited with 1").await;
     assert_eq!((world.shim.calls("StartContainer"), world.shim.calls("StopContainer")), (1, 0));
     service.kill();
 }
 
 #[tokio::test]
-async fn what_becomes_ready_soon_after_its_start_does_not_wait_for_its_period_and_is_no_event() {
+async fn early_readiness_probes_run_before_the_period_without_events() {
     let world = World::start();
     world.shim.command("up?", 1, "starting");
     world.shim.command("ready?", 1, "not yet");
     let service = world.pod_sync().await;
-    // Beyond any time that this test may take.
+    // Longer than this test may take.
     let slow =
         |word: &str| json!({"exec": {"command": [word]}, "periodSeconds": 3600, "failureThreshold": 1});
-    name(&world, &json!({"startupProbe": probe("up?", 100), "readinessProbe": slow("ready?")}));
-    ran(&world, "up?", 3).await;
+    add_pod(&world, &json!({"startupProbe": probe("up?", 100), "readinessProbe": slow("ready?")}));
+    wait_for_command(&world, "up?", 3).await;
     world.shim.command("up?", 0, "");
-    // The first one and several early ones.
-    ran(&world, "ready?", 4).await;
-    assert!(!is_ready(&shown(&service, false, true).await));
+    // The first probe and several early ones.
+    wait_for_command(&world, "ready?", 4).await;
+    assert!(!is_ready(&wait_for_readiness(&service, false, true).await));
     service.event("Warning Unhealthy: Readiness probe failed: not yet").await;
     world.shim.command("ready?", 0, "");
-    assert!(is_ready(&shown(&service, true, true).await));
+    assert!(is_ready(&wait_for_readiness(&service, true, true).await));
     assert_eq!(world.shim.calls("StopContainer"), 0);
     service.kill();
 }
 
 #[tokio::test]
-async fn early_failures_of_a_startup_probe_restart_nothing() {
+async fn early_startup_probe_failures_do_not_restart_the_container() {
     let world = World::start();
     world.shim.command("up?", 1, "starting");
     let service = world.pod_sync().await;
     let slow = json!({"exec": {"command": ["up?"]}, "periodSeconds": 3600, "failureThreshold": 2});
-    name(&world, &json!({"startupProbe": slow}));
-    ran(&world, "up?", 5).await;
+    add_pod(&world, &json!({"startupProbe": slow}));
+    wait_for_command(&world, "up?", 5).await;
     world.shim.command("up?", 0, "");
-    assert!(is_ready(&shown(&service, true, true).await));
+    assert!(is_ready(&wait_for_readiness(&service, true, true).await));
     assert_eq!(world.shim.calls("StopContainer"), 0);
     service.kill();
 }
 
 #[tokio::test]
-async fn a_failed_liveness_probe_restarts_its_container_alone() {
+async fn a_failed_liveness_probe_restarts_only_its_container() {
     let world = World::start();
     let service = world.pod_sync().await;
     let main = container("main", &json!({"livenessProbe": probe("alive?", 2)}));
     let other = container("other", &json!({}));
-    world.name_with("web", json!({"restartPolicy": "Always", "containers": [main, other]}), 1);
-    shown(&service, true, true).await;
-    ran(&world, "alive?", 1).await;
+    world.add_pod_with_spec("web", json!({"restartPolicy": "Always", "containers": [main, other]}), 1);
+    wait_for_readiness(&service, true, true).await;
+    wait_for_command(&world, "alive?", 1).await;
     assert_eq!(world.shim.calls("StopContainer"), 0);
     world.shim.command("alive?", 7, "dead");
     service.event("Warning Unhealthy: Liveness probe failed: dead").await;
@@ -134,14 +138,14 @@ async fn a_failed_liveness_probe_restarts_its_container_alone() {
 }
 
 #[tokio::test]
-async fn a_startup_probe_holds_the_others_back_and_its_failure_restarts() {
+async fn other_probes_wait_for_the_startup_probe_whose_failure_restarts() {
     let world = World::start();
     world.shim.command("up?", 1, "starting");
     let service = world.pod_sync().await;
     let fields = json!({"startupProbe": probe("up?", 3), "readinessProbe": probe("ready?", 1),
         "livenessProbe": probe("alive?", 1)});
-    name(&world, &fields);
-    shown(&service, false, false).await;
+    add_pod(&world, &fields);
+    wait_for_readiness(&service, false, false).await;
     let step = service.step("web", "container", |step| step.message.contains("starting")).await;
     assert_eq!((step.state.as_str(), step.owner.as_str()), ("waiting", "you"));
     assert!(step.message.starts_with("its startup probe fails ("), "{}", step.message);
@@ -149,52 +153,52 @@ async fn a_startup_probe_holds_the_others_back_and_its_failure_restarts() {
     assert_eq!((world.shim.calls("ready?"), world.shim.calls("alive?")), (0, 0));
 
     world.shim.command("up?", 0, "");
-    let status = shown(&service, true, true).await;
+    let status = wait_for_readiness(&service, true, true).await;
     assert_eq!(status["containerStatuses"][0]["restartCount"], 1);
-    ran(&world, "alive?", 1).await;
+    wait_for_command(&world, "alive?", 1).await;
     let asked = world.shim.calls("up?");
-    ran(&world, "ready?", 3).await;
+    wait_for_command(&world, "ready?", 3).await;
     assert_eq!(world.shim.calls("up?"), asked, "once started it is asked no more");
     service.kill();
 }
 
 #[tokio::test]
-async fn a_sidecar_holds_what_follows_until_its_startup_probe_succeeds() {
+async fn containers_after_a_sidecar_wait_for_its_startup_probe() {
     let world = World::start();
     world.shim.command("up?", 1, "");
     let service = world.pod_sync().await;
     let sidecar = container("side", &json!({"restartPolicy": "Always", "startupProbe": probe("up?", 100)}));
     let spec = json!({"restartPolicy": "Always", "initContainers": [sidecar],
         "containers": [container("main", &json!({}))]});
-    world.name_with("web", spec, 1);
+    world.add_pod_with_spec("web", spec, 1);
     let waits = |step: &_| -> bool {
         let step: &keelson_proto::keelson::pod_sync::v1::Step = step;
         step.subject == "side" && step.state == "waiting" && step.owner == "you"
     };
     service.step("web", "container", waits).await;
-    ran(&world, "up?", 2).await;
+    wait_for_command(&world, "up?", 2).await;
     assert_eq!(world.shim.calls("StartContainer"), 1);
     world.shim.command("up?", 0, "");
-    shown(&service, true, true).await;
+    wait_for_readiness(&service, true, true).await;
     assert_eq!(world.shim.calls("StartContainer"), 2);
     service.kill();
 }
 
 #[tokio::test]
-async fn results_and_counters_outlive_pod_sync() {
+async fn probe_results_and_counters_survive_a_restart_of_pod_sync() {
     let world = World::start();
     let first = world.pod_sync().await;
     let fields = json!({"startupProbe": probe("up?", 1), "readinessProbe": probe("ready?", 1),
         "livenessProbe": probe("alive?", 3)});
-    name(&world, &fields);
-    let status = shown(&first, true, true).await;
-    ran(&world, "alive?", 1).await;
+    add_pod(&world, &fields);
+    let status = wait_for_readiness(&first, true, true).await;
+    wait_for_command(&world, "alive?", 1).await;
     world.shim.command("alive?", 1, "dead");
     let asked = world.shim.calls("alive?");
-    ran(&world, "alive?", asked + 1).await;
+    wait_for_command(&world, "alive?", asked + 1).await;
     first.event("Warning Unhealthy: Liveness").await;
     first.kill();
-    // A probe that the first one has begun may still be on its way.
+    // A probe of the first process may still be running.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let before = world.shim.order().len();
 
@@ -203,7 +207,7 @@ async fn results_and_counters_outlive_pod_sync() {
     let kept = eventually("the pod", async || second.pod("web").await).await;
     assert_eq!(kept["status"], status, "nothing has flapped");
     second.event("Normal Killing: Container main failed liveness probe").await;
-    // The container that is started in its place is asked anew, so only what came before it counts.
+    // The probes of the new container start anew, so only those before it count.
     let order = world.shim.order();
     let same = order[before..].iter().take_while(|call| *call != "StartContainer");
     let count = |wanted: &str| same.clone().filter(|call| *call == wanted).count();
@@ -214,11 +218,11 @@ async fn results_and_counters_outlive_pod_sync() {
 }
 
 #[tokio::test]
-async fn probes_are_counted_by_outcome_and_their_series_go_with_the_pod() {
+async fn probes_are_counted_by_outcome_until_the_pod_is_removed() {
     let world = World::start();
     world.shim.command("ready?", 1, "not yet");
     let service = world.pod_sync().await;
-    name(&world, &json!({"readinessProbe": probe("ready?", 1)}));
+    add_pod(&world, &json!({"readinessProbe": probe("ready?", 1)}));
     let counted = |result: &str, service: &PodSync| {
         let labels = format!(
             "prober_probe_total{{probe_type=\"Readiness\",result=\"{result}\",container=\"main\",pod=\"web\",\
@@ -226,10 +230,10 @@ async fn probes_are_counted_by_outcome_and_their_series_go_with_the_pod() {
         );
         service.ctx.metrics.text().contains(&labels)
     };
-    shown(&service, false, true).await;
+    wait_for_readiness(&service, false, true).await;
     eventually("a failure is counted", async || counted("failed", &service).then_some(())).await;
     world.shim.command("ready?", 0, "");
-    shown(&service, true, true).await;
+    wait_for_readiness(&service, true, true).await;
     eventually("a success is counted", async || counted("successful", &service).then_some(())).await;
     let took = "prober_probe_duration_seconds_count{probe_type=\"Readiness\",container=\"main\"";
     assert!(service.ctx.metrics.text().contains(took), "{}", service.ctx.metrics.text());
@@ -243,11 +247,11 @@ async fn probes_are_counted_by_outcome_and_their_series_go_with_the_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_that_ends_is_not_restarted_by_its_probes_and_leaves_no_task() {
+async fn a_terminating_pod_is_not_restarted_by_probes_and_leaves_no_task() {
     let world = World::start();
     let service = world.pod_sync().await;
-    name(&world, &json!({"readinessProbe": probe("ready?", 1), "livenessProbe": probe("alive?", 1)}));
-    shown(&service, true, true).await;
+    add_pod(&world, &json!({"readinessProbe": probe("ready?", 1), "livenessProbe": probe("alive?", 1)}));
+    wait_for_readiness(&service, true, true).await;
     world.pods.remove(&"web".to_owned());
     eventually("its end", async || service.pod("web").await.is_none().then_some(())).await;
     let asked = world.shim.calls("ExecSync");

@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use fake::{PodSync, World, eventually};
 
-fn named(world: &World) {
+fn add_pod(world: &World) {
     let image = |name: &str| json!({"name": name, "image": "i:1", "imagePullPolicy": "IfNotPresent"});
     let mut asks = image("asks");
     asks["restartPolicy"] = "Never".into();
     asks["restartPolicyRules"] =
         json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let spec = json!({"restartPolicy": "Always", "containers": [asks, image("other")]});
-    world.name_with("web", spec, 1);
+    world.add_pod_with_spec("web", spec, 1);
 }
 
-/// The container that asks ends with this code.
-fn asks(world: &World, code: i32) {
+/// The container with the rule exits with this code.
+fn trigger(world: &World, code: i32) {
     world.shim.change("web", |pod| {
         let running = |c: &&mut _| {
             let c: &&mut keelson_proto::keelson::runtime::v1::Container = c;
@@ -34,7 +34,7 @@ fn asks(world: &World, code: i32) {
     });
 }
 
-/// Waits until both containers run and have been restarted so often.
+/// Waits until both containers run and have been restarted this many times.
 async fn both_run(service: &PodSync, restarts: u64) -> Value {
     eventually(&format!("both run, restarted {restarts} times"), async || {
         let status = service.pod("web").await?["status"].take();
@@ -51,20 +51,20 @@ fn condition(status: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_end_of_one_container_begins_all_of_them_anew_in_the_same_sandbox() {
+async fn restart_all_containers_restarts_the_pod_in_the_same_sandbox() {
     let world = World::start();
     let service = world.pod_sync().await;
-    named(&world);
+    add_pod(&world);
     assert_eq!(condition(&both_run(&service, 0).await), "False");
-    asks(&world, 42);
+    trigger(&world, 42);
     let status = both_run(&service, 1).await;
     assert_eq!(condition(&status), "False");
     let calls = |name: &str| world.shim.calls(name);
     assert_eq!((calls("StopContainer"), calls("RemoveContainer"), calls("RunPodSandbox")), (1, 2, 1));
     assert_eq!(world.shim.stop_timeouts(), [2], "no grace, as the kubelet has none here");
 
-    // Another code ends that container alone, and for good.
-    asks(&world, 1);
+    // Another exit code terminates only that container, for good.
+    trigger(&world, 1);
     eventually("its end", async || {
         let status = service.pod("web").await?["status"].take();
         (status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 1).then_some(())
@@ -75,17 +75,17 @@ async fn the_end_of_one_container_begins_all_of_them_anew_in_the_same_sandbox() 
 }
 
 #[tokio::test]
-async fn a_restart_of_all_that_was_begun_when_pod_sync_was_killed_is_finished_by_the_next() {
+async fn an_interrupted_restart_of_all_containers_continues_after_a_restart() {
     let world = World::start();
     let first = world.pod_sync().await;
-    named(&world);
+    add_pod(&world);
     both_run(&first, 0).await;
     world.shim.hold_stops();
-    asks(&world, 42);
+    trigger(&world, 42);
     eventually("the stop of the other", async || (world.shim.calls("StopContainer") > 0).then_some(())).await;
     assert_eq!(condition(&first.pod("web").await.unwrap()["status"]), "True");
     first.kill();
-    world.shim.stop_freely();
+    world.shim.release_stops();
 
     let second = world.pod_sync().await;
     both_run(&second, 1).await;

@@ -1,4 +1,4 @@
-//! pod-sync over real unix sockets, with neighbours that do as they are told.
+//! pod-sync over real unix sockets, with fakes of the services that it calls.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use fake::{PodSync, World, eventually};
 
-/// A pod that has run to its end, was deleted, and is completely released; runtime-shim has removed nothing.
+/// A pod that has completed, was deleted and has released its resources; runtime-shim has not removed its records.
 async fn deleted_job(world: &World, service: &PodSync) {
-    world.name("job", "Never", 1);
+    world.add_pod("job", "Never", 1);
     service.phase("job", "Running").await;
     world.shim.exit("job", 0);
     service.phase("job", "Succeeded").await;
@@ -28,12 +28,12 @@ async fn waits(service: &PodSync) -> String {
 }
 
 #[tokio::test]
-async fn a_uid_that_is_back_before_its_dead_containers_are_removed_waits_for_that_and_then_runs() {
+async fn a_reused_uid_waits_until_its_dead_containers_are_removed() {
     let world = World::start();
     let service = world.pod_sync().await;
     deleted_job(&world, &service).await;
 
-    world.name("job", "Never", 2);
+    world.add_pod("job", "Never", 2);
     service.phase("job", "Pending").await;
     assert_eq!(
         waits(&service).await,
@@ -42,7 +42,7 @@ async fn a_uid_that_is_back_before_its_dead_containers_are_removed_waits_for_tha
     assert_eq!(world.shim.want("job"), None, "what is wanted is not removed");
     assert_eq!(world.shim.calls("RunPodSandbox"), 1);
 
-    world.shim.collect("job");
+    world.shim.remove("job");
     assert_eq!(service.phase("job", "Running").await["restartCount"], 0);
     assert_eq!(world.shim.pod("job").unwrap().sandboxes[0].attempt, 0);
     eventually("the desire to run", async || (world.shim.want("job") == Some(Want::Run)).then_some(())).await;
@@ -50,11 +50,11 @@ async fn a_uid_that_is_back_before_its_dead_containers_are_removed_waits_for_tha
 }
 
 #[tokio::test]
-async fn a_uid_that_waits_for_its_earlier_life_still_waits_when_pod_sync_was_killed() {
+async fn a_reused_uid_still_waits_for_cleanup_after_pod_sync_was_killed() {
     let world = World::start();
     let first = world.pod_sync().await;
     deleted_job(&world, &first).await;
-    world.name("job", "Never", 2);
+    world.add_pod("job", "Never", 2);
     waits(&first).await;
     first.kill();
 
@@ -62,49 +62,49 @@ async fn a_uid_that_waits_for_its_earlier_life_still_waits_when_pod_sync_was_kil
     waits(&second).await;
     assert_eq!(second.pod("job").await.unwrap()["status"]["phase"], "Pending");
     eventually("its desire to go", async || world.shim.want("job").is_none().then_some(())).await;
-    world.shim.collect("job");
+    world.shim.remove("job");
     second.phase("job", "Running").await;
     second.kill();
 }
 
 #[tokio::test]
-async fn a_uid_that_is_removed_while_it_waits_is_gone_and_a_later_manifest_is_the_one_that_runs() {
+async fn a_reused_uid_removed_during_cleanup_is_forgotten_and_may_come_back() {
     let world = World::start();
     let service = world.pod_sync().await;
     deleted_job(&world, &service).await;
-    world.name("job", "Never", 2);
+    world.add_pod("job", "Never", 2);
     waits(&service).await;
     world.pods.remove(&"job".to_owned());
     eventually("the end of job", async || service.pod("job").await.is_none().then_some(())).await;
 
-    world.name("job", "Never", 3);
+    world.add_pod("job", "Never", 3);
     waits(&service).await;
-    world.name("job", "Never", 4);
+    world.add_pod("job", "Never", 4);
     let revision = |pod: &Value| pod["metadata"]["annotations"]["revision"].clone();
     eventually("revision 4", async || service.pod("job").await.filter(|pod| revision(pod) == "4")).await;
-    world.shim.collect("job");
+    world.shim.remove("job");
     service.phase("job", "Running").await;
     assert_eq!(revision(&service.pod("job").await.unwrap()), "4");
     service.kill();
 }
 
 #[tokio::test]
-async fn a_back_off_and_its_length_outlive_pod_sync() {
+async fn crash_loop_back_off_survives_a_restart_of_pod_sync() {
     let world = World::start();
     let first = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     first.phase("web", "Running").await;
     world.shim.exit("web", 1);
-    // The first restart is at once and begins the back-off.
+    // The first restart is immediate and starts the back-off.
     eventually("the restart", async || (world.shim.calls("StartContainer") == 2).then_some(())).await;
     first.step("web", "container", |step| step.state == "done").await;
     world.shim.exit("web", 1);
-    let told = first.step("web", "container", |step| step.state == "waiting").await;
+    let wait = first.step("web", "container", |step| step.state == "waiting").await;
     first.kill();
 
     let second = world.pod_sync().await;
     let after = second.step("web", "container", |_| true).await;
-    assert_eq!((after.state.as_str(), after.next_retry_unix_nanos), ("waiting", told.next_retry_unix_nanos));
+    assert_eq!((after.state.as_str(), after.next_retry_unix_nanos), ("waiting", wait.next_retry_unix_nanos));
     let status = second.pod("web").await.unwrap()["status"]["containerStatuses"][0]["state"].clone();
     assert_eq!(status["waiting"]["reason"], "CrashLoopBackOff");
     assert!(status["waiting"]["message"].as_str().unwrap().contains("back-off 10s"), "{status}");
@@ -113,40 +113,40 @@ async fn a_back_off_and_its_length_outlive_pod_sync() {
 }
 
 #[tokio::test]
-async fn a_read_that_the_runtime_answers_with_an_error_is_an_event_and_ends_nothing() {
+async fn a_runtime_read_error_is_an_event_and_stops_no_pod() {
     let world = World::start();
     let first = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     first.phase("web", "Running").await;
     first.kill();
-    // The next one reads what it adopts.
-    world.shim.refuse_reads(true);
+    // The next process reads the pod that it adopts.
+    world.shim.fail_reads(true);
     let second = world.pod_sync().await;
-    let told = second.event("Warning FailedSync: ").await;
+    let event = second.event("Warning FailedSync: ").await;
     let text = "error determining status: cannot read the pod from the runtime: the record is broken";
-    assert_eq!(told, format!("Warning FailedSync: {text}"));
-    world.shim.refuse_reads(false);
+    assert_eq!(event, format!("Warning FailedSync: {text}"));
+    world.shim.fail_reads(false);
     second.step("web", "container", |step| step.state == "done").await;
     assert_eq!((world.shim.calls("StopContainer"), world.shim.calls("CreateContainer")), (0, 1));
     second.kill();
 }
 
 #[tokio::test]
-async fn what_becomes_gone_while_it_is_read_is_read_again() {
+async fn a_pod_whose_containers_vanish_during_a_read_is_read_again() {
     let world = World::start();
     let first = world.pod_sync().await;
-    world.name("web", "Never", 1);
+    world.add_pod("web", "Never", 1);
     first.phase("web", "Running").await;
     first.kill();
 
-    // The next one reads the pod that it adopts. While the answer is on its way, everything of it goes.
+    // The next process reads the pod that it adopts. Before the response arrives, its records are removed.
     let (read, answer) = world.shim.hold_reads();
     let second = world.pod_sync().await;
     read.acquire().await.unwrap().forget();
-    world.shim.collect("web");
-    world.shim.read_freely();
+    world.shim.remove("web");
+    world.shim.release_reads();
     let reads = world.shim.calls("GetPod web");
-    // The stream is in order: whoever ends this orphan has heard of the removal.
+    // The stream is ordered: a process that stops this orphan has also received the removal.
     world.shim.change("orphan", |pod| {
         pod.sandboxes.push(Sandbox { id: "s-orphan".into(), ready: true, ..Sandbox::default() });
     });
@@ -159,7 +159,7 @@ async fn what_becomes_gone_while_it_is_read_is_read_again() {
 }
 
 #[tokio::test]
-async fn the_active_deadline_ends_a_pod_whose_image_is_tried_again_much_later() {
+async fn active_deadline_ends_a_pod_in_image_pull_back_off() {
     let world = World::start();
     world.shim.fail_images();
     let service = world.pod_sync().await;
@@ -168,11 +168,11 @@ async fn the_active_deadline_ends_a_pod_whose_image_is_tried_again_much_later() 
         "activeDeadlineSeconds": 2,
         "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
     });
-    world.name_with("late", spec, 1);
+    world.add_pod_with_spec("late", spec, 1);
     service.step("late", "image", |step| step.state == "waiting" || step.state == "failed").await;
     service.phase("late", "Failed").await;
     let pod = service.pod("late").await.unwrap();
     assert_eq!(pod["status"]["reason"], "DeadlineExceeded", "{pod:#}");
-    let told = service.event("Normal DeadlineExceeded: ").await;
-    assert!(told.ends_with("longer than the specified deadline"), "{told}");
+    let event = service.event("Normal DeadlineExceeded: ").await;
+    assert!(event.ends_with("longer than the specified deadline"), "{event}");
 }

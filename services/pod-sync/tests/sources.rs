@@ -1,4 +1,4 @@
-//! What nobody names goes only when every source has reported.
+//! Orphans are terminated only when every source has reported.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,9 +16,9 @@ fn runs(world: &World, uid: &str) -> bool {
     world.shim.pod(uid).is_some_and(|pod| pod.sandboxes.iter().all(|s| s.ready))
 }
 
-/// Waits until every stream has been read beyond what was told before.
-async fn has_heard_everything(world: &World, service: &PodSync, uid: &str) {
-    world.name(uid, "Always", 1);
+/// Waits until every stream has been read beyond the messages so far.
+async fn wait_for_all_streams(world: &World, service: &PodSync, uid: &str) {
+    world.add_pod(uid, "Always", 1);
     service.phase(uid, "Running").await;
     let starts = world.shim.calls("StartContainer");
     world.shim.exit(uid, 1);
@@ -27,7 +27,7 @@ async fn has_heard_everything(world: &World, service: &PodSync, uid: &str) {
 }
 
 #[tokio::test]
-async fn what_no_source_names_stays_until_all_of_them_have_reported_and_then_goes() {
+async fn orphans_are_kept_until_every_source_has_reported() {
     for reported in [&[][..], &["manifest"][..]] {
         let world = World::start();
         let stray = || {
@@ -39,36 +39,36 @@ async fn what_no_source_names_stays_until_all_of_them_have_reported_and_then_goe
         stray();
         world.reported(reported);
         let service = world.pod_sync().await;
-        has_heard_everything(&world, &service, "one").await;
-        // News of it while the sources are still awaited.
+        wait_for_all_streams(&world, &service, "one").await;
+        // It changes while sources have not reported yet.
         stray();
-        has_heard_everything(&world, &service, "two").await;
+        wait_for_all_streams(&world, &service, "two").await;
         assert!(runs(&world, "stray"), "{:?}", world.shim.order());
         assert_eq!(world.shim.calls("StopPodSandbox"), 0);
-        assert!(!world.shim.may_sweep(), "nor may runtime-shim end it");
+        assert!(!world.shim.sources_ready(), "nor may runtime-shim end it");
 
         world.reported(&SOURCES);
         eventually("its end", async || (world.shim.calls("StopPodSandbox") == 2).then_some(())).await;
         assert!(!runs(&world, "stray") && runs(&world, "one") && runs(&world, "two"));
-        eventually("the word to runtime-shim", async || world.shim.may_sweep().then_some(())).await;
+        eventually("the word to runtime-shim", async || world.shim.sources_ready().then_some(())).await;
         service.kill();
     }
 }
 
 #[tokio::test]
-async fn a_pod_whose_source_has_not_reported_since_a_restart_stays_and_goes_when_it_is_not_named() {
+async fn a_pod_is_kept_after_a_restart_until_its_source_has_reported() {
     let world = World::start();
     let first = world.pod_sync().await;
-    world.name("web", "Always", 1);
+    world.add_pod("web", "Always", 1);
     first.phase("web", "Running").await;
     first.kill();
     world.pods.remove(&"web".to_owned());
 
     world.reported(&["manifest"]);
     let second = world.pod_sync().await;
-    has_heard_everything(&world, &second, "other").await;
+    wait_for_all_streams(&world, &second, "other").await;
     assert!(runs(&world, "web"), "{:?}", world.shim.order());
-    assert!(!world.shim.may_sweep());
+    assert!(!world.shim.sources_ready());
 
     world.reported(&SOURCES);
     eventually("its end", async || (!runs(&world, "web")).then_some(())).await;
@@ -77,7 +77,7 @@ async fn a_pod_whose_source_has_not_reported_since_a_restart_stays_and_goes_when
 }
 
 #[tokio::test]
-async fn a_pod_that_has_left_its_source_and_come_back_is_started_anew_though_only_the_second_was_told() {
+async fn a_pod_removed_and_added_again_restarts_even_if_only_the_add_was_seen() {
     let world = World::start();
     let service = world.pod_sync().await;
     let spec = || {
@@ -85,22 +85,22 @@ async fn a_pod_that_has_left_its_source_and_come_back_is_started_anew_though_onl
         json!({"restartPolicy": "Always", "containers": [container]})
     };
     let sandboxes = || world.shim.calls("RunPodSandbox");
-    world.name_added("web", spec(), 1, 0);
+    world.add_pod_at("web", spec(), 1, 0);
     service.phase("web", "Running").await;
     let begins_anew = async |revision, added, expected: usize| {
-        world.name_added("web", spec(), revision, added);
-        // runtime-shim removes what is left of what has ended.
+        world.add_pod_at("web", spec(), revision, added);
+        // runtime-shim removes the records of a terminated pod.
         let has_ended = async || world.shim.pod("web")?.sandboxes.iter().all(|s| !s.ready).then_some(());
         eventually("the end", has_ended).await;
-        eventually("nobody wants it", async || world.shim.want("web").is_none().then_some(())).await;
-        world.shim.collect("web");
+        eventually("no desired state", async || world.shim.want("web").is_none().then_some(())).await;
+        world.shim.remove("web");
         eventually("the new sandbox", async || (sandboxes() == expected).then_some(())).await;
         service.phase("web", "Running").await;
     };
     begins_anew(2, 7, 2).await;
-    // What was told already, and what a new run of pod-config does not know, is no news.
+    // The same time of addition, and an unknown one after a restart of pod-config, do not restart the pod.
     for (revision, added) in [(3, 7), (4, 0)] {
-        world.name_added("web", spec(), revision, added);
+        world.add_pod_at("web", spec(), revision, added);
         eventually("the revision", async || {
             let desire = world.machine.desire("web")?;
             (desire.revision == revision).then_some(())
@@ -111,10 +111,10 @@ async fn a_pod_that_has_left_its_source_and_come_back_is_started_anew_though_onl
     assert_eq!(world.shim.calls("StopPodSandbox"), 2);
     service.kill();
 
-    // Nor has a new run of pod-sync anything to compare with.
+    // After a restart of pod-sync there is no earlier time to compare with.
     let second = world.pod_sync().await;
     second.phase("web", "Running").await;
-    has_heard_everything(&world, &second, "other").await;
+    wait_for_all_streams(&world, &second, "other").await;
     assert_eq!(world.shim.calls("StopPodSandbox"), 2);
     second.kill();
 }

@@ -1,4 +1,4 @@
-//! What a container needs inside of its volumes is made ready before the container is made.
+//! Subpaths and file values are prepared before the container is created.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn mount(path: &str, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn parts_of_volumes_and_values_of_files_are_prepared_and_reach_the_runtime() {
+async fn subpaths_and_file_key_refs_are_prepared_and_reach_the_runtime() {
     let world = World::start();
     let service = world.pod_sync().await;
     let file = |path: &str, optional: bool| json!({"fileKeyRef": {"volumeName": "data", "path": path, "key": "K", "optional": optional}});
@@ -42,7 +42,7 @@ async fn parts_of_volumes_and_values_of_files_are_prepared_and_reach_the_runtime
             mount("/own", json!({"subPathExpr": "of/$(WHO)"})),
         ],
     });
-    world.name_with("web", spec(container), 1);
+    world.add_pod_with_spec("web", spec(container), 1);
     service.phase("web", "Running").await;
     for call in [
         "mount /volumes/data at /whole",
@@ -57,7 +57,7 @@ async fn parts_of_volumes_and_values_of_files_are_prepared_and_reach_the_runtime
 }
 
 #[tokio::test]
-async fn what_cannot_be_prepared_is_the_waiting_reason_with_its_text_and_yours_to_mend() {
+async fn a_subpath_that_cannot_be_prepared_is_the_waiting_reason_owned_by_you() {
     let file = json!([{"name": "F", "valueFrom": {"fileKeyRef": {"volumeName": "data", "path": "none", "key": "K"}}}]);
     for (uid, container, text) in [
         (
@@ -75,7 +75,7 @@ async fn what_cannot_be_prepared_is_the_waiting_reason_with_its_text_and_yours_t
     ] {
         let world = World::start();
         let service = world.pod_sync().await;
-        world.name_with(uid, spec(container), 1);
+        world.add_pod_with_spec(uid, spec(container), 1);
         let step = service.step(uid, "container", |step| step.message.contains(text)).await;
         assert_eq!(step.owner, "you", "{step:?}");
         let waiting = eventually("the waiting reason", async || {

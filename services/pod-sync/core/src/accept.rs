@@ -1,4 +1,4 @@
-//! May a status be stored, and does storing it change anything (§14.5)?
+//! Whether a new status may replace the stored one, and whether it differs (§14.5).
 
 use keelson_kube_model::{
     Container, ContainerKind, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus, RestartPolicy,
@@ -12,10 +12,10 @@ use crate::restart::exit_allows_restart;
 /// Bytes that the termination messages of all containers of a pod share.
 pub const MESSAGES_BYTES: usize = 12 * 1024;
 
-/// A container that was seen to have ended for the first time (`terminated_containers_total`).
+/// A container whose termination is observed for the first time (`terminated_containers_total`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewlyTerminated {
-    /// What it was for.
+    /// Its kind.
     pub kind: ContainerKind,
     /// Its name.
     pub container: String,
@@ -25,28 +25,29 @@ pub struct NewlyTerminated {
     pub reason: String,
 }
 
-/// What becomes of a status that is offered.
+/// The decision about a new status.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Accepted {
     /// Nothing that this node owns differs.
     Unchanged,
-    /// To be stored: version + 1, and the writer is woken.
+    /// Store it with version + 1 and wake the status writer.
     Stored {
         /// The status in the form to store.
         status: Box<PodStatus>,
         /// To be counted.
         newly_terminated: Vec<NewlyTerminated>,
     },
-    /// A container would come back to life that may not; the old status stays.
+    /// A terminated container would run again that may not restart; the old status is kept.
     Refused {
         /// Which one.
         container: String,
     },
 }
 
-/// Decides whether `new` takes the place of `old`.
+/// Decides whether `new` replaces `old`.
 ///
-/// `force` stores it even when nothing differs: for the final status. A pod that is being deleted is always stored.
+/// `force` stores it even if nothing differs: for the final status. The status of a pod that is being deleted is always
+/// stored.
 pub fn accept_status(
     pod: &Pod,
     old: Option<&PodStatus>,
@@ -74,7 +75,7 @@ pub fn accept_status(
     Accepted::Stored { status: Box::new(status), newly_terminated }
 }
 
-/// The first container that would go from terminated to something else although it may not start again.
+/// The first container that would change from terminated to another state although it may not restart.
 fn resurrected(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
     if pod.restart_policy() == RestartPolicy::Always || has_restart_all(pod) {
         return None;
@@ -128,9 +129,9 @@ fn newly_terminated(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Vec<NewlyTer
     found
 }
 
-/// Each message gets an even part of what the pod may use, cut between characters.
+/// Cuts each termination message to an equal share of the pod's limit, between characters.
 pub fn cut_messages(pod: &Pod, status: &mut PodStatus) {
-    let most = MESSAGES_BYTES / pod.containers().count().max(1);
+    let max_bytes = MESSAGES_BYTES / pod.containers().count().max(1);
     let lists = [
         &mut status.init_container_statuses,
         &mut status.container_statuses,
@@ -139,21 +140,21 @@ pub fn cut_messages(pod: &Pod, status: &mut PodStatus) {
     for entry in lists.into_iter().flatten() {
         for state in [&mut entry.state, &mut entry.last_state] {
             if let Some(ended) = &mut state.terminated {
-                cut(&mut ended.message, most);
+                cut(&mut ended.message, max_bytes);
             }
         }
     }
 }
 
-fn cut(text: &mut String, most: usize) {
-    let mut end = most.min(text.len());
+fn cut(text: &mut String, max_bytes: usize) {
+    let mut end = max_bytes.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     text.truncate(end);
 }
 
-/// Equal but for what belongs to others and for times of conditions that did not change.
+/// Whether they are equal, ignoring fields that others own and times of conditions that did not change.
 fn owned_parts_equal(a: &PodStatus, b: &PodStatus) -> bool {
     let strip = |status: &PodStatus| {
         let mut status = status.clone();
@@ -174,9 +175,9 @@ mod tests {
 
     use super::*;
     use crate::status::{StatusInputs, generate_status};
-    use crate::testing::{Seen, at, deleting, in_sandbox, pod};
+    use crate::testing::{ObservationBuilder, at, deleting, in_sandbox, pod};
 
-    fn status(pod: &Pod, seen: &Seen, old: Option<&PodStatus>, second: i64) -> PodStatus {
+    fn status(pod: &Pod, seen: &ObservationBuilder, old: Option<&PodStatus>, second: i64) -> PodStatus {
         let inputs = StatusInputs { runtime_name: "containerd", ..StatusInputs::default() };
         generate_status(pod, &seen.0, old, &inputs, &at(second))
     }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_time_is_the_first_store_and_stays() {
+    fn the_start_time_is_set_by_the_first_store_and_kept() {
         let pod = plain("Always", json!({"name": "a"}));
         let (first, _) =
             stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_equal_is_not_stored_unless_forced_or_being_deleted() {
+    fn an_equal_status_is_not_stored_unless_forced_or_the_pod_is_deleted() {
         let pod = plain("Always", json!({"name": "a"}));
         let (first, _) =
             stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_may_not_start_again_comes_back_to_life() {
+    fn a_terminated_container_that_may_not_restart_stays_terminated() {
         let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [0]}});
         let all = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [77]}});
         for (policy, container, code, may) in [
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_may_always_come_back() {
+    fn a_terminated_sidecar_may_always_run_again() {
         let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]}));
         let old = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0), None, 10);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newly_ended_container_is_counted_once() {
+    fn a_newly_terminated_container_is_counted_once() {
         let pod = plain("Always", json!({"name": "a"}));
         let running = status(&pod, &in_sandbox().running("a"), None, 10);
         let ended = status(&pod, &in_sandbox().exited("a", 3), Some(&running), 20);
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_share_twelve_kibibytes_and_are_cut_between_characters() {
+    fn termination_messages_share_12_kib_and_are_cut_between_characters() {
         let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]}));
         let seen = in_sandbox().exited("a", 1).edit(|record| record.termination_message = "é".repeat(4000));
         let (got, _) = stored(accept_status(&pod, None, status(&pod, &seen, None, 10), false, &at(10)));
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_of_disruption_is_ours_and_a_condition_of_others_is_not() {
+    fn disruption_target_is_an_owned_condition_and_unknown_ones_are_not() {
         let status = |type_: &str| -> PodStatus {
             serde_json::from_value(
                 json!({"phase": "Running", "conditions": [{"type": type_, "status": "True"}]}),

@@ -1,12 +1,12 @@
 //! What must change so that the containers of a pod match its spec.
 //!
 //! Parity: kubelet 1.36 decides the same (pod-lifecycle §9.2 to §9.6, §9.8), except that
-//! - the back-off is part of the decision: a container that waits is in `waiting`, not in `start`;
+//! - the back-off is part of the decision: a container in back-off is in `waiting`, not in `start`;
 //! - a record without a hash is kept, not replaced;
-//! - a container that may not start again does not start in a new sandbox either, whichever policy says so;
-//! - init containers that ended in an earlier sandbox do not count, so their records need not be removed first;
+//! - a container that may not restart does not start in a new sandbox either, by any policy;
+//! - init containers that terminated in an earlier sandbox do not count, so their records need not be removed first;
 //! - of several running instances of one container only the newest is kept;
-//! - no sandbox is made for a pod that is being deleted.
+//! - no sandbox is created for a pod that is being deleted.
 
 mod init;
 mod restart_all;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use keelson_kube_model::{Container, ContainerId, Pod, RestartPolicy, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use crate::backoff::{self, BackoffBook, BackoffKey};
+use crate::backoff::{self, BackoffKey, Backoffs};
 use crate::moment::Moment;
 use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation};
 use crate::reason::Reason;
@@ -27,21 +27,21 @@ use crate::termination::container_grace_seconds;
 pub use restart_all::{RESTART_ALL, ResetContainer, has_restart_all, is_restarting};
 pub use sandbox::{SandboxDecision, sandbox_decision};
 
-/// What a probe last decided about one container.
+/// The result of a probe of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProbeResult {
     /// The threshold of successes was reached.
     Success,
     /// The threshold of failures was reached.
     Failure,
-    /// Neither yet.
+    /// Neither threshold was reached yet.
     Unknown,
 }
 
-/// Liveness and startup results by container id. Readiness never changes what runs.
+/// Liveness and startup results by container id. Readiness never starts or stops a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeHints {
-    /// No startup probes are run: a sidecar that runs counts as started. See [`ProbeHints::without_probes`].
+    /// There are no startup probes: a running sidecar counts as started. See [`ProbeHints::without_probes`].
     pub assume_started: bool,
     /// Results of liveness probes.
     pub liveness: BTreeMap<ContainerId, ProbeResult>,
@@ -50,7 +50,7 @@ pub struct ProbeHints {
 }
 
 impl ProbeHints {
-    /// Hints of an agent that runs no probes: nothing fails, and what runs has started.
+    /// Hints of an agent without probes: no probe fails, and running containers are started.
     pub fn without_probes() -> Self {
         Self { assume_started: true, ..Self::default() }
     }
@@ -65,18 +65,18 @@ impl ProbeHints {
     }
 }
 
-/// A sandbox to be made.
+/// A sandbox to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxPlan {
     /// CRI `metadata.attempt`.
     pub attempt: u32,
-    /// The sandbox that it takes the place of; set exactly when the event `SandboxChanged` is due.
+    /// The sandbox that it replaces; set exactly if the event `SandboxChanged` is due.
     pub replaces: Option<SandboxId>,
     /// Why a sandbox is needed.
     pub reason: Reason,
 }
 
-/// A running instance to be stopped. Kills come before starts.
+/// A running instance to stop. Kills come before starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KillContainer {
     /// The instance.
@@ -91,24 +91,24 @@ pub struct KillContainer {
     pub grace_seconds: i64,
 }
 
-/// A container of the spec to be started.
+/// A container of the spec to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartContainer {
     /// Its name in the spec.
     pub name: String,
-    /// What it is for.
+    /// Its kind.
     pub kind: ContainerKind,
     /// CRI `metadata.attempt` and restart count: one more than that of the newest record, 0 without a record, and that of the
     /// record that it `replaces`.
     pub attempt: u32,
-    /// A record that was made and never started, because the call that was to do so was cut: it is removed first, and the start
-    /// counts as the same one.
+    /// A record that was created and never started, because the call was interrupted: it is removed first, and the new start
+    /// has the same restart count.
     pub replaces: Option<ContainerId>,
-    /// No record is left, so the log folder may know a higher attempt (`next_attempt_by_logs`): take the larger.
+    /// There is no record, so the log directory may have a higher attempt (`next_attempt_by_logs`): take the larger.
     pub attempt_from_logs: bool,
     /// Why it starts.
     pub reason: Reason,
-    /// To be handed to [`BackoffBook::advance`] when the start is begun: the key and when the last run ended.
+    /// Arguments for [`Backoffs::advance`] when the start begins: the key, and when the last run terminated.
     pub backoff: Option<(BackoffKey, i64)>,
 }
 
@@ -119,11 +119,11 @@ pub struct ContainerWait {
     pub name: String,
     /// What it waits for.
     pub reason: Reason,
-    /// The waiting message of the status.
+    /// The waiting message in the status.
     pub message: String,
-    /// Message of the Warning event; empty when none is due.
+    /// Message of the Warning event; empty if none is due.
     pub event_message: String,
-    /// When it may start, unix nanoseconds; 0 when no time is set.
+    /// When it may start, unix nanoseconds; 0 if no time is set.
     pub until_unix_nanos: i64,
 }
 
@@ -141,16 +141,16 @@ pub struct PodActions {
     pub start: Vec<StartContainer>,
     /// Entries of the spec that wait.
     pub waiting: Vec<ContainerWait>,
-    /// Records that are removed because all containers begin anew; nothing else is done meanwhile.
+    /// Records to remove because all containers restart; nothing else is done meanwhile.
     pub reset: Vec<ResetContainer>,
-    /// To be handed to [`BackoffBook::advance`] when all of `reset` are gone.
+    /// Arguments for [`Backoffs::advance`] when all of `reset` are removed.
     pub reset_backoff: Vec<(BackoffKey, i64)>,
-    /// Nothing of the pod will ever start again.
+    /// None of the pod's containers will start again.
     pub terminal: bool,
 }
 
 impl PodActions {
-    /// Nothing has to be changed now.
+    /// No change is necessary now.
     pub fn is_empty(&self) -> bool {
         self.kill_pod.is_none()
             && self.create_sandbox.is_none()
@@ -159,22 +159,22 @@ impl PodActions {
             && self.reset.is_empty()
     }
 
-    /// The earliest moment at which a waiting container may start.
+    /// The earliest time at which a waiting container may start.
     pub fn next_wake_unix_nanos(&self) -> Option<i64> {
         self.waiting.iter().map(|wait| wait.until_unix_nanos).filter(|until| *until != 0).min()
     }
 }
 
-/// What the parts of the decision work on.
+/// The inputs of the decision.
 struct Inputs<'a> {
     pod: &'a Pod,
     observed: &'a PodObservation,
     hints: &'a ProbeHints,
 }
 
-/// A container picked for a start, before the back-off has its say.
+/// A container that should start unless it is in back-off.
 #[derive(Clone, Copy)]
-struct Pick<'a> {
+struct StartCandidate<'a> {
     kind: ContainerKind,
     container: &'a Container,
     reason: Reason,
@@ -188,12 +188,12 @@ pub fn compute_pod_actions(
     pod: &Pod,
     observed: &PodObservation,
     hints: &ProbeHints,
-    backoff: &BackoffBook,
+    backoff: &Backoffs,
     at: &Moment,
 ) -> PodActions {
     let inputs = Inputs { pod, observed, hints };
     let decision = sandbox_decision(pod, observed);
-    let (mut actions, picks) = match decision {
+    let (mut actions, candidates) = match decision {
         SandboxDecision::Keep => match restart_all::reset(&inputs, backoff, at) {
             Some(actions) => return actions,
             None => keep_sandbox(&inputs),
@@ -202,27 +202,27 @@ pub fn compute_pod_actions(
             sandbox::create(&inputs, SandboxPlan { attempt, replaces, reason })
         }
     };
-    hold_back(&inputs, &mut actions, &picks, backoff, at);
+    apply_backoff(&inputs, &mut actions, &candidates, backoff, at);
     actions
 }
 
-/// The pod is to be stopped and nothing of it will start again.
+/// Stops the pod for good.
 fn only_kill(inputs: &Inputs<'_>, reason: Reason) -> PodActions {
     PodActions {
-        kill_pod: something_to_kill(inputs.observed).then_some(reason),
+        kill_pod: needs_kill(inputs.observed).then_some(reason),
         terminal: true,
         ..PodActions::default()
     }
 }
 
-fn something_to_kill(observed: &PodObservation) -> bool {
+fn needs_kill(observed: &PodObservation) -> bool {
     !observed.sandboxes.is_empty() || observed.containers.iter().any(|container| !container.has_exited())
 }
 
-/// The sandbox is good (§9.4).
-fn keep_sandbox<'a>(inputs: &Inputs<'a>) -> (PodActions, Vec<Pick<'a>>) {
+/// Decides about the containers if the sandbox is kept (§9.4).
+fn keep_sandbox<'a>(inputs: &Inputs<'a>) -> (PodActions, Vec<StartCandidate<'a>>) {
     let mut actions = PodActions::default();
-    let mut picks = ephemeral(inputs);
+    let mut candidates = ephemeral(inputs);
     let init = init::walk(inputs);
     if let Some(reason) = init.failed {
         return (only_kill(inputs, reason), Vec::new());
@@ -231,29 +231,32 @@ fn keep_sandbox<'a>(inputs: &Inputs<'a>) -> (PodActions, Vec<Pick<'a>>) {
     actions.kill.extend(init.kill);
     actions.waiting = init.waiting;
     if !init.initialised {
-        picks.extend(init.start);
-        return (actions, picks);
+        candidates.extend(init.start);
+        return (actions, candidates);
     }
     let (kept, started) = regular(inputs, &mut actions);
     if kept == 0 && started.is_empty() {
         return (only_kill(inputs, Reason::PodCompleted), Vec::new());
     }
-    picks.extend(init.start);
-    picks.extend(started);
-    (actions, picks)
+    candidates.extend(init.start);
+    candidates.extend(started);
+    (actions, candidates)
 }
 
-fn ephemeral<'a>(inputs: &Inputs<'a>) -> Vec<Pick<'a>> {
+fn ephemeral<'a>(inputs: &Inputs<'a>) -> Vec<StartCandidate<'a>> {
     if inputs.pod.is_deleting() {
         return Vec::new();
     }
     let unseen = |container: &&Container| inputs.observed.current(&container.name).is_none();
-    let pick =
-        |container| Pick { kind: ContainerKind::Ephemeral, container, reason: Reason::ContainerNotStarted };
-    inputs.pod.spec.ephemeral_containers.iter().filter(unseen).map(pick).collect()
+    let candidate = |container| StartCandidate {
+        kind: ContainerKind::Ephemeral,
+        container,
+        reason: Reason::ContainerNotStarted,
+    };
+    inputs.pod.spec.ephemeral_containers.iter().filter(unseen).map(candidate).collect()
 }
 
-/// Older instances of a name that may still run beside the newest one: left over when a stop was cut short.
+/// Older instances of a name that may still run in addition to the newest one, left over from an interrupted stop.
 fn duplicates(inputs: &Inputs<'_>) -> Vec<KillContainer> {
     let mut kill = Vec::new();
     for (_, container) in inputs.pod.containers() {
@@ -263,7 +266,7 @@ fn duplicates(inputs: &Inputs<'_>) -> Vec<KillContainer> {
                 name: container.name.clone(),
                 reason: Reason::DuplicateContainer,
                 message: format!(
-                    "Container {} was started anew, this older instance is stopped",
+                    "Container {} was restarted; this older instance is stopped",
                     container.name
                 ),
                 grace_seconds: container_grace_seconds(
@@ -277,30 +280,30 @@ fn duplicates(inputs: &Inputs<'_>) -> Vec<KillContainer> {
     kill
 }
 
-/// Looks at the regular containers in spec order. Returns how many stay as they are, and which ones start.
-fn regular<'a>(inputs: &Inputs<'a>, actions: &mut PodActions) -> (usize, Vec<Pick<'a>>) {
+/// Decides about the regular containers in spec order. Returns how many are kept and which ones start.
+fn regular<'a>(inputs: &Inputs<'a>, actions: &mut PodActions) -> (usize, Vec<StartCandidate<'a>>) {
     let (mut kept, mut started) = (0, Vec::new());
     for container in &inputs.pod.spec.containers {
         let record = inputs.observed.current(&container.name);
-        let pick = |reason| Pick { kind: ContainerKind::Regular, container, reason };
+        let candidate = |reason| StartCandidate { kind: ContainerKind::Regular, container, reason };
         match record.filter(|record| record.is_running()) {
             None => {
                 if !should_restart(inputs.pod, container, inputs.observed) {
                     continue;
                 }
-                started.push(pick(start_reason(record)));
+                started.push(candidate(start_reason(record)));
                 if let Some(record) = record.filter(|r| r.state == ContainerRecordState::Unknown) {
                     actions.kill.push(kill_unknown(inputs.pod, container, record, "Container"));
                 }
             }
-            Some(record) => match running_fault(inputs, container, record) {
+            Some(record) => match kill_reason(inputs, container, record) {
                 None => kept += 1,
                 Some(reason) => {
                     let restart = reason == Reason::ContainerDefinitionChanged
                         || effective_policy(inputs.pod, container) != RestartPolicy::Never;
-                    actions.kill.push(kill_faulty(inputs.pod, container, record, reason, restart));
+                    actions.kill.push(kill_running(inputs.pod, container, record, reason, restart));
                     if restart {
-                        started.push(pick(reason));
+                        started.push(candidate(reason));
                     }
                 }
             },
@@ -317,12 +320,8 @@ fn start_reason(record: Option<&ContainerObservation>) -> Reason {
     }
 }
 
-/// Why a running container must not go on as it is.
-fn running_fault(
-    inputs: &Inputs<'_>,
-    container: &Container,
-    record: &ContainerObservation,
-) -> Option<Reason> {
+/// Why a running container must be killed; `None` if it is kept.
+fn kill_reason(inputs: &Inputs<'_>, container: &Container, record: &ContainerObservation) -> Option<Reason> {
     if definition_changed(container, record) {
         Some(Reason::ContainerDefinitionChanged)
     } else if inputs.hints.liveness_failed(&record.id) {
@@ -334,12 +333,12 @@ fn running_fault(
     }
 }
 
-/// The spec names another image than the one the record was made from.
+/// The image in the spec is not the one that the record was created from.
 pub fn definition_changed(container: &Container, record: &ContainerObservation) -> bool {
     !record.hash.is_empty() && record.hash != crate::container_hash(container)
 }
 
-fn kill_faulty(
+fn kill_running(
     pod: &Pod,
     container: &Container,
     record: &ContainerObservation,
@@ -377,22 +376,22 @@ fn kill_unknown(
 }
 
 /// Divides the picked containers into those that start and those that are in back-off (§9.8).
-fn hold_back(
+fn apply_backoff(
     inputs: &Inputs<'_>,
     actions: &mut PodActions,
-    picks: &[Pick<'_>],
-    book: &BackoffBook,
+    candidates: &[StartCandidate<'_>],
+    backoffs: &Backoffs,
     at: &Moment,
 ) {
     let mut blocked_by: Option<&str> = None;
-    for Pick { kind, container, reason } in picks {
+    for StartCandidate { kind, container, reason } in candidates {
         if let Some(earlier) = blocked_by {
             actions.waiting.push(wait_for_init(&container.name, earlier));
             continue;
         }
         let last = inputs.observed.last_exited(&container.name).map(|record| record.finished_unix_nanos);
         let backoff = last.map(|finished| (BackoffKey::of(inputs.pod, container), finished));
-        let wait = backoff.as_ref().and_then(|(key, finished)| book.waits_until(key, *finished, at));
+        let wait = backoff.as_ref().and_then(|(key, finished)| backoffs.waits_until(key, *finished, at));
         if let Some((until_unix_nanos, delay_seconds)) = wait {
             actions.waiting.push(ContainerWait {
                 name: container.name.clone(),

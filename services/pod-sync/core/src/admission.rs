@@ -1,14 +1,14 @@
-//! May a pod run on this node, as far as its spec and the Node object say (§15)? What it may use of the machine is
-//! judged by resource-manager.
+//! Whether a pod may run on this node, from its spec and the Node object (§15). resource-manager decides about the resources
+//! of the machine.
 //!
-//! [`before_fit`] holds the handlers that stand before the fit in the kubelet's order, [`after_fit`] those behind it;
-//! the first denial wins.
+//! [`before_fit`] has the handlers that the kubelet runs before the fit, [`after_fit`] those that it runs after it; the first
+//! denial wins.
 //!
-//! A kubelet makes every denial final. Here one that another pod is the cause of ([`Denial::passing`]) is final for pods of the
-//! API alone, whose controllers make others: see [`waits_for_admission`].
+//! In a kubelet every denial is final. Here a denial that another pod causes ([`Denial::is_temporary`]) is final only for API
+//! pods, whose controllers create others: see [`waits_for_admission`].
 //!
-//! Parity: as the kubelet, except that a pod that the node's pressure or shutdown would refuse too is refused for
-//! what stands here, and that features which a node declares are not asked for.
+//! Parity: as the kubelet, except that these checks come before those for pressure and shutdown, and that declared node
+//! features are not checked.
 
 mod affinity;
 mod identity;
@@ -22,46 +22,46 @@ use keelson_config::SourceLimits;
 use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint, unsafe_fields};
 
 pub use identity::AgentIds;
-pub use ports::{held_ports, holder_of};
+pub use ports::{held_ports, placeholder_pod};
 pub use sysctls::KernelVersion;
 
-/// What the handlers look at beside the pod.
+/// What the handlers depend on in addition to the pod.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
     /// The Node object.
     pub node: &'a Node,
     /// The name of this node.
     pub node_name: &'a str,
-    /// `allowedUnsafeSysctls`: names, or beginnings of names with a trailing `*`.
+    /// `allowedUnsafeSysctls`: names, or prefixes with a trailing `*`.
     pub unsafe_sysctls: &'a [String],
     /// The running kernel.
     pub kernel: KernelVersion,
-    /// The runtime can leave out the groups that an image adds.
+    /// The runtime supports `supplementalGroupsPolicy: Strict`, which ignores the groups of the image.
     pub strict_groups: bool,
     /// AppArmor can be enforced.
     pub apparmor: bool,
     /// What pods of a source may use of the host.
     pub source_limits: &'a SourceLimits,
-    /// The ids that no pod may have.
+    /// The ids that no pod may use.
     pub agent_ids: &'a AgentIds,
-    /// The folder of the agent's sockets.
+    /// The directory of the agent's sockets.
     pub run_dir: &'a Path,
 }
 
-/// Why a pod is refused.
+/// Why a pod is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
     /// `status.reason` and the reason of the event.
     pub reason: &'static str,
     /// The message of the event.
     pub message: String,
-    /// The cause is another pod, and may be gone later.
-    pub passing: bool,
+    /// The cause is another pod, so the denial may be lifted later.
+    pub is_temporary: bool,
 }
 
 impl Denial {
     fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), passing: false }
+        Self { reason, message: message.into(), is_temporary: false }
     }
 
     fn predicate(reason: &'static str, why: &str) -> Self {
@@ -70,7 +70,7 @@ impl Denial {
 }
 
 /// Reasons that `admission_rejections_total` keeps; see [`counted_reason`].
-const COUNTED: [&str; 23] = [
+const COUNTED_REASONS: [&str; 23] = [
     "AgentIdentityForbidden",
     "AppArmor",
     "Evicted",
@@ -96,45 +96,44 @@ const COUNTED: [&str; 23] = [
     "VolumeAttachmentLimitExceeded",
 ];
 
-/// What all other resources count as.
-const EXTENDED: &str = "OutOfExtendedResources";
-/// What all other reasons count as.
-const OTHER: &str = "Other";
+/// The label of all other resources.
+const EXTENDED_RESOURCES: &str = "OutOfExtendedResources";
+/// The label of all other reasons.
+const OTHER_REASONS: &str = "Other";
 
-/// The label of a rejection in `admission_rejections_total` (§15.3): whatever a plugin calls its resources, the label
-/// has few values.
+/// The label of a rejection in `admission_rejections_total` (§15.3). It has few values, also with the resources of device
+/// plugins.
 pub fn counted_reason(reason: &str) -> &'static str {
-    match COUNTED.iter().find(|counted| **counted == reason) {
+    match COUNTED_REASONS.iter().find(|counted| **counted == reason) {
         Some(counted) => counted,
-        None if reason.starts_with("OutOf") => EXTENDED,
-        None => OTHER,
+        None if reason.starts_with("OutOf") => EXTENDED_RESOURCES,
+        None => OTHER_REASONS,
     }
 }
 
-/// Every value that [`counted_reason`] has.
+/// Every value that [`counted_reason`] returns.
 pub fn counted_reasons() -> impl Iterator<Item = &'static str> {
-    COUNTED.into_iter().chain([EXTENDED, OTHER])
+    COUNTED_REASONS.into_iter().chain([EXTENDED_RESOURCES, OTHER_REASONS])
 }
 
-/// Whether a pod that is denied for a passing reason waits until that is gone, in place of failing: where no API owns the pod,
-/// nobody would make another one.
+/// Whether a pod with a temporary denial waits instead of failing: no controller would replace a pod that is not from the API.
 pub fn waits_for_admission(pod: &Pod) -> bool {
     pod.starts_in_turn()
 }
 
-/// The limits of the pod's source, which come first as they did in the kubelet, then handlers 3 and 6 to 8: sysctls, operating
-/// system, groups.
+/// The limits of the pod's source, which come first as in the kubelet, then handlers 3 and 6 to 8: sysctls, operating system,
+/// groups.
 pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
-    source::judge(pod, facts.source_limits)
-        .or_else(|| identity::judge(pod, facts))
-        .or_else(|| sysctls::judge(pod, facts))
+    source::check(pod, facts.source_limits)
+        .or_else(|| identity::check(pod, facts))
+        .or_else(|| sysctls::check(pod, facts))
         .or_else(|| operating_system(pod))
         .or_else(|| groups(pod, facts))
         .or_else(|| undeclared_features(pod))
         .or_else(|| unsafe_values(pod))
 }
 
-/// Handler 17: what a pod needs of a node that has to declare it, and this one does not.
+/// Handler 17: features that a pod needs and that this node does not declare.
 fn undeclared_features(pod: &Pod) -> Option<Denial> {
     let needs_users_of_host_network = pod.is_host_network() && pod.spec.host_users == Some(false);
     needs_users_of_host_network.then(|| {
@@ -143,7 +142,7 @@ fn undeclared_features(pod: &Pod) -> Option<Denial> {
     })
 }
 
-/// Values that an API server of today refuses and an older one may have let through: an unknown kind of seccomp profile, say,
+/// Values that a current API server refuses and an older one may have accepted, such as an unknown kind of seccomp profile,
 /// which would otherwise become the weaker choice. A kubelet has no such handler; it fails later or runs the pod.
 fn unsafe_values(pod: &Pod) -> Option<Denial> {
     let first = unsafe_fields(pod).into_iter().next()?;
@@ -151,7 +150,7 @@ fn unsafe_values(pod: &Pod) -> Option<Denial> {
 }
 
 /// Handlers 11 to 15: affinity, node name, host ports, taints, AppArmor. `others` are the pods that have been admitted
-/// and have not ended.
+/// and have not terminated.
 pub fn after_fit<'a>(
     pod: &Pod,
     facts: &NodeFacts<'_>,
@@ -166,7 +165,7 @@ pub fn after_fit<'a>(
     }
     if ports::conflict(pod, others) {
         let why = "node(s) didn't have free ports for the requested pod ports";
-        return Some(Denial { passing: true, ..Denial::predicate("NodePorts", why) });
+        return Some(Denial { is_temporary: true, ..Denial::predicate("NodePorts", why) });
     }
     if !pod.is_static() && !tolerates_no_execute(pod, &facts.node.spec.taints) {
         let why = "node(s) had taints that the pod didn't tolerate";
@@ -213,13 +212,13 @@ fn tolerates_no_execute(pod: &Pod, taints: &[Taint]) -> bool {
 /// Annotation prefix of AppArmor profiles, from before there was a field.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Only while the pod is Pending: one that has begun runs as it was begun.
+/// Only while the pod is Pending: a pod that has started keeps its profile.
 fn apparmor(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
-    let begun = !matches!(pod.status.phase(), PodPhase::Pending) && !pod.status.phase.is_empty();
-    if facts.apparmor || begun {
+    let started = !matches!(pod.status.phase(), PodPhase::Pending) && !pod.status.phase.is_empty();
+    if facts.apparmor || started {
         return None;
     }
-    let wants = |kind: &str| kind == "RuntimeDefault" || kind == "Localhost";
+    let needs_apparmor = |kind: &str| kind == "RuntimeDefault" || kind == "Localhost";
     let context = pod.spec.security_context.as_ref();
     let of_pod = context.and_then(|c| c.app_armor_profile.as_ref()).map(|p| p.type_.as_str());
     let required =
@@ -227,7 +226,7 @@ fn apparmor(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
             let own = container.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
             let annotated = pod.annotation(&format!("{APPARMOR_ANNOTATION}{}", container.name));
             match (own.map(|profile| profile.type_.as_str()).or(of_pod), annotated) {
-                (Some(kind), _) => wants(kind),
+                (Some(kind), _) => needs_apparmor(kind),
                 (None, Some(text)) => text != "unconfined" && !text.is_empty(),
                 (None, None) => false,
             }
@@ -235,8 +234,7 @@ fn apparmor(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
     required.then(|| Denial::new("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host"))
 }
 
-/// Whether a runtime of this name and version keeps to `supplementalGroupsPolicy: Strict`, for as long as nobody asks
-/// the runtime itself.
+/// Whether a runtime of this name and version supports `supplementalGroupsPolicy: Strict`. The runtime itself is not asked.
 pub fn supports_strict_groups(name: &str, version: &str) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map(|n| n.parse::<u32>().ok());
     let version = (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0));
@@ -247,7 +245,7 @@ pub fn supports_strict_groups(name: &str, version: &str) -> bool {
     }
 }
 
-/// Containers whose ports are held while the pod runs: regular ones and sidecars.
+/// Containers whose host ports are in use while the pod runs: regular ones and sidecars.
 fn long_running(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.containers().filter(|(kind, _)| kind.is_long_running()).map(|(_, container)| container)
 }

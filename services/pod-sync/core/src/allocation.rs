@@ -1,15 +1,15 @@
-//! What a pod was admitted with (§15.4). In-place resize is not there yet (§16): a change of resources is refused, and everything
-//! that is decided and shown goes on from what the pod was admitted with.
+//! The resources that a pod was admitted with (§15.4). In-place resize is not supported yet (§16): a change of resources is
+//! refused, and decisions and status continue to use the admitted resources.
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::{Container, Pod, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 
-/// Why a change of a pod's resources is not made: message of `PodResizePending` and of the event.
-pub const NO_RESIZE: &str = "In-place resize is not supported by this node; the containers keep the resources that they were started with";
+/// Why a resize is refused: message of the condition `PodResizePending` and of the event.
+pub const RESIZE_UNSUPPORTED: &str = "In-place resize is not supported by this node; the containers keep the resources that they were started with";
 
-/// The resources of a pod when it was admitted. Those of containers that have none are left out.
+/// The resources of a pod when it was admitted. Containers without any are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -19,7 +19,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// What the pod asks for now.
+    /// The resources in the pod's spec.
     pub fn of(pod: &Pod) -> Self {
         let some = |container: &&Container| container.resources != ResourceRequirements::default();
         let one = |container: &Container| (container.name.clone(), container.resources.clone());
@@ -27,8 +27,8 @@ impl Allocation {
         Self { containers: containers.filter(some).map(one).collect(), pod: pod.spec.resources.clone() }
     }
 
-    /// Puts what was admitted in the place of what the pod asks for now. Whether that is something else.
-    pub fn hold(&self, pod: &mut Pod) -> bool {
+    /// Replaces the resources in the pod's spec with the admitted ones. True if they differed.
+    pub fn apply(&self, pod: &mut Pod) -> bool {
         if Self::of(pod) == *self {
             return false;
         }
@@ -53,31 +53,31 @@ mod tests {
     }
 
     #[test]
-    fn what_was_admitted_stays_in_place_of_what_is_asked_for_later() {
+    fn admitted_resources_replace_later_changes() {
         let admitted = pod("1", Value::Null);
         let allocation = Allocation::of(&admitted);
         for mut changed in [pod("2", Value::Null), pod("1", json!({"limits": {"cpu": "3"}}))] {
-            assert!(allocation.hold(&mut changed));
+            assert!(allocation.apply(&mut changed));
             assert_eq!(changed, admitted);
         }
         let mut added = admitted.clone();
         added.spec.containers[1].resources.requests.insert("cpu".to_owned(), "1".parse().unwrap());
-        assert!(allocation.hold(&mut added));
+        assert!(allocation.apply(&mut added));
         assert_eq!(added, admitted);
     }
 
     #[test]
-    fn other_amounts_in_other_words_are_no_change_and_all_else_is_taken() {
+    fn equal_quantities_are_no_resize_and_other_fields_are_updated() {
         let allocation = Allocation::of(&pod("1", Value::Null));
         let mut same = pod("1000m", Value::Null);
         same.spec.active_deadline_seconds = Some(5);
         let before = same.clone();
-        assert!(!allocation.hold(&mut same));
+        assert!(!allocation.apply(&mut same));
         assert_eq!(same, before);
     }
 
     #[test]
-    fn it_is_stored_and_read_back() {
+    fn an_allocation_survives_serialization() {
         for pod in [pod("1", json!({"limits": {"cpu": "3"}})), Pod::default()] {
             let allocation = Allocation::of(&pod);
             let text = serde_json::to_string(&allocation).unwrap();

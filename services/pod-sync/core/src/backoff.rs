@@ -1,4 +1,4 @@
-//! Crash-loop back-off: how long a container that keeps ending waits before it is started again.
+//! Crash-loop back-off: how long a container that keeps terminating waits before it is restarted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::moment::{Moment, SECOND, duration_text};
 pub const INITIAL_SECONDS: i64 = 10;
 /// Longest delay unless configured otherwise, seconds.
 pub const MAX_SECONDS: i64 = 300;
-/// An entry is forgotten when the container ended this long after it was last advanced, seconds.
+/// An entry expires when the container terminated this long after the entry was last advanced, seconds.
 pub const FORGET_SECONDS: i64 = 600;
 
-/// Identifies one container in one shape: another image or other resources make another key, which starts anew.
+/// Identifies one container with one image and resources. With another image or other resources the back-off starts anew.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BackoffKey {
     /// The pod.
@@ -56,35 +56,35 @@ fn fnv<'a>(parts: impl Iterator<Item = &'a str>) -> u64 {
 /// One container's back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffEntry {
-    /// Seconds to wait after the container ended.
+    /// Seconds to wait after the container terminated.
     pub delay_seconds: i64,
     /// When a start last advanced this entry, unix nanoseconds.
     pub last_advanced_unix_nanos: i64,
 }
 
-/// The back-offs of all containers. Survives a restart of the service when the caller stores its entries.
+/// The back-offs of all containers. The caller stores the entries for a restart of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackoffBook {
+pub struct Backoffs {
     initial_seconds: i64,
     max_seconds: i64,
     entries: BTreeMap<BackoffKey, BackoffEntry>,
 }
 
-impl Default for BackoffBook {
+impl Default for Backoffs {
     fn default() -> Self {
         Self::new(MAX_SECONDS)
     }
 }
 
-impl BackoffBook {
-    /// An empty book with the configured maximum, in seconds; a maximum below the initial delay lowers that too.
+impl Backoffs {
+    /// No back-offs yet, with the configured maximum in seconds; a maximum below the initial delay lowers that too.
     pub fn new(max_seconds: i64) -> Self {
         let max_seconds = max_seconds.max(1);
         Self { initial_seconds: INITIAL_SECONDS.min(max_seconds), max_seconds, entries: BTreeMap::new() }
     }
 
-    /// Takes an entry back that was stored before. What it says is held within what this book could have made
-    /// itself: the maximum may be another one now, and the clock may have been set back.
+    /// Restores a stored entry, clamped to the present limits: the maximum may have changed, and the clock may have been set
+    /// back.
     pub fn restore(&mut self, key: BackoffKey, stored: BackoffEntry, at: &Moment) {
         let entry = BackoffEntry {
             delay_seconds: stored.delay_seconds.clamp(self.initial_seconds, self.max_seconds),
@@ -93,14 +93,14 @@ impl BackoffBook {
         self.entries.insert(key, entry);
     }
 
-    /// The entries of one pod, to be stored.
+    /// The entries of one pod, for storing.
     pub fn of_pod<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = (&'a BackoffKey, &'a BackoffEntry)> {
         let first = BackoffKey { uid: uid.clone(), container: String::new(), shape: 0 };
         self.entries.range(first..).take_while(move |(key, _)| key.uid == *uid)
     }
 
-    /// When a start last advanced any entry of a pod, unix nanoseconds; `None` for a pod without entries. Another
-    /// answer than before means that there is something new to store.
+    /// When a start last advanced any entry of a pod, unix nanoseconds; `None` for a pod without entries. If it changes, the
+    /// entries must be stored again.
     pub fn last_advanced_unix_nanos(&self, uid: &PodUid) -> Option<i64> {
         self.of_pod(uid).map(|(_, entry)| entry.last_advanced_unix_nanos).max()
     }
@@ -110,23 +110,25 @@ impl BackoffBook {
         self.entries.get(key).copied()
     }
 
-    fn forgotten(entry: &BackoffEntry, finished_unix_nanos: i64) -> bool {
+    fn is_expired(entry: &BackoffEntry, finished_unix_nanos: i64) -> bool {
         finished_unix_nanos.saturating_sub(entry.last_advanced_unix_nanos) > FORGET_SECONDS * SECOND
     }
 
-    /// Until when a container that ended then has to wait, and the delay in seconds; `None` when it may start.
+    /// Until when a container that terminated at that time has to wait, unix nanoseconds, and the delay in seconds; `None` if
+    /// it may start.
     pub fn waits_until(&self, key: &BackoffKey, finished_unix_nanos: i64, at: &Moment) -> Option<(i64, i64)> {
-        let entry = self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos))?;
+        let entry = self.get(key).filter(|entry| !Self::is_expired(entry, finished_unix_nanos))?;
         let until = finished_unix_nanos.saturating_add(entry.delay_seconds * SECOND);
-        // An end in the future says that the clock was set back; nobody knows how long ago it was.
+        // If the end is in the future, the clock was set back, and the real end is not known.
         (finished_unix_nanos <= at.now_unix_nanos && at.now_unix_nanos < until)
             .then_some((until, entry.delay_seconds))
     }
 
-    /// Notes a permitted start of a container that ended then: the first one makes the entry, each further one
-    /// doubles its delay. Returns the entry for storing.
+    /// Records a start of a container that terminated at that time: the first one creates the entry, each later one doubles
+    /// its delay. Returns the entry for storing.
     pub fn advance(&mut self, key: &BackoffKey, finished_unix_nanos: i64, at: &Moment) -> BackoffEntry {
-        let delay_seconds = match self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos)) {
+        let delay_seconds = match self.get(key).filter(|entry| !Self::is_expired(entry, finished_unix_nanos))
+        {
             Some(entry) => (entry.delay_seconds * 2).min(self.max_seconds),
             None => self.initial_seconds,
         };
@@ -135,19 +137,19 @@ impl BackoffBook {
         entry
     }
 
-    /// Ends every back-off of a pod, because it is gone or because a person asked to try now. True if there was one.
+    /// Ends every back-off of a pod, because it was removed or because of `RetryPod`. True if there was one.
     pub fn forget_pod(&mut self, uid: &PodUid) -> bool {
         let before = self.entries.len();
         self.entries.retain(|key, _| key.uid != *uid);
         before != self.entries.len()
     }
 
-    /// Drops the entries that no start has advanced for as long as they are remembered; returns their keys.
-    pub fn collect(&mut self, at: &Moment) -> Vec<BackoffKey> {
+    /// Removes the expired entries; returns their keys.
+    pub fn remove_expired(&mut self, at: &Moment) -> Vec<BackoffKey> {
         let old: Vec<BackoffKey> = self
             .entries
             .iter()
-            .filter(|(_, entry)| Self::forgotten(entry, at.now_unix_nanos))
+            .filter(|(_, entry)| Self::is_expired(entry, at.now_unix_nanos))
             .map(|(key, _)| key.clone())
             .collect();
         for key in &old {
@@ -188,66 +190,66 @@ mod tests {
     }
 
     #[test]
-    fn an_instantly_failing_container_starts_at_the_published_offsets() {
-        let mut book = BackoffBook::default();
+    fn crash_loop_back_off_doubles_from_10_s_to_300_s() {
+        let mut backoffs = Backoffs::default();
         let (mut now, mut starts) = (0, vec![0]);
         while starts.len() < 9 {
-            // It ended at the moment it was started last.
+            // It terminated when it was last started.
             let finished = nanos(now);
-            while book.waits_until(&key(), finished, &at(now)).is_some() {
+            while backoffs.waits_until(&key(), finished, &at(now)).is_some() {
                 now += 1;
             }
-            book.advance(&key(), finished, &at(now));
+            backoffs.advance(&key(), finished, &at(now));
             starts.push(now);
         }
         assert_eq!(starts, [0, 0, 10, 30, 70, 150, 310, 610, 910]);
     }
 
     #[test]
-    fn ten_quiet_minutes_are_forgotten() {
-        let mut book = BackoffBook::default();
+    fn back_off_expires_after_ten_minutes() {
+        let mut backoffs = Backoffs::default();
         for _ in 0..4 {
-            book.advance(&key(), nanos(0), &at(0));
+            backoffs.advance(&key(), nanos(0), &at(0));
         }
-        assert_eq!(book.waits_until(&key(), nanos(600), &at(600)), Some((nanos(680), 80)));
-        assert_eq!(book.waits_until(&key(), nanos(601), &at(601)), None);
-        assert_eq!(book.advance(&key(), nanos(601), &at(601)).delay_seconds, INITIAL_SECONDS);
+        assert_eq!(backoffs.waits_until(&key(), nanos(600), &at(600)), Some((nanos(680), 80)));
+        assert_eq!(backoffs.waits_until(&key(), nanos(601), &at(601)), None);
+        assert_eq!(backoffs.advance(&key(), nanos(601), &at(601)).delay_seconds, INITIAL_SECONDS);
     }
 
     #[test]
-    fn a_low_maximum_lowers_the_first_delay_too() {
-        let mut book = BackoffBook::new(4);
-        assert_eq!(book.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
-        assert_eq!(book.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
-        let mut longer = BackoffBook::new(15);
+    fn a_low_maximum_lowers_the_initial_delay_too() {
+        let mut backoffs = Backoffs::new(4);
+        assert_eq!(backoffs.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
+        assert_eq!(backoffs.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
+        let mut longer = Backoffs::new(15);
         assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 10);
         assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 15);
     }
 
     #[test]
-    fn entries_can_be_stored_taken_back_and_dropped() {
-        let mut book = BackoffBook::default();
-        book.advance(&key(), nanos(0), &at(0));
-        let mut other = BackoffBook::default();
-        for (key, entry) in book.of_pod(&key().uid) {
+    fn back_off_entries_are_stored_restored_and_removed() {
+        let mut backoffs = Backoffs::default();
+        backoffs.advance(&key(), nanos(0), &at(0));
+        let mut other = Backoffs::default();
+        for (key, entry) in backoffs.of_pod(&key().uid) {
             let json = serde_json::to_string(&(key, entry)).unwrap();
             let (key, entry) = serde_json::from_str(&json).unwrap();
             other.restore(key, entry, &at(0));
         }
-        assert_eq!(other, book);
-        assert!(other.collect(&at(600)).is_empty());
-        assert_eq!(other.collect(&at(601)), [key()]);
-        assert!(book.forget_pod(&PodUid::from("u-1")));
-        assert!(!book.forget_pod(&PodUid::from("u-1")));
+        assert_eq!(other, backoffs);
+        assert!(other.remove_expired(&at(600)).is_empty());
+        assert_eq!(other.remove_expired(&at(601)), [key()]);
+        assert!(backoffs.forget_pod(&PodUid::from("u-1")));
+        assert!(!backoffs.forget_pod(&PodUid::from("u-1")));
     }
 
     #[test]
-    fn what_is_taken_back_is_held_within_what_the_book_could_have_made() {
+    fn restored_back_offs_are_clamped_to_the_limits() {
         let restored = |max, delay_seconds, last| {
-            let mut book = BackoffBook::new(max);
+            let mut backoffs = Backoffs::new(max);
             let stored = BackoffEntry { delay_seconds, last_advanced_unix_nanos: nanos(last) };
-            book.restore(key(), stored, &at(50));
-            let entry = book.get(&key()).unwrap();
+            backoffs.restore(key(), stored, &at(50));
+            let entry = backoffs.get(&key()).unwrap();
             (entry.delay_seconds, entry.last_advanced_unix_nanos)
         };
         assert_eq!(restored(300, 40, 20), (40, nanos(20)));
@@ -257,26 +259,26 @@ mod tests {
     }
 
     #[test]
-    fn the_entries_of_a_pod_are_its_own_and_tell_when_the_last_start_was() {
+    fn back_off_entries_are_listed_per_pod_with_the_last_advance() {
         let of = |uid: &str, container: &str| BackoffKey {
             uid: PodUid::from(uid),
             container: container.to_owned(),
             shape: 1,
         };
-        let mut book = BackoffBook::default();
+        let mut backoffs = Backoffs::default();
         for (uid, container, second) in [("u", "b", 7), ("u", "a", 5), ("t", "a", 9), ("u-1", "a", 9)] {
-            book.advance(&of(uid, container), nanos(0), &at(second));
+            backoffs.advance(&of(uid, container), nanos(0), &at(second));
         }
         let uid = PodUid::from("u");
-        let names: Vec<&str> = book.of_pod(&uid).map(|(key, _)| key.container.as_str()).collect();
+        let names: Vec<&str> = backoffs.of_pod(&uid).map(|(key, _)| key.container.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        assert_eq!(book.last_advanced_unix_nanos(&uid), Some(nanos(7)));
-        book.forget_pod(&uid);
-        assert_eq!(book.last_advanced_unix_nanos(&uid), None);
+        assert_eq!(backoffs.last_advanced_unix_nanos(&uid), Some(nanos(7)));
+        backoffs.forget_pod(&uid);
+        assert_eq!(backoffs.last_advanced_unix_nanos(&uid), None);
     }
 
     #[test]
-    fn image_and_resources_make_another_key_and_other_fields_do_not() {
+    fn back_off_key_depends_on_image_and_resources_only() {
         let of = |container: serde_json::Value| {
             let pod = pod(json!({ "containers": [container] }));
             BackoffKey::of(&pod, &pod.spec.containers[0])
@@ -289,10 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_future_waits_for_nothing() {
-        let mut book = BackoffBook::default();
-        book.advance(&key(), nanos(100), &at(100));
-        assert!(book.waits_until(&key(), nanos(100), &at(100)).is_some());
-        assert_eq!(book.waits_until(&key(), nanos(100), &at(40)), None, "the clock was set back by a minute");
+    fn a_termination_in_the_future_has_no_back_off() {
+        let mut backoffs = Backoffs::default();
+        backoffs.advance(&key(), nanos(100), &at(100));
+        assert!(backoffs.waits_until(&key(), nanos(100), &at(100)).is_some());
+        assert_eq!(
+            backoffs.waits_until(&key(), nanos(100), &at(40)),
+            None,
+            "the clock was set back by a minute"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! How many pods there are and how far their workers have come (§7, steps 11 and 15, and §19).
+//! Counts of pods and workers (§7, steps 11 and 15, and §19).
 //!
 //! Parity: as the kubelet's gauges.
 
@@ -15,22 +15,22 @@ pub fn static_label(is_static: bool) -> &'static str {
     if is_static { "true" } else { "" }
 }
 
-/// One UID, as it is counted.
+/// One UID to count.
 #[derive(Clone, Copy, Debug)]
-pub struct Counted<'a> {
-    /// Where its worker stands.
+pub struct CountedPod<'a> {
+    /// The state of its worker.
     pub state: &'a WorkerState,
-    /// Whether its pod is static; `None` where only the runtime knows it.
+    /// Whether its pod is static; `None` if only the runtime has it.
     pub is_static: Option<bool>,
-    /// Its status, here or in its source, has a final phase.
+    /// Its status, here or at its source, has a final phase.
     pub terminal: bool,
-    /// How many ephemeral containers it names.
+    /// The number of ephemeral containers in its spec.
     pub ephemeral: usize,
 }
 
 /// Labels of a gauge of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Working {
+pub struct WorkerLabels {
     /// `sync`, `terminating`, `terminated`.
     pub lifecycle: &'static str,
     /// `desired`, `orphan`, `runtime_only`.
@@ -39,61 +39,60 @@ pub struct Working {
     pub is_static: &'static str,
 }
 
-/// The numbers.
+/// The counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     desired: [i64; 2],
     active: [i64; 2],
-    working: [[i64; CONFIGS.len()]; LIFECYCLES.len()],
+    workers: [[i64; CONFIGS.len()]; LIFECYCLES.len()],
     ephemeral: i64,
 }
 
 impl Census {
     /// Counts one UID.
-    pub fn add(&mut self, one: &Counted<'_>) {
-        let state = one.state;
-        let of = usize::from(one.is_static == Some(true));
+    pub fn add(&mut self, pod: &CountedPod<'_>) {
+        let state = pod.state;
+        let of = usize::from(pod.is_static == Some(true));
         self.desired[of] += i64::from(state.desired);
-        self.active[of] += i64::from(is_active(one));
+        self.active[of] += i64::from(is_active(pod));
         let row = match state.phase {
             WorkerPhase::Sync => 0,
             WorkerPhase::Terminating => 1,
             WorkerPhase::Terminated | WorkerPhase::Finished => 2,
         };
-        let column = match (one.is_static, state.desired) {
+        let column = match (pod.is_static, state.desired) {
             (None, _) => 4,
             (Some(_), true) => of,
             (Some(_), false) => 2 + of,
         };
-        self.working[row][column] += 1;
+        self.workers[row][column] += 1;
         if row < 2 {
-            self.ephemeral += i64::try_from(one.ephemeral).unwrap_or(i64::MAX);
+            self.ephemeral += i64::try_from(pod.ephemeral).unwrap_or(i64::MAX);
         }
     }
 
-    /// Ephemeral containers of pods that have not been ended.
+    /// Ephemeral containers of pods that have not terminated.
     pub fn ephemeral(&self) -> i64 {
         self.ephemeral
     }
 
-    /// Pods that a source names, by the label `static`.
+    /// Pods that a source has, by the label `static`.
     pub fn desired(&self) -> [(&'static str, i64); 2] {
         by_source(self.desired)
     }
 
-    /// Those of them that take room on the node, by the label `static`.
+    /// Those of them that use resources of the node, by the label `static`.
     pub fn active(&self) -> [(&'static str, i64); 2] {
         by_source(self.active)
     }
 
-    /// Workers by all combinations of labels, also of those that there are none of.
-    pub fn working(&self) -> impl Iterator<Item = (Working, i64)> {
-        let rows = LIFECYCLES.into_iter().zip(self.working);
+    /// Workers by every combination of labels, including those with a count of 0.
+    pub fn workers(&self) -> impl Iterator<Item = (WorkerLabels, i64)> {
+        let rows = LIFECYCLES.into_iter().zip(self.workers);
         rows.flat_map(|(lifecycle, row)| {
-            CONFIGS
-                .into_iter()
-                .zip(row)
-                .map(move |((config, is_static), count)| (Working { lifecycle, config, is_static }, count))
+            CONFIGS.into_iter().zip(row).map(move |((config, is_static), count)| {
+                (WorkerLabels { lifecycle, config, is_static }, count)
+            })
         })
     }
 }
@@ -102,11 +101,11 @@ fn by_source([api, static_]: [i64; 2]) -> [(&'static str, i64); 2] {
     [(static_label(false), api), (static_label(true), static_)]
 }
 
-/// Named by a source, and neither known to have ended nor of a final phase, unless it is still being ended (§6.5).
-fn is_active(one: &Counted<'_>) -> bool {
-    one.state.desired
-        && match one.state.phase {
-            WorkerPhase::Sync => !one.terminal,
+/// A source has the pod, and it is neither terminated nor in a final phase, unless it is still terminating (§6.5).
+fn is_active(pod: &CountedPod<'_>) -> bool {
+    pod.state.desired
+        && match pod.state.phase {
+            WorkerPhase::Sync => !pod.terminal,
             WorkerPhase::Terminating => true,
             WorkerPhase::Terminated | WorkerPhase::Finished => false,
         }
@@ -123,14 +122,14 @@ mod tests {
 
     /// The labels of the only worker of a census.
     fn cell(census: &Census) -> (&'static str, &'static str, &'static str) {
-        let mut found = census.working().filter(|(_, count)| *count == 1).map(|(labels, _)| labels);
+        let mut found = census.workers().filter(|(_, count)| *count == 1).map(|(labels, _)| labels);
         let labels = found.next().unwrap();
         assert_eq!(found.next(), None);
         (labels.lifecycle, labels.config, labels.is_static)
     }
 
     #[test]
-    fn each_worker_stands_in_one_place() {
+    fn each_worker_is_counted_under_one_label_set() {
         for (phase, desired, is_static, expected) in [
             (Sync, true, Some(true), ("sync", "desired", "true")),
             (Sync, true, Some(false), ("sync", "desired", "")),
@@ -141,16 +140,16 @@ mod tests {
             (Finished, true, Some(true), ("terminated", "desired", "true")),
         ] {
             let mut census = Census::default();
-            census.add(&Counted { state: &of(phase, desired), is_static, terminal: false, ephemeral: 0 });
+            census.add(&CountedPod { state: &of(phase, desired), is_static, terminal: false, ephemeral: 0 });
             assert_eq!(cell(&census), expected, "{phase:?} {desired} {is_static:?}");
         }
-        let labels: Vec<_> = Census::default().working().collect();
+        let labels: Vec<_> = Census::default().workers().collect();
         assert_eq!(labels.len(), 15);
         assert!(labels.iter().all(|(_, count)| *count == 0));
     }
 
     #[test]
-    fn a_pod_is_active_until_it_is_known_to_have_ended() {
+    fn a_pod_is_active_until_it_has_terminated() {
         for (phase, desired, terminal, active) in [
             (Sync, true, false, 1),
             (Sync, true, true, 0),
@@ -162,7 +161,7 @@ mod tests {
         ] {
             for is_static in [false, true] {
                 let mut census = Census::default();
-                census.add(&Counted {
+                census.add(&CountedPod {
                     state: &of(phase, desired),
                     is_static: Some(is_static),
                     terminal,

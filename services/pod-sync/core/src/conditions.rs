@@ -3,26 +3,26 @@
 use keelson_kube_model::{ContainerStatus, Pod, PodCondition, PodPhase, PodStatus};
 
 use crate::actions::has_restart_all;
-use crate::allocation::NO_RESIZE;
+use crate::allocation::RESIZE_UNSUPPORTED;
 use crate::worker::StatusPatch;
 
-/// The sandbox is there: containers may be started.
+/// The sandbox is ready: containers may be started.
 pub const READY_TO_START: &str = "PodReadyToStartContainers";
-/// Every init container has done its part.
+/// Every init container has completed, and every sidecar has started.
 pub const INITIALIZED: &str = "Initialized";
 /// Every container is ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
-/// Every container and every readiness gate is.
+/// Every container is ready and every readiness gate is true.
 pub const READY: &str = "Ready";
 /// A node was found for the pod.
 pub const SCHEDULED: &str = "PodScheduled";
-/// The pod was made to end by the node.
+/// The node terminates the pod.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// All containers of the pod begin anew.
+/// All containers of the pod restart.
 pub const RESTARTING_ALL: &str = "AllContainersRestarting";
 
-/// A change of the pod's resources has not been made.
+/// A resize of the pod has not been carried out.
 pub const RESIZE_PENDING: &str = "PodResizePending";
 
 /// Conditions that the node agent alone writes.
@@ -39,7 +39,7 @@ pub const OWNED: [&str; 8] = [
 
 /// What the conditions depend on.
 pub struct ConditionInputs<'a> {
-    /// The pod; its status is what the API has.
+    /// The pod; its status is that of the API object.
     pub pod: &'a Pod,
     /// The new status with phase, container statuses and readiness.
     pub status: &'a PodStatus,
@@ -47,13 +47,13 @@ pub struct ConditionInputs<'a> {
     pub old: &'a PodStatus,
     /// No new sandbox is needed.
     pub ready_to_start: bool,
-    /// A container has asked for all to begin anew, and not everything is removed for that yet.
+    /// A container has triggered `RestartAllContainers`, and not all records are removed yet.
     pub restarting: bool,
-    /// A change of the pod's resources is not made.
+    /// A resize of the pod is refused.
     pub resize_refused: bool,
     /// An order that makes the pod a `DisruptionTarget`.
     pub disruption: Option<&'a StatusPatch>,
-    /// The moment as a timestamp.
+    /// The time as a timestamp.
     pub now: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl Verdict {
     }
 }
 
-/// All conditions: the owned ones, then those of others as the API has them.
+/// All conditions: the owned ones, then those of others as in the API object.
 pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     let verdicts = [
         (
@@ -89,12 +89,12 @@ pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     let mut conditions: Vec<PodCondition> =
         verdicts.into_iter().map(|(type_, verdict)| condition(inputs, type_, verdict)).collect();
     if has_restart_all(inputs.pod) {
-        // It is about what happens and not about what is wanted.
+        // It describes the present state, not the spec: no observed generation.
         let restarting = condition(inputs, RESTARTING_ALL, restarting(inputs));
         conditions.push(PodCondition { observed_generation: None, ..restarting });
     }
     if inputs.resize_refused && !phase(inputs).is_terminal() {
-        let verdict = Verdict { is_true: true, ..Verdict::no("Infeasible", NO_RESIZE.to_owned()) };
+        let verdict = Verdict { is_true: true, ..Verdict::no("Infeasible", RESIZE_UNSUPPORTED.to_owned()) };
         conditions.push(condition(inputs, RESIZE_PENDING, verdict));
     }
     if let Some(patch) = inputs.disruption {
@@ -115,7 +115,7 @@ pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     conditions
 }
 
-/// The time of the last transition moves only when the status does.
+/// The time of the last transition changes only with the status.
 fn condition(inputs: &ConditionInputs<'_>, type_: &str, verdict: Verdict) -> PodCondition {
     let status = if verdict.is_true { "True" } else { "False" };
     let before = inputs.old.condition(type_).filter(|old| old.status == status);
@@ -252,7 +252,7 @@ fn ready(inputs: &ConditionInputs<'_>) -> Verdict {
     }
 }
 
-/// A pod of a final phase is neither ready nor has it ready containers.
+/// Sets the conditions Ready and ContainersReady of a pod in a final phase to false.
 pub fn make_unready(status: &mut PodStatus, now: Option<String>) {
     let reason = if status.phase() == PodPhase::Succeeded { "PodCompleted" } else { "PodFailed" };
     for condition in &mut status.conditions {

@@ -1,7 +1,7 @@
-//! What CRI is asked for, as plain structs: the wire types are the caller's matter.
+//! The CRI requests as plain structs; the caller converts them to wire types.
 //!
-//! [`sandbox_plan`] and [`container_plan`] are pure: files, objects and addresses come in as arguments, so the same
-//! pod gives the same request (runtime-and-resources §2.1 to §2.5, §3.2 to §3.5, §4, §5).
+//! [`sandbox_plan`] and [`container_plan`] are pure: files, objects and addresses are arguments, so the same pod gives the
+//! same request (runtime-and-resources §2.1 to §2.5, §3.2 to §3.5, §4, §5).
 
 mod container;
 mod dns;
@@ -21,20 +21,20 @@ mod token;
 use keelson_kube_model::Quantity;
 use thiserror::Error;
 
-pub use container::{ContainerInputs, Given, container_plan};
+pub use container::{AssignedResources, ContainerInputs, container_plan};
 pub use dns::{DnsInputs, DnsSpec, ResolvConf, dns_for};
-pub use downward::{Downward, downward_value};
-pub use env::{FileLookup, NoObjects, ObjectLookup, environment, needs_files, needs_objects};
+pub use downward::{DownwardValue, downward_value};
+pub use env::{FileLookup, NoObjects, ObjectLookup, environment, referenced_files, referenced_objects};
 pub use expand::expand;
 pub use hostname::{HostNames, host_names};
 pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
 pub use resources::{CgroupVersion, MachineInputs};
-pub use sandbox::{SandboxInputs, UserNamespace, sandbox_plan, way_out};
+pub use sandbox::{SandboxInputs, UserNamespace, remedy, sandbox_plan};
 pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
 pub use spec::*;
 pub use token::{TokenAccess, token_access};
 
-/// Labels and annotations that the runtime keeps for us.
+/// Labels and annotations on the runtime's records.
 pub mod keys {
     /// Name of the pod.
     pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -62,7 +62,7 @@ pub mod keys {
     pub const DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
 }
 
-/// Something that deserves a Warning event but does not stop the pod.
+/// A Warning event that does not stop the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigWarning {
     /// Reason of the event.
@@ -71,11 +71,11 @@ pub struct ConfigWarning {
     pub message: String,
 }
 
-/// Why a sandbox or a container cannot be asked for. For a container the waiting reason is
-/// `CreateContainerConfigError`, for a sandbox the event is `FailedCreatePodSandBox`; both are tried again.
+/// Why the request for a sandbox or a container cannot be built. For a container the waiting reason is
+/// `CreateContainerConfigError`, for a sandbox the event is `FailedCreatePodSandBox`; both are retried.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    /// `setHostnameAsFQDN` makes a name that the kernel does not take.
+    /// The name with `setHostnameAsFQDN` is too long for the kernel.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long (64 characters is the max, {length} characters requested)"
     )]
@@ -85,7 +85,7 @@ pub enum ConfigError {
         /// Its length.
         length: usize,
     },
-    /// `hostnameOverride` is no DNS subdomain.
+    /// `hostnameOverride` is not a DNS subdomain.
     #[error(
         "spec.hostnameOverride {name:?} is not a DNS subdomain: use lower-case letters, digits, '-' and '.'"
     )]
@@ -93,10 +93,10 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
-    /// `hostUsers: false` cannot be given.
+    /// `hostUsers: false` is not supported by the runtime.
     #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
     UserNamespaces,
-    /// A ConfigMap or Secret is not there.
+    /// A ConfigMap or Secret does not exist.
     #[error("{kind} {name:?} not found")]
     ObjectMissing {
         /// `configmap` or `secret`.
@@ -111,7 +111,7 @@ pub enum ConfigError {
         kind: &'static str,
         /// Its name.
         name: String,
-        /// What the lookup said.
+        /// The error of the lookup.
         message: String,
     },
     /// A ConfigMap or Secret lacks a key.
@@ -126,7 +126,7 @@ pub enum ConfigError {
         /// The key.
         key: String,
     },
-    /// A key of a file in a volume is not there.
+    /// A file in a volume lacks a key.
     #[error("environment variable key {key:?} not found in file {path:?} of volume {volume:?}")]
     FileKeyMissing {
         /// The volume.
@@ -143,10 +143,10 @@ pub enum ConfigError {
         volume: String,
         /// The file.
         path: String,
-        /// What the lookup said.
+        /// The error of the lookup.
         message: String,
     },
-    /// A `fieldPath` that no pod has.
+    /// An unsupported `fieldPath`.
     #[error("env {variable}: field path {path:?} is not supported")]
     FieldPath {
         /// The variable.
@@ -154,7 +154,7 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
-    /// A `resourceFieldRef` that cannot be answered.
+    /// A `resourceFieldRef` that cannot be resolved.
     #[error("env {variable}: resource {resource:?} of container {container:?} is not known")]
     Resource {
         /// The variable.
@@ -164,7 +164,7 @@ pub enum ConfigError {
         /// The resource named.
         resource: String,
     },
-    /// A divisor that divides nothing.
+    /// A divisor that is not above zero.
     #[error("env {variable}: divisor {divisor} must be above zero")]
     Divisor {
         /// The variable.
@@ -181,7 +181,7 @@ pub enum ConfigError {
         volume: String,
     },
     /// `subPathExpr` names a variable that the container does not have, or leads out of the volume.
-    #[error("subPath {path:?} of volumeMount {mount:?} of container {container:?}: {problem}")]
+    #[error("subPath {path:?} of volumeMount {mount:?} of container {container:?}: {detail}")]
     SubPath {
         /// The container.
         container: String,
@@ -190,9 +190,9 @@ pub enum ConfigError {
         /// The path or expression.
         path: String,
         /// What is wrong.
-        problem: String,
+        detail: String,
     },
-    /// The subpath has not been made ready.
+    /// The subpath has not been prepared.
     #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
     SubPathNotPrepared {
         /// The container.
@@ -200,7 +200,7 @@ pub enum ConfigError {
         /// The mount.
         mount: String,
     },
-    /// Recursive read-only is asked for and the runtime cannot do it.
+    /// Recursive read-only is requested and the runtime does not support it.
     #[error(
         "failed to resolve recursive read-only mode: volume {mount:?} requested recursive read-only mode, but it is not supported by the runtime"
     )]
@@ -208,13 +208,13 @@ pub enum ConfigError {
         /// The mount.
         mount: String,
     },
-    /// An image volume on a runtime that would mount nothing.
+    /// An image volume on a runtime that does not support it.
     #[error("volume {volume:?} is an image, which this runtime cannot mount (containerd 2.1 or newer can)")]
     ImageVolume {
         /// The volume.
         volume: String,
     },
-    /// A value that is not known, or that contradicts another one, where the weaker choice would be the alternative.
+    /// A value that is unknown or contradicts another one, where the alternative would be the weaker choice.
     #[error("{field}: {message}")]
     Unsafe {
         /// The field, such as `spec.securityContext.seccompProfile.type`.
@@ -222,11 +222,11 @@ pub enum ConfigError {
         /// What is wrong with it.
         message: String,
     },
-    /// `runAsNonRoot` against what would run.
-    #[error("{problem} (pod: \"{pod}\", container: {container})")]
+    /// The user of the container violates `runAsNonRoot`.
+    #[error("{detail} (pod: \"{pod}\", container: {container})")]
     NonRoot {
-        /// What would break the rule.
-        problem: String,
+        /// What violates the rule.
+        detail: String,
         /// `<name>_<namespace>(<uid>)`.
         pod: String,
         /// The container.

@@ -1,14 +1,14 @@
-//! The ids that a container has which the runtime has made, as the runtime tells them: what the pod says, what its image says, and the
-//! groups of the image's own `/etc/group`.
+//! The user and group ids of a created container, as the runtime reports them: those of the pod, of its image, and of the
+//! image's `/etc/group`.
 
 use serde_json::Value;
 
-/// User, group and further groups of the container's first process, of the `info` of a verbose `ContainerStatus`: containerd and CRI-O
-/// put the runtime specification there (`runtimeSpec.process.user`). `None` where it is not there.
+/// User, group and supplemental groups of the container's first process, from the `info` of a verbose `ContainerStatus`:
+/// containerd and CRI-O put the runtime specification there (`runtimeSpec.process.user`). `None` if it is missing.
 pub fn ids_of_info(info: &str) -> Option<Vec<i64>> {
     let info: Value = serde_json::from_str(info).ok()?;
     let user = info.pointer("/runtimeSpec/process/user")?.as_object()?;
-    // What is 0 is left out.
+    // The specification omits ids that are 0.
     let id = |field: &str| user.get(field).map_or(Some(0), Value::as_i64);
     let mut ids = vec![id("uid")?, id("gid")?];
     for group in user.get("additionalGids").and_then(Value::as_array).into_iter().flatten() {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ids_are_all_of_them_or_none() {
+    fn container_ids_are_read_completely_or_not_at_all() {
         for (info, expected) in [
             (
                 r#"{"runtimeSpec":{"process":{"user":{"uid":1,"gid":2,"additionalGids":[2,64200]}}}}"#,

@@ -1,36 +1,36 @@
-//! What a pod waits for: the steps of its life, each with its state, its owner and its next attempt.
+//! What a pod waits for: the steps of its start and its end, each with its state, its owner and its next attempt.
 //!
-//! The ledger holds what is true now. Whoever finds a cause sets it, whoever sees it gone clears it; `since` survives
-//! repeated settings of the same cause, so it says how long the pod has really been waiting.
+//! [`PodSteps`] has the present state. Code that finds a cause sets it, and code that finds the cause resolved clears it.
+//! Setting the same cause again keeps `since`, so `since` shows how long the pod has really been waiting.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::moment::{Moment, SECOND, duration_text};
 
-/// The owner of what only a person can change.
+/// The owner of a cause that only a person can resolve.
 pub const YOU: &str = "you";
 
-/// The steps in the order of a pod's life.
+/// The steps, in the order of a pod's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StepName {
-    /// A source names the pod.
+    /// A source has sent the pod.
     Source,
-    /// The worker that carries the other steps out; told of only while it is set aside.
+    /// The worker that carries out the other steps; present only while the pod is quarantined after a panic.
     Worker,
-    /// The node takes it.
+    /// The node admits it.
     Admission,
     /// Its volumes are mounted.
     Volumes,
-    /// Its cgroup is there.
+    /// Its cgroup exists.
     Cgroup,
-    /// An image is there; one entry per container.
+    /// An image is present; one entry per container.
     Image,
     /// Its sandbox runs.
     Sandbox,
     /// A container runs; one entry per container.
     Container,
-    /// It ends.
+    /// It terminates.
     Termination,
 }
 
@@ -57,16 +57,16 @@ impl fmt::Display for StepName {
     }
 }
 
-/// How a step stands.
+/// The state of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StepState {
-    /// Done, nothing more to say.
+    /// Done.
     Done,
-    /// Somebody is at it.
+    /// In progress.
     Working,
     /// Something else must happen first.
     Waiting,
-    /// It failed and is tried again, or will never succeed as it is.
+    /// It failed. It is retried, or cannot succeed without a change.
     Failed,
     /// Earlier steps are not done.
     NotReached,
@@ -85,19 +85,19 @@ impl StepState {
     }
 }
 
-/// What is said of a step.
+/// Why a step is in its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// How it stands.
+    /// The state of the step.
     pub state: StepState,
-    /// A stable word for the kind of cause (`ErrImagePull`, `CrashLoopBackOff`, `not mounted`…). The text may change
-    /// while state and kind stay; the wait is then still the same one.
+    /// A stable word for the kind of cause (`ErrImagePull`, `CrashLoopBackOff`, `not mounted`…). If only the message
+    /// changes, it is still the same wait.
     pub kind: Cow<'static, str>,
     /// What it waits for or why it failed.
     pub message: String,
     /// The service that has to act, or [`YOU`].
     pub owner: Cow<'static, str>,
-    /// When it is tried again, unix nanoseconds; 0 when nothing is scheduled.
+    /// When it is retried, unix nanoseconds; 0 when nothing is scheduled.
     pub next_retry_unix_nanos: i64,
 }
 
@@ -107,7 +107,7 @@ impl Cause {
         Self::new(StepState::Done, "done", "", owner)
     }
 
-    /// A step that somebody is at.
+    /// A step in progress.
     pub fn working(owner: impl Into<Cow<'static, str>>, message: &str) -> Self {
         Self::new(StepState::Working, "working", message, owner)
     }
@@ -140,34 +140,34 @@ impl Cause {
         Self { state, kind: kind.into(), message, owner: owner.into(), next_retry_unix_nanos: 0 }
     }
 
-    /// The same, tried again then.
+    /// Sets the time of the next attempt.
     pub fn retried_at(mut self, unix_nanos: i64) -> Self {
         self.next_retry_unix_nanos = unix_nanos;
         self
     }
 }
 
-/// One step as it is told.
+/// One step as `ExplainPod` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Which step.
     pub name: StepName,
     /// The container, image or volume that it is about; else empty.
     pub subject: String,
-    /// What is said of it.
+    /// Why it is in its state.
     pub cause: Cause,
     /// Since when, unix nanoseconds.
     pub since_unix_nanos: i64,
 }
 
-/// What the ledger holds of a step.
+/// One entry of [`PodSteps`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     name: StepName,
     subject: String,
     cause: Cause,
     since_unix_nanos: i64,
-    /// Kind and beginning of the failure that the present attempt may end.
+    /// Kind and start time of the error that the present attempt may resolve.
     failing: Option<Box<(Cow<'static, str>, i64)>>,
 }
 
@@ -182,9 +182,9 @@ impl Entry {
             _ => self.failing.take(),
         };
         let same = self.cause.state == cause.state && self.cause.kind == cause.kind;
-        let again =
+        let repeated =
             failing.as_deref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
-        self.since_unix_nanos = match again {
+        self.since_unix_nanos = match repeated {
             Some((_, since)) => *since,
             None if same => self.since_unix_nanos,
             None => at.now_unix_nanos,
@@ -197,18 +197,18 @@ impl Entry {
 
 /// The steps of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
+pub struct PodSteps {
     /// By step and subject. A vector, because there are few and each pod has one: a map would keep room for more.
     entries: Vec<Entry>,
 }
 
-impl Ledger {
+impl PodSteps {
     fn find(&self, name: StepName, subject: &str) -> Result<usize, usize> {
         self.entries.binary_search_by(|entry| entry.key().cmp(&(name, subject)))
     }
 
-    /// Says how a step stands now. `since` is kept while state and kind stay; a failure also keeps it over the
-    /// attempts between, until one succeeds or fails in another way. True when anything changed.
+    /// Sets the cause of a step; true if anything changed. `since` is kept while state and kind are the same. An error
+    /// keeps its `since` across retries, until one succeeds or fails with another kind.
     pub fn set(&mut self, name: StepName, subject: &str, cause: Cause, at: &Moment) -> bool {
         match self.find(name, subject) {
             Ok(index) if self.entries[index].cause == cause => return false,
@@ -222,7 +222,7 @@ impl Ledger {
         true
     }
 
-    /// Everything is tried again then: told of each step that waits or fails and names no later attempt itself.
+    /// Sets the time of the next attempt on each step that waits or has failed and has no later one of its own.
     pub fn retried_at(&mut self, unix_nanos: i64, at: &Moment) {
         for Entry { cause, .. } in &mut self.entries {
             let open = matches!(cause.state, StepState::Waiting | StepState::Failed);
@@ -232,22 +232,22 @@ impl Ledger {
         }
     }
 
-    /// The cause is gone. True when there was one.
+    /// Removes a step; true if it was present.
     pub fn clear(&mut self, name: StepName, subject: &str) -> bool {
         self.find(name, subject).map(|index| self.entries.remove(index)).is_ok()
     }
 
-    /// Drops the entries of a step whose subject the filter does not want: containers or volumes that no longer exist.
+    /// Removes the entries of a step whose subject the filter rejects, such as containers or volumes that no longer exist.
     pub fn retain(&mut self, name: StepName, keep: impl Fn(&str) -> bool) {
         self.entries.retain(|entry| entry.name != name || keep(&entry.subject));
     }
 
-    /// What is said of a step.
+    /// The cause of a step.
     pub fn get(&self, name: StepName, subject: &str) -> Option<&Cause> {
         self.find(name, subject).ok().map(|index| &self.entries[index].cause)
     }
 
-    /// The steps in the order of a pod's life, and one sentence: what the pod waits for, or that it waits for nothing.
+    /// The steps in the order of a pod's life, and a summary sentence: what the pod waits for, or that it waits for nothing.
     pub fn explain(&self, at: &Moment) -> (Vec<Step>, String) {
         let step = |entry: &Entry| Step {
             name: entry.name,
@@ -261,9 +261,8 @@ impl Ledger {
     }
 }
 
-/// A worker that is set aside goes before everything, because nothing happens without it. Then what ends goes before
-/// what fails, what fails before what waits, what waits before what is worked at; of equals the earlier step, because
-/// the later ones wait for it.
+/// Picks the step to report: a quarantined worker first, because nothing happens without it; then termination, failed,
+/// waiting and working steps, in this order. Among equals the earlier step, because the later ones wait for it.
 fn summarise(steps: &[Step], at: &Moment) -> String {
     let rank = |step: &&Step| match (step.name, step.cause.state) {
         (_, StepState::Done | StepState::NotReached) => None,
@@ -324,54 +323,54 @@ mod tests {
 
     #[test]
     fn since_is_kept_while_state_and_kind_stay() {
-        let mut ledger = Ledger::default();
-        assert!(ledger.set(StepName::Image, "web", pull("no such host"), &at(10)));
-        assert!(!ledger.set(StepName::Image, "web", pull("no such host"), &at(15)), "nothing new");
-        assert!(ledger.set(StepName::Image, "web", pull("timeout"), &at(20)));
-        let (steps, _) = ledger.explain(&at(30));
+        let mut steps = PodSteps::default();
+        assert!(steps.set(StepName::Image, "web", pull("no such host"), &at(10)));
+        assert!(!steps.set(StepName::Image, "web", pull("no such host"), &at(15)), "nothing new");
+        assert!(steps.set(StepName::Image, "web", pull("timeout"), &at(20)));
+        let (steps, _) = steps.explain(&at(30));
         assert_eq!(steps[0].since_unix_nanos, 10 * SECOND);
         assert_eq!(steps[0].cause.message, "timeout");
     }
 
     #[test]
-    fn since_begins_anew_with_another_kind_or_state() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Image, "web", pull("x"), &at(10));
-        ledger.set(StepName::Image, "web", Cause::failed("ImagePullBackOff", "x", YOU), &at(20));
-        assert_eq!(ledger.explain(&at(30)).0[0].since_unix_nanos, 20 * SECOND);
-        ledger.set(StepName::Image, "web", Cause::working("runtime-shim", "pulling"), &at(25));
-        assert_eq!(ledger.explain(&at(30)).0[0].since_unix_nanos, 25 * SECOND);
+    fn since_is_reset_when_kind_or_state_changes() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Image, "web", pull("x"), &at(10));
+        steps.set(StepName::Image, "web", Cause::failed("ImagePullBackOff", "x", YOU), &at(20));
+        assert_eq!(steps.explain(&at(30)).0[0].since_unix_nanos, 20 * SECOND);
+        steps.set(StepName::Image, "web", Cause::working("runtime-shim", "pulling"), &at(25));
+        assert_eq!(steps.explain(&at(30)).0[0].since_unix_nanos, 25 * SECOND);
     }
 
     #[test]
-    fn a_failure_keeps_its_since_over_the_attempts_between_until_one_succeeds() {
-        let mut ledger = Ledger::default();
-        let since = |ledger: &Ledger| ledger.explain(&at(99)).0[0].since_unix_nanos / SECOND;
+    fn an_error_keeps_its_since_across_retries_until_one_succeeds() {
+        let mut steps = PodSteps::default();
+        let since = |steps: &PodSteps| steps.explain(&at(99)).0[0].since_unix_nanos / SECOND;
         let working = || Cause::working("runtime-shim", "pulling");
-        ledger.set(StepName::Image, "web", pull("x"), &at(10));
+        steps.set(StepName::Image, "web", pull("x"), &at(10));
         for (attempt, failed) in [(20, 21), (30, 31)] {
-            ledger.set(StepName::Image, "web", working(), &at(attempt));
-            assert_eq!(since(&ledger), attempt);
-            ledger.set(StepName::Image, "web", pull("y"), &at(failed));
-            assert_eq!(since(&ledger), 10);
+            steps.set(StepName::Image, "web", working(), &at(attempt));
+            assert_eq!(since(&steps), attempt);
+            steps.set(StepName::Image, "web", pull("y"), &at(failed));
+            assert_eq!(since(&steps), 10);
         }
-        ledger.set(StepName::Image, "web", working(), &at(40));
-        ledger.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(41));
-        assert_eq!(since(&ledger), 41);
-        ledger.set(StepName::Image, "web", Cause::done("runtime-shim"), &at(50));
-        ledger.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(60));
-        assert_eq!(since(&ledger), 60);
+        steps.set(StepName::Image, "web", working(), &at(40));
+        steps.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(41));
+        assert_eq!(since(&steps), 41);
+        steps.set(StepName::Image, "web", Cause::done("runtime-shim"), &at(50));
+        steps.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(60));
+        assert_eq!(since(&steps), 60);
     }
 
     #[test]
-    fn the_next_attempt_is_told_of_what_is_open_and_has_no_later_one() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
-        ledger.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(1));
-        ledger.set(StepName::Image, "later", pull("x"), &at(1));
-        ledger.set(StepName::Image, "over", pull("x").retried_at(5 * SECOND), &at(1));
-        ledger.retried_at(20 * SECOND, &at(10));
-        let next = |name, subject| ledger.get(name, subject).unwrap().next_retry_unix_nanos / SECOND;
+    fn next_attempt_is_set_on_pending_steps_without_a_later_one() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
+        steps.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(1));
+        steps.set(StepName::Image, "later", pull("x"), &at(1));
+        steps.set(StepName::Image, "over", pull("x").retried_at(5 * SECOND), &at(1));
+        steps.retried_at(20 * SECOND, &at(10));
+        let next = |name, subject| steps.get(name, subject).unwrap().next_retry_unix_nanos / SECOND;
         assert_eq!(next(StepName::Source, ""), 0);
         assert_eq!(next(StepName::Volumes, ""), 20);
         assert_eq!(next(StepName::Image, "later"), 40);
@@ -379,84 +378,84 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_is_gone_is_no_longer_told() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Image, "web", pull("x"), &at(10));
-        assert!(ledger.clear(StepName::Image, "web"));
-        assert!(!ledger.clear(StepName::Image, "web"));
-        let (steps, summary) = ledger.explain(&at(30));
+    fn a_cleared_cause_is_no_longer_explained() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Image, "web", pull("x"), &at(10));
+        assert!(steps.clear(StepName::Image, "web"));
+        assert!(!steps.clear(StepName::Image, "web"));
+        let (steps, summary) = steps.explain(&at(30));
         assert!(steps.is_empty());
         assert_eq!(summary, "The pod waits for nothing.");
     }
 
     #[test]
-    fn steps_come_in_the_order_of_a_pods_life() {
-        let mut ledger = Ledger::default();
+    fn steps_are_listed_in_the_order_of_a_pods_life() {
+        let mut steps = PodSteps::default();
         for name in
             [StepName::Termination, StepName::Container, StepName::Source, StepName::Sandbox, StepName::Image]
         {
-            ledger.set(name, "", Cause::done("pod-sync"), &at(1));
+            steps.set(name, "", Cause::done("pod-sync"), &at(1));
         }
-        let names: Vec<&str> = ledger.explain(&at(2)).0.iter().map(|step| step.name.as_str()).collect();
+        let names: Vec<&str> = steps.explain(&at(2)).0.iter().map(|step| step.name.as_str()).collect();
         assert_eq!(names, ["source", "image", "sandbox", "container", "termination"]);
     }
 
     #[test]
-    fn the_summary_names_what_must_happen_first_who_acts_and_when() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
-        ledger.set(
+    fn the_summary_names_the_most_urgent_step_its_owner_and_next_attempt() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
+        steps.set(
             StepName::Volumes,
             "data",
             Cause::waiting("not mounted", "claim data is unbound", YOU),
             &at(5),
         );
         assert_eq!(
-            ledger.explain(&at(20)).1,
+            steps.explain(&at(20)).1,
             "Volumes data has been waiting for 15s: claim data is unbound (you have to act)."
         );
-        ledger.set(StepName::Image, "web", pull("no such host"), &at(10));
+        steps.set(StepName::Image, "web", pull("no such host"), &at(10));
         assert_eq!(
-            ledger.explain(&at(20)).1,
+            steps.explain(&at(20)).1,
             "Image web has been failing for 10s: no such host (you have to act, next attempt in 20s)."
         );
-        ledger.set(StepName::Termination, "", Cause::working("pod-sync", "waiting for web to stop"), &at(19));
-        assert!(ledger.explain(&at(20)).1.starts_with("Termination has been in progress for 1s"));
+        steps.set(StepName::Termination, "", Cause::working("pod-sync", "waiting for web to stop"), &at(19));
+        assert!(steps.explain(&at(20)).1.starts_with("Termination has been in progress for 1s"));
     }
 
     #[test]
-    fn a_worker_that_is_set_aside_goes_before_the_end_that_it_was_to_bring() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Termination, "", Cause::working("pod-sync", "removed"), &at(1));
+    fn a_quarantined_worker_is_reported_before_the_termination() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Termination, "", Cause::working("pod-sync", "removed"), &at(1));
         let cause = Cause::failed("Panicked", "the worker panicked", "pod-sync").retried_at(12 * SECOND);
-        ledger.set(StepName::Worker, "", cause, &at(2));
+        steps.set(StepName::Worker, "", cause, &at(2));
         assert_eq!(
-            ledger.explain(&at(5)).1,
+            steps.explain(&at(5)).1,
             "Worker has been failing for 3s: the worker panicked (pod-sync is to act, next attempt in 7s)."
         );
-        ledger.clear(StepName::Worker, "");
-        assert!(ledger.explain(&at(5)).1.starts_with("Termination has been in progress"));
+        steps.clear(StepName::Worker, "");
+        assert!(steps.explain(&at(5)).1.starts_with("Termination has been in progress"));
     }
 
     #[test]
-    fn a_pod_whose_steps_are_done_waits_for_nothing() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Container, "web", Cause::done("runtime-shim"), &at(1));
-        assert_eq!(ledger.explain(&at(2)).1, "The pod waits for nothing.");
+    fn a_pod_with_all_steps_done_waits_for_nothing() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Container, "web", Cause::done("runtime-shim"), &at(1));
+        assert_eq!(steps.explain(&at(2)).1, "The pod waits for nothing.");
     }
 
     #[test]
     fn entries_of_containers_that_no_longer_exist_are_dropped() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Image, "old", pull("x"), &at(1));
-        ledger.set(StepName::Container, "old", pull("x"), &at(1));
-        ledger.retain(StepName::Image, |subject| subject == "web");
-        assert!(ledger.get(StepName::Image, "old").is_none());
-        assert!(ledger.get(StepName::Container, "old").is_some());
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Image, "old", pull("x"), &at(1));
+        steps.set(StepName::Container, "old", pull("x"), &at(1));
+        steps.retain(StepName::Image, |subject| subject == "web");
+        assert!(steps.get(StepName::Image, "old").is_none());
+        assert!(steps.get(StepName::Container, "old").is_some());
     }
 
     #[test]
-    fn the_words_on_the_wire_are_these() {
+    fn step_names_and_states_have_stable_wire_names() {
         let states = [
             (StepState::Done, "done"),
             (StepState::Working, "working"),
@@ -483,26 +482,26 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_of_wait_began_when_it_began_and_another_text_of_the_same_kind_did_not() {
-        let since = |ledger: &Ledger| ledger.explain(&at(0)).0[0].since_unix_nanos;
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Volumes, "", Cause::waiting("Mounting", "one", YOU), &at(1));
-        ledger.set(StepName::Volumes, "", Cause::waiting("Mounting", "two", YOU), &at(2));
-        assert_eq!(since(&ledger), SECOND);
-        ledger.set(StepName::Volumes, "", Cause::waiting("NoAnswer", "two", YOU), &at(3));
-        assert_eq!(since(&ledger), 3 * SECOND);
-        // A failure of another kind is another wait, also when an attempt lay between them.
-        ledger.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(4));
-        ledger.set(StepName::Volumes, "", Cause::working("x", ""), &at(5));
-        ledger.set(StepName::Volumes, "", Cause::failed("Other", "x", YOU), &at(6));
-        assert_eq!(since(&ledger), 6 * SECOND);
+    fn since_is_reset_by_another_kind_but_not_by_another_message() {
+        let since = |steps: &PodSteps| steps.explain(&at(0)).0[0].since_unix_nanos;
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Volumes, "", Cause::waiting("Mounting", "one", YOU), &at(1));
+        steps.set(StepName::Volumes, "", Cause::waiting("Mounting", "two", YOU), &at(2));
+        assert_eq!(since(&steps), SECOND);
+        steps.set(StepName::Volumes, "", Cause::waiting("NoAnswer", "two", YOU), &at(3));
+        assert_eq!(since(&steps), 3 * SECOND);
+        // An error of another kind is another wait, even with an attempt in between.
+        steps.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(4));
+        steps.set(StepName::Volumes, "", Cause::working("x", ""), &at(5));
+        steps.set(StepName::Volumes, "", Cause::failed("Other", "x", YOU), &at(6));
+        assert_eq!(since(&steps), 6 * SECOND);
     }
 
     #[test]
-    fn an_attempt_that_is_due_comes_now() {
-        let mut ledger = Ledger::default();
-        ledger.set(StepName::Image, "main", pull("no such host"), &at(10));
-        let summary = |second| ledger.explain(&at(second)).1;
+    fn an_overdue_attempt_is_reported_as_due_now() {
+        let mut steps = PodSteps::default();
+        steps.set(StepName::Image, "main", pull("no such host"), &at(10));
+        let summary = |second| steps.explain(&at(second)).1;
         assert!(summary(39).contains("next attempt in 1s"), "{}", summary(39));
         assert!(summary(40).contains("next attempt now"), "{}", summary(40));
     }

@@ -1,23 +1,23 @@
-//! The pure decisions of pod-sync: no clock, no I/O, no runtime.
+//! The pure decision functions of pod-sync: no clock, no I/O, no runtime.
 //!
 //! Every function takes what it needs as arguments and returns a value, so a service that was killed and started
 //! again reaches the same decision from the same pod, the same observation and the same moment.
 //!
-//! | module | what it answers |
+//! | module | what it decides or computes |
 //! |---|---|
-//! | [`observation`] | what the runtime was seen to hold of a pod |
-//! | [`admission`] | may the pod run on this node, as far as spec and Node say? |
-//! | [`allocation`] | what was the pod admitted with? |
+//! | [`observation`] | the sandboxes and containers that the runtime has for a pod (input) |
+//! | [`admission`] | whether the node may run the pod, from the pod's spec and the Node object |
+//! | [`allocation`] | the resources that the pod was admitted with |
 //! | [`actions`] | what must change so that the containers match the spec |
-//! | [`backoff`] | which container waits, and until when, before it is started again |
-//! | [`restart`] | may a container that ended start again? |
-//! | [`termination`] | how long and in which order the containers of a pod are stopped |
-//! | [`worker`], [`ordering`] | the life of one UID, and which static pod may start |
-//! | [`probe`] | when a probe is due, and what its outcomes come to |
-//! | [`status`], [`phase`], [`conditions`], [`accept`] | the status that follows, and whether it may be stored |
-//! | [`measure`], [`start_time`], [`census`] | what is counted and measured of pods and workers |
+//! | [`backoff`] | crash-loop back-off: until when a container waits before it is restarted |
+//! | [`restart`] | whether a terminated container may restart |
+//! | [`termination`] | the grace periods of containers and the order in which they stop |
+//! | [`worker`], [`ordering`] | the state machine of one UID's worker; which static pod may start |
+//! | [`probe`] | when a probe is due, and the result after each outcome |
+//! | [`status`], [`phase`], [`conditions`], [`accept`] | the pod status, and whether it may be stored |
+//! | [`measure`], [`start_time`], [`census`] | metrics of pods and workers |
 //! | [`explain`] | what a pod waits for, since when, and who has to act |
-//! | [`config`] | what CRI is asked for: sandbox and container as plain structs |
+//! | [`config`] | the CRI requests for sandboxes and containers, as plain structs |
 
 pub mod accept;
 pub mod actions;
@@ -48,7 +48,7 @@ mod testing;
 pub use moment::Moment;
 pub use reason::Reason;
 
-/// The hash that a record made from this container carries.
+/// The container hash, as it is stored in the annotations of a container record.
 pub fn container_hash(container: &keelson_kube_model::Container) -> String {
     keelson_kube_model::hash::container_hash(&container.name, &container.image)
 }

@@ -1,15 +1,14 @@
-//! What is measured of the beginning of a pod and of the turns of its worker, and that it is measured once
-//! (§6.3, §8.1 and §19).
+//! What is measured of a pod's start and of the turns of its worker, each once (§6.3, §8.1 and §19).
 //!
-//! Parity: as the kubelet, except that a pod that an earlier process has begun counts neither as created nor as started
-//! when this one takes it in, and that [`FirstStart::shown`] tells of a start once, when the pod really runs.
+//! Parity: as the kubelet, except that a pod that this process adopts from an earlier one counts neither as created nor as
+//! started, and that [`FirstStart::record_phase`] reports a start once, when the pod really runs.
 
 use keelson_kube_model::PodPhase;
 use serde::{Deserialize, Serialize};
 
 use crate::worker::{Input, UpdateKind, WorkerPhase};
 
-/// How far one life of a pod has come, as far as its beginning is measured.
+/// Progress of a pod's first start, so that metrics count it once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirstStart {
     stage: Stage,
@@ -20,80 +19,84 @@ pub struct FirstStart {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Stage {
-    /// Its worker has not come to it.
+    /// Its worker has not begun its first turn.
     #[default]
-    Named,
-    /// Nothing of it has been shown to run.
-    Awaited,
-    /// This process has begun one of its containers.
-    Begun,
+    #[serde(rename = "named")]
+    Received,
+    /// Its status has not been past Pending.
+    #[serde(rename = "awaited")]
+    Starting,
+    /// This process has started one of its containers.
+    #[serde(rename = "begun")]
+    Started,
     /// It has run, or never will.
-    Over,
+    #[serde(rename = "over")]
+    Done,
 }
 
 impl FirstStart {
-    /// As an earlier process has stored it. A pod whose worker had not come to it is as new as it was.
+    /// Restores a stored state. A pod whose worker had not begun its first turn is still new.
     #[must_use]
     pub fn restored(self) -> Self {
-        Self { adopted: self.stage != Stage::Named, ..self }
+        Self { adopted: self.stage != Stage::Received, ..self }
     }
 
-    /// Of a pod that an earlier process has taken in without storing this; the phase is that of its last status.
+    /// The state of an adopted pod for which nothing is stored, from the phase of its last status.
     pub fn adopted(phase: PodPhase) -> Self {
-        let stage = if phase == PodPhase::Pending { Stage::Awaited } else { Stage::Over };
+        let stage = if phase == PodPhase::Pending { Stage::Starting } else { Stage::Done };
         Self { stage, adopted: true }
     }
 
-    /// An earlier process has begun the pod.
+    /// An earlier process has started the pod.
     pub fn is_adopted(self) -> bool {
         self.adopted
     }
 
-    /// The worker may begin, and knows whether the runtime holds anything of the pod. True, once: it is a new pod.
-    pub fn worker_begins(&mut self, anything_held: bool) -> bool {
-        if self.stage != Stage::Named {
+    /// The worker begins its first turn. Returns true, once, if the pod is new: the runtime has no records of it.
+    pub fn worker_started(&mut self, runtime_has_records: bool) -> bool {
+        if self.stage != Stage::Received {
             return false;
         }
-        *self = Self { stage: Stage::Awaited, adopted: anything_held };
-        !anything_held
+        *self = Self { stage: Stage::Starting, adopted: runtime_has_records };
+        !runtime_has_records
     }
 
-    /// This process begins a container of the pod.
-    pub fn container_begins(&mut self) {
-        if self.stage == Stage::Awaited {
-            self.stage = Stage::Begun;
+    /// This process starts a container of the pod.
+    pub fn container_started(&mut self) {
+        if self.stage == Stage::Starting {
+            self.stage = Stage::Started;
         }
     }
 
-    /// The status of the pod has this phase now. True, once: it has gone from Pending to Running, and this process has
-    /// begun what made it so.
-    pub fn shown(&mut self, phase: PodPhase) -> bool {
-        if phase == PodPhase::Pending || self.stage == Stage::Over {
+    /// Records the phase of the pod's status. Returns true, once, if the pod went from Pending to Running because of a
+    /// container that this process started.
+    pub fn record_phase(&mut self, phase: PodPhase) -> bool {
+        if phase == PodPhase::Pending || self.stage == Stage::Done {
             return false;
         }
-        // What ran before the worker has come to it is not of this process.
-        self.adopted |= self.stage == Stage::Named;
-        let begun = self.stage == Stage::Begun;
-        self.stage = Stage::Over;
-        begun && phase == PodPhase::Running
+        // A pod that ran before the worker's first turn was started by an earlier process.
+        self.adopted |= self.stage == Stage::Received;
+        let started = self.stage == Stage::Started;
+        self.stage = Stage::Done;
+        started && phase == PodPhase::Running
     }
 
-    /// It has been shown, or never will be.
+    /// The start was measured, or never will be.
     pub fn is_over(self) -> bool {
-        self.stage == Stage::Over
+        self.stage == Stage::Done
     }
 }
 
-/// What a turn of a worker is about, as its duration is counted.
+/// The operation that a worker's turn counts as in the duration metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A source names a new pod.
+    /// A source has sent a new pod.
     Create,
     /// A source has changed the pod.
     Update,
-    /// A look without news of the source: an observation, a probe, a moment that has come.
+    /// A turn without a change from the source: for an observation, a probe or a timer.
     Sync,
-    /// The pod is to end, or is being ended.
+    /// The pod is terminated.
     Kill,
 }
 
@@ -108,7 +111,7 @@ impl Operation {
         }
     }
 
-    /// What the worker is told by this; `None` for what it tells itself.
+    /// The operation that this input triggers; `None` for an input that the worker itself causes.
     pub fn of(input: &Input<'_>) -> Option<Self> {
         match input {
             Input::Update { kind: UpdateKind::Create, .. } => Some(Self::Create),
@@ -119,10 +122,10 @@ impl Operation {
         }
     }
 
-    /// What a turn counts as that was begun in this phase. `told` is what the worker was told since the turn before.
-    pub fn of_turn(told: Option<Self>, phase: WorkerPhase, start: FirstStart) -> Self {
-        // That a source names it again says nothing new.
-        match told.filter(|told| *told != Self::Create || !start.adopted) {
+    /// The operation of a turn that began in this phase. `trigger` is the operation triggered since the last turn.
+    pub fn of_turn(trigger: Option<Self>, phase: WorkerPhase, start: FirstStart) -> Self {
+        // For an adopted pod a source's first update is a replay.
+        match trigger.filter(|trigger| *trigger != Self::Create || !start.adopted) {
             Some(operation) => operation,
             None if phase == WorkerPhase::Sync => Self::Sync,
             None => Self::Kill,
@@ -141,89 +144,89 @@ mod tests {
     use PodPhase::{Failed, Pending, Running, Succeeded};
 
     #[test]
-    fn a_new_pod_begins_once_and_has_started_once() {
+    fn a_new_pod_is_counted_as_created_and_started_once() {
         let mut start = FirstStart::default();
-        assert!(!start.shown(Pending));
-        assert!(start.worker_begins(false));
-        assert!(!start.worker_begins(false), "the next turn");
-        start.container_begins();
-        assert!(!start.shown(Pending));
-        assert!(start.shown(Running));
-        // Everything is restarted in a new sandbox.
-        start.container_begins();
-        assert!(!start.shown(Pending) && !start.shown(Running));
+        assert!(!start.record_phase(Pending));
+        assert!(start.worker_started(false));
+        assert!(!start.worker_started(false), "the next turn");
+        start.container_started();
+        assert!(!start.record_phase(Pending));
+        assert!(start.record_phase(Running));
+        // All containers restart in a new sandbox.
+        start.container_started();
+        assert!(!start.record_phase(Pending) && !start.record_phase(Running));
         assert!(!start.is_adopted());
     }
 
     #[test]
-    fn what_was_stored_goes_on_where_it_was() {
+    fn a_restored_first_start_continues() {
         let after_a_restart = |start: FirstStart| -> FirstStart {
             let stored: FirstStart = serde_json::from_value(json!(start)).unwrap();
             stored.restored()
         };
-        // It waited for its name, or for the runtime.
+        // It waited for its full name, or for the runtime.
         let mut waits = after_a_restart(FirstStart::default());
-        assert!(!waits.is_adopted() && waits.worker_begins(false));
-        // It has run, and its init containers run once more: its phase is Pending again.
+        assert!(!waits.is_adopted() && waits.worker_started(false));
+        // It has run, and its init containers rerun: its phase is Pending again.
         let mut ran = FirstStart::default();
-        ran.worker_begins(false);
-        ran.container_begins();
-        assert!(ran.shown(Running) && !ran.shown(Pending));
+        ran.worker_started(false);
+        ran.container_started();
+        assert!(ran.record_phase(Running) && !ran.record_phase(Pending));
         let mut again = after_a_restart(ran);
-        assert!(again.is_adopted() && !again.worker_begins(false));
-        again.container_begins();
-        assert!(!again.shown(Running));
-        // Its containers were begun, and nobody has seen it run.
-        let mut begun = FirstStart::default();
-        begun.worker_begins(false);
-        begun.container_begins();
-        let mut begun = after_a_restart(begun);
-        assert!(begun.is_adopted() && begun.shown(Running));
+        assert!(again.is_adopted() && !again.worker_started(false));
+        again.container_started();
+        assert!(!again.record_phase(Running));
+        // Its containers were started, and it was not observed running.
+        let mut started = FirstStart::default();
+        started.worker_started(false);
+        started.container_started();
+        let mut started = after_a_restart(started);
+        assert!(started.is_adopted() && started.record_phase(Running));
     }
 
     #[test]
-    fn what_an_earlier_process_has_begun_is_not_new_whoever_remembers_it() {
-        // Its record says so.
+    fn a_pod_started_by_an_earlier_process_is_not_new() {
+        // The stored record has it.
         let mut recorded = FirstStart::adopted(Running);
-        // Its record is lost, and the runtime has it before the worker comes to it.
+        // The record is lost, and the runtime has the pod before the worker's first turn.
         let mut shown = FirstStart::default();
-        assert!(!shown.shown(Running));
-        // The same, and the runtime tells it late.
+        assert!(!shown.record_phase(Running));
+        // The same, and the runtime reports it late.
         let mut late = FirstStart::default();
         for start in [&mut recorded, &mut shown, &mut late] {
-            assert!(!start.worker_begins(true));
-            assert!(!start.shown(Running));
-            start.container_begins();
-            assert!(!start.shown(Pending) && !start.shown(Running), "{start:?}");
+            assert!(!start.worker_started(true));
+            assert!(!start.record_phase(Running));
+            start.container_started();
+            assert!(!start.record_phase(Pending) && !start.record_phase(Running), "{start:?}");
             assert!(start.is_adopted());
         }
     }
 
     #[test]
-    fn a_start_that_an_earlier_process_has_left_half_done_is_counted_by_who_finishes_it() {
+    fn a_half_done_start_is_counted_by_the_process_that_completes_it() {
         let mut start = FirstStart::adopted(Pending);
-        assert!(!start.worker_begins(false), "it was begun before");
-        start.container_begins();
-        assert!(start.shown(Running));
-        // All of its containers had been begun before.
-        assert!(!FirstStart::adopted(Pending).shown(Running));
+        assert!(!start.worker_started(false), "it was started before");
+        start.container_started();
+        assert!(start.record_phase(Running));
+        // All of its containers had been started before.
+        assert!(!FirstStart::adopted(Pending).record_phase(Running));
     }
 
     #[test]
-    fn a_pod_that_ends_without_having_been_seen_to_run_has_not_started() {
+    fn a_pod_that_never_ran_is_not_counted_as_started() {
         for phase in [Succeeded, Failed] {
             let mut start = FirstStart::default();
-            start.worker_begins(false);
-            start.container_begins();
-            assert!(!start.shown(phase) && !start.shown(Running), "{phase:?}");
+            start.worker_started(false);
+            start.container_started();
+            assert!(!start.record_phase(phase) && !start.record_phase(Running), "{phase:?}");
         }
     }
 
     #[test]
-    fn a_worker_is_told_by_sources_and_orders_and_not_by_itself() {
+    fn sources_and_orders_trigger_operations_and_the_worker_itself_none() {
         let (pod, seen) = (pod(json!({})), PodObservation::default());
         let update = |kind| Input::Update { kind, pod: &pod, observed: None };
-        for (input, told) in [
+        for (input, trigger) in [
             (update(UpdateKind::Create), Some("create")),
             (update(UpdateKind::Update), Some("update")),
             (update(UpdateKind::Sync), Some("sync")),
@@ -233,15 +236,15 @@ mod tests {
             (Input::Started, None),
             (Input::Outcome { outcome: SyncOutcome::Done, pod: None }, None),
         ] {
-            assert_eq!(Operation::of(&input).map(Operation::as_str), told, "{input:?}");
+            assert_eq!(Operation::of(&input).map(Operation::as_str), trigger, "{input:?}");
         }
     }
 
     #[test]
-    fn a_turn_is_what_the_worker_was_told_else_what_its_phase_says() {
+    fn a_turn_counts_as_its_trigger_else_by_its_phase() {
         use Operation::{Create, Kill, Sync, Update};
         let (new, adopted) = (FirstStart::default(), FirstStart::adopted(Running));
-        for (told, phase, start, counted) in [
+        for (trigger, phase, start, counted) in [
             (Some(Create), WorkerPhase::Sync, new, Create),
             (Some(Create), WorkerPhase::Sync, adopted, Sync),
             (Some(Create), WorkerPhase::Terminating, adopted, Kill),
@@ -251,7 +254,7 @@ mod tests {
             (None, WorkerPhase::Terminating, new, Kill),
             (None, WorkerPhase::Terminated, new, Kill),
         ] {
-            assert_eq!(Operation::of_turn(told, phase, start), counted, "{told:?} in {phase:?}");
+            assert_eq!(Operation::of_turn(trigger, phase, start), counted, "{trigger:?} in {phase:?}");
         }
     }
 }

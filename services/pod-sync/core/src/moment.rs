@@ -3,7 +3,7 @@
 /// Nanoseconds in one second.
 pub const SECOND: i64 = 1_000_000_000;
 
-/// When a decision is made. Pure code has no clock: the caller brings the moment.
+/// The time of a decision. Pure code has no clock: the caller passes the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Now, in nanoseconds of the unix epoch.
@@ -12,8 +12,8 @@ pub struct Moment {
     pub agent_started_unix_nanos: i64,
 }
 
-/// RFC 3339 text in whole seconds, as every timestamp of a status is written; `None` for 0 and for moments that no
-/// calendar knows.
+/// RFC 3339 text in whole seconds, as every timestamp of a status is written; `None` for 0 and for times outside the
+/// calendar.
 pub fn status_time(unix_nanos: i64) -> Option<String> {
     if unix_nanos == 0 {
         return None;
@@ -21,13 +21,13 @@ pub fn status_time(unix_nanos: i64) -> Option<String> {
     keelson_kube_model::time::format_seconds(unix_nanos.div_euclid(SECOND)).ok()
 }
 
-/// A moment of a container that has ended, as the kubelet writes it: of one that never started it is the epoch, not absent.
+/// A timestamp of a terminated container, as the kubelet writes it: for one that never started it is the epoch, not absent.
 pub fn ended_time(unix_nanos: i64) -> Option<String> {
     keelson_kube_model::time::format_seconds(unix_nanos.div_euclid(SECOND)).ok()
 }
 
-/// A whole number of seconds the way Go prints a duration, for texts that people and tools already know: `10s`,
-/// `1m20s`, `5m0s`, `1h0m0s`.
+/// Whole seconds the way Go prints a duration, for texts that people and tools already know: `10s`, `1m20s`, `5m0s`,
+/// `1h0m0s`.
 pub fn duration_text(seconds: i64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_go_prints_them() {
+    fn durations_are_formatted_as_in_go() {
         for (seconds, text) in
             [(0, "0s"), (10, "10s"), (80, "1m20s"), (160, "2m40s"), (300, "5m0s"), (3600, "1h0m0s")]
         {
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_zero_is_no_time() {
+    fn a_timestamp_of_zero_is_absent() {
         assert_eq!(status_time(0), None);
         assert_eq!(status_time(1_700_000_000_999_999_999).as_deref(), Some("2023-11-14T22:13:20Z"));
     }

@@ -1,8 +1,8 @@
-//! What the runtime was seen to hold of one pod.
+//! What the runtime has of one pod, as observed.
 
 use keelson_kube_model::{ContainerId, PodUid, SandboxId};
 
-/// Everything of one pod that the runtime knew when it was read.
+/// All sandboxes and containers of one pod when the runtime was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodObservation {
     /// `metadata.uid` of the pod.
@@ -11,11 +11,11 @@ pub struct PodObservation {
     pub name: String,
     /// `metadata.namespace` of the pod.
     pub namespace: String,
-    /// Newest attempt first, of equal attempts the later created first. See [`PodObservation::sort`].
+    /// Newest attempt first, of equal attempts the last created first. See [`PodObservation::sort`].
     pub sandboxes: Vec<SandboxObservation>,
     /// Newest first. See [`PodObservation::sort`].
     pub containers: Vec<ContainerObservation>,
-    /// When the reads that this is made of began.
+    /// When the reads began, nanoseconds since boot.
     pub observed_boot_nanos: i64,
 }
 
@@ -26,7 +26,7 @@ pub struct SandboxObservation {
     pub id: SandboxId,
     /// 0 for the first sandbox of the pod, then 1, 2, ….
     pub attempt: u32,
-    /// The runtime says READY.
+    /// The runtime reports it READY.
     pub ready: bool,
     /// Creation, unix nanoseconds.
     pub created_unix_nanos: i64,
@@ -39,13 +39,13 @@ pub struct SandboxObservation {
 /// State of a container record, as CRI names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ContainerRecordState {
-    /// Made, but never started.
+    /// Created, never started.
     Created,
     /// Its process runs.
     Running,
     /// Its process has ended.
     Exited,
-    /// The runtime cannot tell.
+    /// The runtime does not know.
     #[default]
     Unknown,
 }
@@ -62,14 +62,14 @@ impl ContainerRecordState {
     }
 }
 
-/// Whom the first process of a container was started as.
+/// User and groups of a container's first process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserObservation {
     /// Its user.
     pub uid: i64,
     /// Its primary group.
     pub gid: i64,
-    /// Its other groups, as the runtime lists them.
+    /// Its supplemental groups, in the runtime's order.
     pub supplemental_groups: Vec<i64>,
 }
 
@@ -80,49 +80,49 @@ pub struct ContainerObservation {
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// The sandbox it was made in.
+    /// The sandbox it was created in.
     pub sandbox_id: SandboxId,
     /// CRI `metadata.attempt`.
     pub attempt: u32,
-    /// What it is doing.
+    /// Its state.
     pub state: ContainerRecordState,
     /// Creation, unix nanoseconds.
     pub created_unix_nanos: i64,
     /// Start of its process, unix nanoseconds; 0 when it never started.
     pub started_unix_nanos: i64,
-    /// End of its process, unix nanoseconds; 0 while it has not ended.
+    /// End of its process, unix nanoseconds; 0 while it runs.
     pub finished_unix_nanos: i64,
     /// Valid once exited.
     pub exit_code: i32,
-    /// The runtime's word: `Completed`, `Error`, `OOMKilled`, ….
+    /// The runtime's reason: `Completed`, `Error`, `OOMKilled`, ….
     pub reason: String,
-    /// The runtime's own text.
+    /// The runtime's message.
     pub message: String,
     /// The image's name as the runtime reports it.
     pub image: String,
     /// The image's identity.
     pub image_ref: String,
-    /// The container hash that it was made with; empty when the record carries none.
+    /// The container hash that it was created with; empty if the record has none.
     pub hash: String,
     /// How often it had been restarted before.
     pub restart_count: u32,
-    /// `spec.terminationGracePeriodSeconds` when it was made.
+    /// `spec.terminationGracePeriodSeconds` when it was created.
     pub termination_grace_seconds: Option<i64>,
     /// Path of its log.
     pub log_path: String,
     /// Content of the termination file, or the end of the log.
     pub termination_message: String,
-    /// `None` where the runtime does not tell it.
+    /// `None` if the runtime does not report it.
     pub user: Option<Box<UserObservation>>,
 }
 
 impl ContainerObservation {
-    /// The runtime says it runs.
+    /// The runtime reports it running.
     pub fn is_running(&self) -> bool {
         self.state == ContainerRecordState::Running
     }
 
-    /// Its process runs, or the runtime cannot tell.
+    /// Its process runs, or its state is unknown.
     pub fn may_run(&self) -> bool {
         matches!(self.state, ContainerRecordState::Running | ContainerRecordState::Unknown)
     }
@@ -134,7 +134,7 @@ impl ContainerObservation {
 }
 
 impl PodObservation {
-    /// An observation of a pod of which the runtime knows nothing.
+    /// The observation of a pod of which the runtime has nothing.
     pub fn nothing(uid: PodUid, name: &str, namespace: &str, observed_boot_nanos: i64) -> Self {
         Self {
             uid,
@@ -145,7 +145,7 @@ impl PodObservation {
         }
     }
 
-    /// Puts sandboxes and containers into the order that everything here relies on.
+    /// Sorts sandboxes and containers into the order that all functions here require.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by(|a, b| {
             (b.attempt, b.created_unix_nanos, &b.id).cmp(&(a.attempt, a.created_unix_nanos, &a.id))
@@ -165,7 +165,7 @@ impl PodObservation {
         self.newest_sandbox().filter(|sandbox| sandbox.ready)
     }
 
-    /// The newest record of a container's name, in whichever sandbox it was made.
+    /// The newest record of a container's name, in any sandbox.
     pub fn current(&self, name: &str) -> Option<&ContainerObservation> {
         self.records(name).next()
     }
@@ -176,18 +176,18 @@ impl PodObservation {
         self.containers.iter().filter(move |container| container.name == name)
     }
 
-    /// The newest record of a container's name that was made in the newest sandbox, ready or not.
+    /// The newest record of a container's name in the newest sandbox, ready or not.
     pub fn in_newest_sandbox(&self, name: &str) -> Option<&ContainerObservation> {
         let sandbox = self.newest_sandbox()?;
         self.records(name).find(|record| record.sandbox_id == sandbox.id)
     }
 
-    /// The newest record of a name whose process has ended: the reference of the crash-loop back-off.
+    /// The newest terminated record of a name: the crash-loop back-off counts from its end.
     pub fn last_exited(&self, name: &str) -> Option<&ContainerObservation> {
         self.records(name).find(|container| container.has_exited())
     }
 
-    /// The records made in the newest sandbox, if that sandbox is READY; else none.
+    /// The records in the newest sandbox, if that sandbox is READY; else none.
     pub fn active(&self) -> impl Iterator<Item = &ContainerObservation> {
         let sandbox = self.ready_sandbox().map(|sandbox| &sandbox.id);
         self.containers.iter().filter(move |container| Some(&container.sandbox_id) == sandbox)
@@ -203,8 +203,8 @@ impl PodObservation {
         self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
-    /// Addresses of the pod: those of the newest sandbox, if it is READY and has a network of its own. One address
-    /// that cannot be read makes the answer empty.
+    /// Addresses of the pod: those of the newest sandbox, if it is READY and has a network of its own. Empty if one of them
+    /// cannot be parsed.
     pub fn pod_ips(&self) -> Vec<String> {
         let Some(sandbox) = self.ready_sandbox().filter(|sandbox| !sandbox.host_network) else {
             return Vec::new();
@@ -216,12 +216,12 @@ impl PodObservation {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{in_sandbox, seen};
+    use crate::testing::{empty_observation, in_sandbox};
 
     use super::*;
 
     #[test]
-    fn the_current_record_is_the_newest_in_any_sandbox() {
+    fn the_current_container_record_is_the_newest_in_any_sandbox() {
         let seen = in_sandbox().exited("a", 1).sandbox(1, true).running("a").running("b").0;
         assert_eq!(seen.current("a").map(|record| record.id.as_str()), Some("a-1"));
         assert_eq!(seen.last_exited("a").map(|record| record.id.as_str()), Some("a-0"));
@@ -231,27 +231,27 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_active_when_the_newest_sandbox_is_not_ready() {
+    fn no_container_is_active_when_the_newest_sandbox_is_not_ready() {
         let seen = in_sandbox().running("a").sandbox(1, false).0;
         assert_eq!(seen.active().count(), 0);
         assert!(seen.anything_running() && seen.any_sandbox_ready() && seen.ready_sandbox().is_none());
     }
 
     #[test]
-    fn a_process_whose_state_is_unknown_may_run() {
-        assert!(seen().unknown("a").0.anything_running());
-        assert!(!seen().created("a").exited("b", 0).0.anything_running());
+    fn a_container_in_unknown_state_may_run() {
+        assert!(empty_observation().unknown("a").0.anything_running());
+        assert!(!empty_observation().created("a").exited("b", 0).0.anything_running());
     }
 
     #[test]
-    fn addresses_come_from_the_newest_ready_sandbox_only() {
+    fn pod_ips_come_from_the_newest_ready_sandbox_only() {
         assert_eq!(in_sandbox().0.pod_ips(), ["10.1.0.2"]);
         assert!(in_sandbox().sandbox(1, false).0.pod_ips().is_empty());
         assert!(in_sandbox().edit_sandbox(|sandbox| sandbox.host_network = true).0.pod_ips().is_empty());
     }
 
     #[test]
-    fn one_address_that_cannot_be_read_makes_the_answer_empty_and_others_are_normalised() {
+    fn pod_ips_are_normalised_and_empty_if_one_cannot_be_parsed() {
         let with = |ips: &[&str]| {
             let ips: Vec<String> = ips.iter().map(|ip| (*ip).to_owned()).collect();
             in_sandbox().edit_sandbox(|sandbox| sandbox.ips = ips).0.pod_ips()
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn sorting_puts_the_newest_first() {
+    fn sorting_puts_the_newest_attempt_first() {
         let sandbox = |attempt, created| SandboxObservation {
             attempt,
             created_unix_nanos: created,
@@ -283,10 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn the_attempt_says_which_record_is_newest_whatever_the_clock_said() {
+    fn the_attempt_decides_which_record_is_newest_not_the_clock() {
         let mut seen = in_sandbox().exited("a", 1).running("a").0;
         for record in &mut seen.containers {
-            // The clock was set back between the two.
+            // The clock was set back in between.
             record.created_unix_nanos = -i64::from(record.attempt);
         }
         seen.sort();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observation_of_nothing_says_of_whom_and_when() {
+    fn an_empty_observation_has_the_pod_and_the_time() {
         let nothing = PodObservation::nothing(PodUid::from("u-1"), "web", "shop", 7);
         assert_eq!(
             (nothing.uid.as_str(), nothing.name.as_str(), nothing.namespace.as_str()),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn states_have_the_runtimes_words() {
+    fn container_states_have_the_names_of_cri() {
         use ContainerRecordState::{Created, Exited, Running, Unknown};
         let words = [Created, Running, Exited, Unknown].map(ContainerRecordState::as_str);
         assert_eq!(words, ["created", "running", "exited", "unknown"]);

@@ -2,10 +2,9 @@
 
 use keelson_kube_model::{Container, ContainerStateTerminated, ContainerStatus, Pod, PodPhase, PodStatus};
 
-use crate::restart::exit_allows_restart;
-use crate::status::RESTARTING_REASON;
+use crate::restart::{RESTARTING_REASON, exit_allows_restart};
 
-/// What the phase depends on beside the container statuses.
+/// What the phase depends on in addition to the container statuses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PhaseInputs {
     /// No container will be started any more.
@@ -23,7 +22,7 @@ struct Counts {
     running: usize,
     waiting: usize,
     stopped: usize,
-    /// Stopped for good.
+    /// Stopped and will not restart.
     finals: usize,
     /// Ended with 0.
     succeeded: usize,
@@ -50,7 +49,7 @@ fn find<'a>(list: &'a [ContainerStatus], container: &Container) -> Option<&'a Co
     list.iter().find(|entry| entry.name == container.name)
 }
 
-/// By its rules and policies, or because all containers of the pod begin anew.
+/// Whether it restarts, by its rules and policies or because all containers of the pod restart.
 fn starts_again(pod: &Pod, container: &Container, ended: &ContainerStateTerminated) -> bool {
     ended.reason == RESTARTING_REASON || exit_allows_restart(pod, container, ended.exit_code)
 }
@@ -108,7 +107,7 @@ fn count_regular(counts: &mut Counts, pod: &Pod, container: &Container, entry: O
     }
 }
 
-/// The first row that holds.
+/// The first matching row of the table.
 fn decide(pod: &Pod, counts: &Counts, inputs: &PhaseInputs) -> PodPhase {
     let ended = counts.running == 0 && counts.stopped > 0 && counts.unknown == 0;
     let good_or_bad = if counts.succeeded == counts.stopped { PodPhase::Succeeded } else { PodPhase::Failed };
@@ -151,7 +150,7 @@ mod tests {
         json!({"state": {"waiting": {"reason": "ContainerCreating"}}})
     }
 
-    /// Waits to be started again after an end.
+    /// In back-off after a termination.
     fn backing_off(code: i32) -> Value {
         json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": code}}})
     }
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_containers_decide_by_the_table() {
+    fn the_phase_follows_from_regular_containers() {
         for (policy, regular, phase) in [
             ("Always", vec![running(true), running(false)], PodPhase::Running),
             ("Always", vec![running(true), waiting()], PodPhase::Pending),
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_ended_has_its_last_phase_unless_it_is_static() {
+    fn a_terminated_pod_has_a_final_phase_unless_it_is_static() {
         let terminal = PhaseInputs { pod_is_terminal: true, initialised: true };
         for (regular, file, phase) in [
             (vec![ended(0), ended(0)], false, PodPhase::Succeeded),
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_hold_the_phase_until_they_have_ended_well() {
+    fn the_phase_is_pending_until_init_containers_have_succeeded() {
         let oom = json!({"state": {"terminated": {"exitCode": 0, "reason": "OOMKilled"}}});
         for (policy, init, phase) in [
             ("Always", Value::Null, PodPhase::Pending),
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_runs_or_is_waited_for_and_its_end_counts_for_nothing() {
+    fn the_phase_waits_for_sidecars_to_start_and_ignores_their_exit() {
         let initialised = |initialised| PhaseInputs { pod_is_terminal: false, initialised };
         for (sidecar, regular, is_initialised, phase) in [
             (running(true), running(true), false, PodPhase::Running),

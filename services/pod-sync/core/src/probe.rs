@@ -1,14 +1,14 @@
 //! One probe worker as a state machine with injected time (§13).
 //!
-//! [`ProbeState::look`] says whether a probe is due, [`ProbeState::judge`] takes what it came to. The state is plain
-//! data and is stored with the pod's record, so a restarted service goes on with the same results and counters.
+//! [`ProbeState::next_probe`] decides whether a probe is due, [`ProbeState::record_outcome`] takes its outcome. The state is
+//! plain data and is stored with the pod's record, so a restarted service continues with the same results and counters.
 //!
 //! Parity: as the kubelet, except that
-//! - a worker looks when its container starts and when the startup probe succeeds, not at the next tick, so a pod is
-//!   ready as soon as it may be;
-//! - until a container that has just begun succeeds, startup and readiness are probed between the periods as well; a failure of
-//!   such an early probe is no event and counts for nothing;
-//! - results and counters outlive the service; where the record is lost, the last status stands in for them.
+//! - a worker probes when its container starts and when the startup probe succeeds, not at the next tick, so a pod becomes
+//!   ready as early as possible;
+//! - until a container that has just started succeeds, startup and readiness probes also run between the periods; such an
+//!   early probe that fails is not counted and records no event;
+//! - results and counters survive a restart of the service; if the record is lost, the last status is used instead.
 
 mod results;
 
@@ -19,28 +19,28 @@ use crate::actions::ProbeResult;
 use crate::moment::{Moment, SECOND};
 use crate::observation::ContainerObservation;
 
-pub use results::{ProbeBook, hints, readiness, started, unready_cause, was};
+pub use results::{ProbeStates, hints, previous_status, readiness, started, unready_cause};
 
 /// Upstream's default of `periodSeconds`.
 const DEFAULT_PERIOD_SECONDS: i64 = 10;
 /// Upstream's default of `failureThreshold`.
 const DEFAULT_FAILURES: u32 = 3;
-/// How long after the first probe of a container there are early ones.
-const EARLY_WITHIN: i64 = 30 * SECOND;
-/// The wait for the first two early probes, and for those that follow.
-const EARLY_FIRST: i64 = SECOND / 4;
-const EARLY: i64 = SECOND;
-/// An early probe waits for at least so many times as long as the one before it has taken.
-const EARLY_SHARE: i64 = 4;
-/// Bytes of the last failure that are kept.
-const KEPT_TEXT: usize = 512;
+/// How long after the first probe of a container early probes run, in nanoseconds.
+const EARLY_WINDOW: i64 = 30 * SECOND;
+/// The wait before each of the first two early probes, and before each later one, in nanoseconds.
+const FIRST_EARLY_WAIT: i64 = SECOND / 4;
+const EARLY_WAIT: i64 = SECOND;
+/// An early probe waits at least this many times the duration of the previous probe.
+const EARLY_MIN_FACTOR: i64 = 4;
+/// The most bytes of the last error that are kept.
+const MAX_FAILURE_BYTES: usize = 512;
 
-/// What a probe decides about.
+/// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ProbeKind {
-    /// Whether the container has started; holds the other two back.
+    /// Whether the container has started; the other two wait for it.
     Startup,
-    /// Whether the container is restarted.
+    /// Whether the container must be restarted.
     Liveness,
     /// Whether the container is ready.
     Readiness,
@@ -69,23 +69,23 @@ impl ProbeKind {
     }
 }
 
-/// The numbers of one probe, with upstream's defaults for those that are missing or zero.
+/// Timing and thresholds of one probe, with upstream's defaults for fields that are missing or zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTimes {
     /// Seconds after the container's start before which nothing is probed.
     pub initial_delay_seconds: i64,
-    /// Seconds from the beginning of one probe to that of the next.
+    /// Seconds from the start of one probe to the start of the next.
     pub period_seconds: i64,
     /// Seconds that one probe may take.
     pub timeout_seconds: i64,
-    /// Successes in a row that make a success.
+    /// Consecutive successes for the result Success.
     pub success_threshold: u32,
-    /// Failures in a row that make a failure.
+    /// Consecutive failures for the result Failure.
     pub failure_threshold: u32,
 }
 
 impl ProbeTimes {
-    /// The numbers of `probe`.
+    /// From the spec of a probe.
     pub fn of(probe: &Probe) -> Self {
         let seconds = |field: Option<i32>, default| field.filter(|n| *n > 0).map_or(default, i64::from);
         let times = |field: Option<i32>, default| {
@@ -106,83 +106,84 @@ impl ProbeTimes {
     }
 }
 
-/// What the last status said of the same container instance.
+/// Readiness of the same container instance in the last status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Was {
+pub struct PreviousStatus {
     /// It was ready.
     pub ready: bool,
     /// It had started.
     pub started: bool,
 }
 
-/// What a look depends on.
+/// What [`ProbeState::next_probe`] decides from.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct ProbeInputs<'a> {
     /// The newest record of the container, if it runs.
     pub running: Option<&'a ContainerObservation>,
     /// The container's startup probe has succeeded, or it has none.
     pub started: bool,
-    /// What the last status said of it.
-    pub was: Was,
+    /// Its readiness in the last status.
+    pub previous: PreviousStatus,
     /// The time of the next probe has come.
     pub due: bool,
-    /// Where in its first period a container that was found running is probed, 0 to 1: many are found at once.
+    /// When in its first period a container that was found running is probed, 0 to 1, so that many do not run at once.
     pub spread: f64,
     /// Now.
     pub at: &'a Moment,
 }
 
-/// What follows from a look.
+/// What a probe worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Probe now, and look again a period later.
+pub enum NextProbe {
+    /// Probe now, and check again a period later.
     Probe,
-    /// Look again after this many nanoseconds.
+    /// Check again after this many nanoseconds.
     After(i64),
-    /// The time that was set stays.
+    /// Keep the time that was set before.
     Keep,
-    /// Nothing is due until something changes: another container, or the end of the startup.
+    /// Nothing is due until another container instance runs or the startup probe succeeds.
     Hold,
 }
 
-/// What a judgement changed.
+/// What an outcome changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
-    /// Success or failure turned.
+pub struct OutcomeChange {
+    /// The result changed.
     pub changed: bool,
-    /// Counters have moved that are worth keeping over a restart.
+    /// The state should be stored for a restart.
     pub keep: bool,
 }
 
-/// Where one worker stands with one container instance.
+/// The state of one probe worker for one container instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeState {
-    /// The instance that all of this is about; empty before the first one.
+    /// The container instance; empty before the first one.
     pub container_id: String,
-    /// The result that counts.
+    /// The current result.
     pub result: ProbeResult,
-    /// The last outcome, and how often in a row it came.
+    /// The last outcome, and how many times in a row.
     streak: Option<(bool, u32)>,
-    /// Nothing is probed until there is another instance.
-    held: bool,
+    /// The result is final for this instance: no more probes until another one runs.
+    #[serde(rename = "held")]
+    settled: bool,
     /// Why the last probe failed; empty after a success.
     pub failure: String,
-    /// Who keeps the next probe waiting for its turn; empty while it does not wait, or not for long.
+    /// Why the next probe has waited long for its turn; empty otherwise.
     #[serde(skip)]
-    pub crowded: String,
-    /// When the next probe is due, unix nanoseconds; 0 when that is not known.
+    pub turn_wait: String,
+    /// When the next probe is due, unix nanoseconds; 0 if not known.
     #[serde(skip)]
     pub next_unix_nanos: i64,
     /// The startup probe has not succeeded yet.
     #[serde(skip)]
-    awaits_start: bool,
-    /// This process has had its first look at the instance.
+    waits_for_startup: bool,
+    /// This process has applied [`ProbeInputs::spread`] to the instance.
     #[serde(skip)]
     spread_done: bool,
-    /// When there are no early probes any more, unix nanoseconds; 0 before the first probe.
+    /// When early probes end, unix nanoseconds; 0 before the first probe.
     #[serde(skip)]
     early_until_unix_nanos: i64,
-    /// How many early probes there were.
+    /// The number of early probes so far.
     #[serde(skip)]
     early: u32,
     /// The next probe is an early one.
@@ -191,23 +192,23 @@ pub struct ProbeState {
 }
 
 impl ProbeState {
-    /// The state of a worker that has seen no container yet.
+    /// The state before the first container instance.
     pub fn new(kind: ProbeKind) -> Self {
-        Self::begin(kind, "", Was::default())
+        Self::begin(kind, "", PreviousStatus::default())
     }
 
-    /// Begins with an instance (§13.2, "new container ID"), from what the last status said of it.
-    fn begin(kind: ProbeKind, id: &str, was: Was) -> Self {
-        let result = initial(kind, was);
+    /// The state for a new instance (§13.2, "new container ID"), from its readiness in the last status.
+    fn begin(kind: ProbeKind, id: &str, previous: PreviousStatus) -> Self {
+        let result = initial(kind, previous);
         Self {
             container_id: id.to_owned(),
             result,
             streak: None,
-            held: kind == ProbeKind::Startup && result == ProbeResult::Success,
+            settled: kind == ProbeKind::Startup && result == ProbeResult::Success,
             failure: String::new(),
-            crowded: String::new(),
+            turn_wait: String::new(),
             next_unix_nanos: 0,
-            awaits_start: false,
+            waits_for_startup: false,
             spread_done: false,
             early_until_unix_nanos: 0,
             early: 0,
@@ -215,51 +216,51 @@ impl ProbeState {
         }
     }
 
-    /// Whether a probe is due (§13.2).
-    pub fn look(&mut self, kind: ProbeKind, times: &ProbeTimes, look: &Look<'_>) -> Next {
-        let Some(record) = look.running else {
+    /// Decides whether a probe is due (§13.2).
+    pub fn next_probe(&mut self, kind: ProbeKind, times: &ProbeTimes, inputs: &ProbeInputs<'_>) -> NextProbe {
+        let Some(record) = inputs.running else {
             self.next_unix_nanos = 0;
-            return Next::Hold;
+            return NextProbe::Hold;
         };
-        let mut due = look.due;
+        let mut due = inputs.due;
         if self.container_id != record.id.as_str() {
-            *self = Self::begin(kind, record.id.as_str(), look.was);
+            *self = Self::begin(kind, record.id.as_str(), inputs.previous);
             due = true;
         }
-        if self.held {
-            return Next::Hold;
+        if self.settled {
+            return NextProbe::Hold;
         }
-        if kind != ProbeKind::Startup && !look.started {
-            self.awaits_start = true;
-            return Next::Hold;
+        if kind != ProbeKind::Startup && !inputs.started {
+            self.waits_for_startup = true;
+            return NextProbe::Hold;
         }
-        due |= std::mem::take(&mut self.awaits_start);
-        if let Some(wait) = initial_wait(times, record, look.at) {
-            return self.after(wait, look.at);
+        due |= std::mem::take(&mut self.waits_for_startup);
+        if let Some(wait) = initial_wait(times, record, inputs.at) {
+            return self.after(wait, inputs.at);
         }
         if self.early_until_unix_nanos == 0 {
-            // One that was found running is no younger than it is.
-            let begun = if record.started_unix_nanos < look.at.agent_started_unix_nanos {
+            // The window of a container that was found running begins when the container started.
+            let window_start = if record.started_unix_nanos < inputs.at.agent_started_unix_nanos {
                 record.started_unix_nanos.saturating_add(times.initial_delay_seconds.saturating_mul(SECOND))
             } else {
-                look.at.now_unix_nanos
+                inputs.at.now_unix_nanos
             };
-            self.early_until_unix_nanos = begun.saturating_add(EARLY_WITHIN);
+            self.early_until_unix_nanos = window_start.saturating_add(EARLY_WINDOW);
         }
         if !std::mem::replace(&mut self.spread_done, true)
-            && !self.may_be_early(kind, look.at)
-            && let Some(wait) = first_wait(times, record, look)
+            && !self.may_be_early(kind, inputs.at)
+            && let Some(wait) = first_wait(times, record, inputs)
         {
-            return self.after(wait, look.at);
+            return self.after(wait, inputs.at);
         }
-        if due { Next::Probe } else { Next::Keep }
+        if due { NextProbe::Probe } else { NextProbe::Keep }
     }
 
-    /// Whether a container that has just begun is still awaited.
+    /// Whether a recently started container may have early probes.
     fn may_be_early(&self, kind: ProbeKind, at: &Moment) -> bool {
         let awaited = match kind {
             ProbeKind::Startup => self.result == ProbeResult::Unknown,
-            // Once it was ready, or succeeds and has to do so several times, the period counts.
+            // Not once it was ready, nor while it has to succeed several times: then the period applies.
             ProbeKind::Readiness => {
                 self.result == ProbeResult::Failure && self.streak.is_none_or(|(success, _)| !success)
             }
@@ -268,8 +269,8 @@ impl ProbeState {
         awaited && at.now_unix_nanos < self.early_until_unix_nanos
     }
 
-    /// How long after a probe, which took `took_nanos`, an early one follows; none where the next one comes at its time,
-    /// `regular_unix_nanos`.
+    /// Plans an early probe after one that took `took_nanos`. Returns its delay in nanoseconds; `None` if the next probe is
+    /// the regular one at `regular_unix_nanos`.
     pub fn plan_early(
         &mut self,
         kind: ProbeKind,
@@ -278,11 +279,11 @@ impl ProbeState {
         at: &Moment,
     ) -> Option<i64> {
         self.is_next_early = false;
-        if self.held || self.container_id.is_empty() || !self.may_be_early(kind, at) {
+        if self.settled || self.container_id.is_empty() || !self.may_be_early(kind, at) {
             return None;
         }
-        let wait = if self.early < 2 { EARLY_FIRST } else { EARLY };
-        let wait = wait.max(took_nanos.saturating_mul(EARLY_SHARE));
+        let wait = if self.early < 2 { FIRST_EARLY_WAIT } else { EARLY_WAIT };
+        let wait = wait.max(took_nanos.saturating_mul(EARLY_MIN_FACTOR));
         if at.now_unix_nanos.saturating_add(wait) >= regular_unix_nanos {
             return None;
         }
@@ -292,30 +293,30 @@ impl ProbeState {
         Some(wait)
     }
 
-    /// Whether the probe that is due now is an early one; the one after it is not, unless it is planned so.
+    /// Whether the probe that is due now is an early one. Resets the mark, so the next one is regular unless planned.
     pub fn take_early(&mut self) -> bool {
         std::mem::take(&mut self.is_next_early)
     }
 
-    fn after(&mut self, wait: i64, at: &Moment) -> Next {
+    fn after(&mut self, wait: i64, at: &Moment) -> NextProbe {
         self.next_unix_nanos = at.now_unix_nanos.saturating_add(wait);
-        Next::After(wait)
+        NextProbe::After(wait)
     }
 
-    /// Takes the outcome of a probe of the instance `id` (§13.2): `text` says why it failed. An outcome for another
-    /// instance says nothing about this one.
-    pub fn judge(
+    /// Records the outcome of a probe of the instance `id` (§13.2); `text` says why it failed. An outcome of another
+    /// instance is ignored.
+    pub fn record_outcome(
         &mut self,
         kind: ProbeKind,
         times: &ProbeTimes,
         id: &str,
         success: bool,
         text: &str,
-    ) -> Judged {
-        if self.container_id != id || self.held {
-            return Judged::default();
+    ) -> OutcomeChange {
+        if self.container_id != id || self.settled {
+            return OutcomeChange::default();
         }
-        self.failure = if success { String::new() } else { cut(text, KEPT_TEXT).to_owned() };
+        self.failure = if success { String::new() } else { cut(text, MAX_FAILURE_BYTES).to_owned() };
         let run = match self.streak {
             Some((last, run)) if last == success => run.saturating_add(1),
             _ => 1,
@@ -324,54 +325,55 @@ impl ProbeState {
         let threshold = if success { times.success_threshold } else { times.failure_threshold };
         let result = if success { ProbeResult::Success } else { ProbeResult::Failure };
         if run < threshold {
-            return Judged { changed: false, keep: result != self.result };
+            return OutcomeChange { changed: false, keep: result != self.result };
         }
         let changed = std::mem::replace(&mut self.result, result) != result;
         if success {
             self.early_until_unix_nanos = i64::MIN;
         }
         if kind == ProbeKind::Startup || (kind == ProbeKind::Liveness && !success) {
-            (self.held, self.streak, self.next_unix_nanos) = (true, None, 0);
+            (self.settled, self.streak, self.next_unix_nanos) = (true, None, 0);
         }
-        Judged { changed, keep: changed }
+        OutcomeChange { changed, keep: changed }
     }
 
-    /// The probe could not be made, or was an early one and failed: that counts as nothing, and is remembered for people.
-    pub fn errored(&mut self, id: &str, text: &str) {
+    /// Records why a probe could not run, or why an early probe failed. It does not count, and is shown to people.
+    pub fn record_error(&mut self, id: &str, text: &str) {
         if self.container_id == id {
-            cut(text, KEPT_TEXT).clone_into(&mut self.failure);
+            cut(text, MAX_FAILURE_BYTES).clone_into(&mut self.failure);
         }
     }
 
-    /// Failures in a row.
+    /// Consecutive failures.
     pub fn failures(&self) -> u32 {
         self.streak.filter(|(success, _)| !success).map_or(0, |(_, run)| run)
     }
 }
 
-/// The result before the first probe; what the last status said of the same instance stands.
-fn initial(kind: ProbeKind, was: Was) -> ProbeResult {
+/// The result before the first probe, from the last status of the same instance.
+fn initial(kind: ProbeKind, previous: PreviousStatus) -> ProbeResult {
     match kind {
         ProbeKind::Liveness => ProbeResult::Success,
-        ProbeKind::Readiness if was.ready => ProbeResult::Success,
+        ProbeKind::Readiness if previous.ready => ProbeResult::Success,
         ProbeKind::Readiness => ProbeResult::Failure,
-        ProbeKind::Startup if was.started => ProbeResult::Success,
+        ProbeKind::Startup if previous.started => ProbeResult::Success,
         ProbeKind::Startup => ProbeResult::Unknown,
     }
 }
 
-/// What is left of `initialDelaySeconds`: never more than the whole of it, also where the clock was set back.
+/// The rest of `initialDelaySeconds` in nanoseconds: never more than all of it, even if the clock was set back.
 fn initial_wait(times: &ProbeTimes, record: &ContainerObservation, at: &Moment) -> Option<i64> {
     let delay = times.initial_delay_seconds.saturating_mul(SECOND);
     let age = at.now_unix_nanos.saturating_sub(record.started_unix_nanos).max(0);
     Some(delay.saturating_sub(age)).filter(|left| *left > 0)
 }
 
-/// What a container waits that ran before this process did, while the process is younger than a period (§13.1).
-fn first_wait(times: &ProbeTimes, record: &ContainerObservation, look: &Look<'_>) -> Option<i64> {
-    let started = look.at.agent_started_unix_nanos;
-    let young = look.at.now_unix_nanos.saturating_sub(started) < times.period_nanos();
-    let wait = (times.period_nanos() as f64 * look.spread.clamp(0.0, 1.0)) as i64;
+/// The wait before the first probe of a container that ran before this process, while the process is younger than a period
+/// (§13.1).
+fn first_wait(times: &ProbeTimes, record: &ContainerObservation, inputs: &ProbeInputs<'_>) -> Option<i64> {
+    let started = inputs.at.agent_started_unix_nanos;
+    let young = inputs.at.now_unix_nanos.saturating_sub(started) < times.period_nanos();
+    let wait = (times.period_nanos() as f64 * inputs.spread.clamp(0.0, 1.0)) as i64;
     (record.started_unix_nanos < started && young && wait > 0).then_some(wait)
 }
 

@@ -1,4 +1,4 @@
-//! Why something is done: one word per cause, the same in logs, metrics, events and `ExplainPod`.
+//! Why an action is taken: one word per cause, the same in logs, metrics, events and `ExplainPod`.
 
 use std::fmt;
 
@@ -17,25 +17,25 @@ pub enum Reason {
     SandboxNetworkModeChanged,
     /// The sandbox should have an address and has none.
     SandboxWithoutAddress,
-    /// Every container has ended and none may start again.
+    /// Every container has terminated and none may restart.
     PodCompleted,
-    /// The sandbox is gone and the pod's policy is never to start again.
+    /// The sandbox is lost and the pod's restart policy is Never.
     RestartNotAllowed,
-    /// An init container ended badly and may not start again.
+    /// An init container failed and may not restart.
     InitContainerFailed,
     /// The pod is being deleted.
     PodDeleted,
-    /// The pod is no longer wanted by its source.
+    /// The pod was removed from its source.
     PodRemoved,
     /// The pod's phase is final.
     PodTerminal,
     /// The pod has been evicted or pre-empted.
     PodEvicted,
-    /// The runtime runs something that no source knows.
+    /// The runtime runs a pod that no source has.
     OrphanedPod,
     /// The container was never started.
     ContainerNotStarted,
-    /// The container ended and may start again.
+    /// The container terminated and may restart.
     ContainerExited,
     /// Image or name of the container changed.
     ContainerDefinitionChanged,
@@ -43,13 +43,13 @@ pub enum Reason {
     LivenessProbeFailed,
     /// The startup probe failed.
     StartupProbeFailed,
-    /// The runtime cannot tell the container's state.
+    /// The runtime reports the container's state as unknown.
     ContainerStateUnknown,
     /// A newer instance of the same container exists.
     DuplicateContainer,
-    /// The container ended too often too soon.
+    /// The container keeps terminating.
     CrashLoopBackOff,
-    /// A sidecar or an earlier init container has to come first.
+    /// An earlier init container or sidecar has to complete or start first.
     WaitingForInitContainer,
     /// A sidecar's startup probe has not succeeded yet.
     WaitingForStartupProbe,

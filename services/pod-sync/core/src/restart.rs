@@ -1,10 +1,13 @@
-//! May a container that ended start again?
+//! Whether a terminated container may restart.
 
 use keelson_kube_model::{Container, Pod, RestartPolicy};
 
 pub use keelson_kube_model::pod_ext::ContainerKind;
 
 use crate::observation::{ContainerRecordState, PodObservation};
+
+/// Reason of a container that was removed because all containers of its pod restart.
+pub const RESTARTING_REASON: &str = "RestartingAllContainers";
 
 /// `container_type` of the kubelet's metrics.
 pub fn metric_label(kind: ContainerKind) -> &'static str {
@@ -29,8 +32,8 @@ fn own_policy(container: &Container) -> Option<RestartPolicy> {
     container.restart_policy.as_deref().filter(|text| !text.is_empty()).and_then(RestartPolicy::parse)
 }
 
-/// The action of the first rule of `restartPolicyRules` that matches the exit code. Rules count only beside a
-/// `restartPolicy` of the container itself.
+/// The action of the first rule of `restartPolicyRules` that matches the exit code. Rules apply only if the container has a
+/// `restartPolicy` of its own.
 pub fn matching_rule(container: &Container, exit_code: i32) -> Option<&str> {
     own_policy(container)?;
     container
@@ -49,8 +52,8 @@ pub fn matching_rule(container: &Container, exit_code: i32) -> Option<&str> {
         .map(|rule| rule.action.as_str())
 }
 
-/// Rules, container policy, pod policy, in this order: does this exit code allow another start? Deletion of the pod
-/// is not looked at.
+/// Whether this exit code allows a restart, by the container's rules, its policy and the pod's policy, in this order.
+/// Deletion of the pod is not considered.
 pub fn exit_allows_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     if matches!(matching_rule(container, exit_code), Some("Restart" | "RestartAllContainers")) {
         return true;
@@ -62,7 +65,7 @@ pub fn exit_allows_restart(pod: &Pod, container: &Container, exit_code: i32) -> 
     }
 }
 
-/// Should this container be started, given its newest record?
+/// Whether this container should be started, given its newest record.
 ///
 /// Parity: pod-lifecycle §9.6. What `RestartAllContainers` does to the others is in [`crate::actions`].
 pub fn should_restart(pod: &Pod, container: &Container, observed: &PodObservation) -> bool {
@@ -85,7 +88,7 @@ mod tests {
     use crate::testing::{deleting, in_sandbox, pod};
 
     #[test]
-    fn a_container_restarts_by_state_before_policy() {
+    fn container_state_decides_a_restart_before_restart_policy() {
         let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}]}));
         let container = &pod.spec.containers[0];
         for (seen, restarts) in [
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_go_before_the_containers_policy_and_that_before_the_pods() {
+    fn restart_rules_override_container_policy_and_that_pod_policy() {
         let rule = |operator: &str, values: &[i32]| json!({"action": "Restart", "exitCodes": {"operator": operator, "values": values}});
         for (own, rules, pods, code, restarts) in [
             (None, json!([]), "Always", 0, true),
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_matching_rule_wins() {
+    fn the_first_matching_restart_rule_wins() {
         let rule = |action: &str| json!({"action": action, "exitCodes": {"operator": "In", "values": [7]}});
         let pod = pod(json!({"containers": [{"name": "a", "restartPolicy": "Never",
             "restartPolicyRules": [rule("RestartAllContainers"), rule("Restart")]}]}));
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_have_their_labels_and_paths() {
+    fn container_kinds_have_metric_labels_and_field_paths() {
         assert_eq!(metric_label(ContainerKind::Sidecar), "init_container");
         assert_eq!(metric_label(ContainerKind::Regular), "container");
         assert_eq!(metric_label(ContainerKind::Ephemeral), "ephemeral_container");

@@ -1,25 +1,30 @@
-//! How long the start of a pod of the API took, and how much of it is this node's doing (§19).
+//! How long the start of an API pod took, in total and as the kubelet's start SLI (§19).
 //!
-//! Parity: as the kubelet, but measured when the node shows the pod as Running and not when the API shows it back.
+//! Parity: as the kubelet, but measured when the node publishes the pod as Running, not when the API server reports it back.
 
 use keelson_kube_model::time::parse_nanos;
 use keelson_kube_model::{Container, Pod};
 
 use crate::observation::PodObservation;
 
-/// How long a pod of the API took from its creation there until it runs, in nanoseconds.
+/// How long an API pod took from its creation at the API server until it runs, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StartTime {
-    /// All of it.
+pub struct StartDuration {
+    /// The whole duration.
     pub total: i64,
-    /// Without the time in which its images were pulled or its init containers ran; `None` for a pod with a volume that is
-    /// not made of what the API holds: how long that takes is not this node's.
-    pub of_node: Option<i64>,
+    /// Without the time of image pulls and init containers. `None` for a pod with volumes other than ConfigMap, Secret,
+    /// downward API, projected and emptyDir: how long those take does not depend on this node.
+    pub sli: Option<i64>,
 }
 
-/// How long the start of a pod took that runs at `now`; `pulls` are the beginnings and ends of the pulls for it. `None` for a
-/// static pod, and where the API has not said when it was created.
-pub fn start_time(pod: &Pod, observed: &PodObservation, pulls: &[(i64, i64)], now: i64) -> Option<StartTime> {
+/// How long the start of a pod took that runs at `now`; `pulls` are the start and end times of its image pulls. `None` for a
+/// static pod, and for a pod without a creation timestamp.
+pub fn start_time(
+    pod: &Pod,
+    observed: &PodObservation,
+    pulls: &[(i64, i64)],
+    now: i64,
+) -> Option<StartDuration> {
     if pod.is_static() {
         return None;
     }
@@ -33,11 +38,11 @@ pub fn start_time(pod: &Pod, observed: &PodObservation, pulls: &[(i64, i64)], no
         .map(|record| (record.started_unix_nanos, record.finished_unix_nanos))
         .filter(|(started, finished)| *started > 0 && *finished > 0);
     let others: Vec<(i64, i64)> = pulls.iter().copied().chain(runs).collect();
-    let of_node = is_made_of_the_api(pod).then(|| (total - covered(others, created, now)).max(0));
-    Some(StartTime { total, of_node })
+    let sli = has_only_api_volumes(pod).then(|| (total - covered(others, created, now)).max(0));
+    Some(StartDuration { total, sli })
 }
 
-fn is_made_of_the_api(pod: &Pod) -> bool {
+fn has_only_api_volumes(pod: &Pod) -> bool {
     pod.spec.volumes.iter().all(|volume| {
         volume.config_map.is_some()
             || volume.secret.is_some()
@@ -47,7 +52,7 @@ fn is_made_of_the_api(pod: &Pod) -> bool {
     })
 }
 
-/// For how long between `from` and `to` at least one of the intervals lasted.
+/// The time between `from` and `to` that is covered by at least one of the intervals.
 fn covered(mut intervals: Vec<(i64, i64)>, from: i64, to: i64) -> i64 {
     intervals.sort_unstable();
     let (mut reached, mut sum) = (from, 0);
@@ -79,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn pulls_and_init_containers_are_no_time_of_the_node_and_count_once_where_they_overlap() {
+    fn start_sli_excludes_image_pulls_and_init_containers_once_if_overlapping() {
         let mut created = pod(json!({
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
             "containers": [{"name": "main"}],
@@ -88,7 +93,7 @@ mod tests {
         created.metadata.creation_timestamp = Some("2023-11-14T22:13:20Z".into());
         let pull = |from, to| (nanos(from), nanos(to));
         let none = PodObservation::default();
-        for (observed, pulls, of_node) in [
+        for (observed, pulls, sli) in [
             (&none, vec![], 20),
             (&none, vec![pull(4, 6), pull(2, 5)], 16),
             (&none, vec![pull(-5, 1), pull(18, 30)], 17),
@@ -98,20 +103,20 @@ mod tests {
             (&seen("main", 5, 9), vec![], 20),
         ] {
             let took = start_time(&created, observed, &pulls, nanos(20)).unwrap();
-            assert_eq!((took.total, took.of_node), (20 * SECOND, Some(of_node * SECOND)), "{pulls:?}");
+            assert_eq!((took.total, took.sli), (20 * SECOND, Some(sli * SECOND)), "{pulls:?}");
         }
     }
 
     #[test]
-    fn a_pod_with_other_volumes_has_no_time_of_the_node_and_a_static_one_none_at_all() {
+    fn start_sli_needs_api_volumes_and_static_pods_have_no_start_duration() {
         let mut claimed =
             pod(json!({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}));
         let nothing = PodObservation::default();
-        assert_eq!(start_time(&claimed, &nothing, &[], nanos(20)), None, "nobody has said when it was made");
+        assert_eq!(start_time(&claimed, &nothing, &[], nanos(20)), None, "the creation time is not known");
         claimed.metadata.creation_timestamp = Some("2023-11-14T22:13:20Z".into());
         let took = start_time(&claimed, &nothing, &[], nanos(20)).unwrap();
-        assert_eq!(took, StartTime { total: 20 * SECOND, of_node: None });
-        // A clock that was set back.
+        assert_eq!(took, StartDuration { total: 20 * SECOND, sli: None });
+        // The clock was set back.
         assert_eq!(start_time(&claimed, &nothing, &[], nanos(-20)).unwrap().total, 0);
         assert_eq!(start_time(&from_file(claimed), &nothing, &[], nanos(20)), None);
     }

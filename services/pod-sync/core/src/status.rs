@@ -1,7 +1,7 @@
-//! The status that follows from a pod, what the runtime holds of it, and the status before (§14.1 to §14.4, §14.6).
+//! Generates the status of a pod from its spec, its observation and its last status (§14.1 to §14.4, §14.6).
 //!
-//! Parity: as the kubelet, except that allocated and actual resources are those that the pod was admitted with until in-place
-//! resize is there, and that a record lost or unknown is described in our own words (the reasons are upstream's).
+//! Parity: as the kubelet, except that allocated and actual resources are the admitted ones (in-place resize is not
+//! supported), and that lost and unknown records have messages of our own (the reasons are upstream's).
 
 mod containers;
 
@@ -18,9 +18,9 @@ use crate::phase::{PhaseInputs, compute_phase};
 use crate::reason::Reason;
 use crate::worker::StatusPatch;
 
-pub use containers::{RESTARTING_REASON, STATUS_UNKNOWN_REASON, finalise_containers};
+pub use containers::{STATUS_UNKNOWN_REASON, finalise_containers};
 
-/// What probes say of a container that runs.
+/// Probe results of a running container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readiness {
     /// The readiness probe succeeded, or there is none.
@@ -30,43 +30,42 @@ pub struct Readiness {
 }
 
 impl Default for Readiness {
-    /// Without probes what runs has started and is ready.
+    /// Without probes a running container is started and ready.
     fn default() -> Self {
         Self { ready: true, started: true }
     }
 }
 
-/// Why the last start of each container failed: container name to reason and message, set by a failed start and
-/// removed by one that succeeds.
-pub type StartFailures = BTreeMap<String, (String, String)>;
+/// Why the last start of each container failed: container name to reason and message. A failed start sets the entry, a
+/// successful one removes it.
+pub type StartErrors = BTreeMap<String, (String, String)>;
 
-/// Everything beside pod and observation that a status depends on.
+/// Everything that a status depends on in addition to pod and observation.
 #[derive(Clone, Debug, Default)]
 pub struct StatusInputs<'a> {
     /// No container of the pod will be started any more: the worker is past terminating.
     pub pod_is_terminal: bool,
     /// Why starts failed.
-    pub failures: StartFailures,
-    /// What the last decision holds back; only crash-loop back-offs show in the status.
+    pub start_errors: StartErrors,
+    /// The containers that wait by the last decision; only crash-loop back-offs show in the status.
     pub waiting: &'a [ContainerWait],
-    /// Probe results by container name; a container that is not named is ready and started when it runs.
+    /// Probe results by container name; a container without an entry is ready and started while it runs.
     pub readiness: BTreeMap<String, Readiness>,
-    /// `PodReadyToStartContainers`, when the caller knows it better than the observation: right after it made the
-    /// sandbox.
+    /// `PodReadyToStartContainers`, if the caller knows it better than the observation: right after it created the sandbox.
     pub pod_ready_to_start: Option<bool>,
     /// Addresses of the node, primary family first; empty without a control plane.
     pub host_ips: &'a [String],
-    /// Whether the node's primary address is one of IPv4, where `host_ips` does not say it; `None` keeps the runtime's order.
+    /// Whether the node's primary address is IPv4, if `host_ips` is empty; `None` keeps the runtime's order.
     pub v4_first: Option<bool>,
-    /// What CRI `Version` calls the runtime: the prefix of container ids.
+    /// The runtime name of CRI `Version`: the prefix of container ids.
     pub runtime_name: &'a str,
-    /// Recursive read-only mounts work with this runtime.
+    /// The runtime supports recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// A change of the pod's resources is not made.
+    /// A resize of the pod is refused.
     pub resize_refused: bool,
-    /// Reason and message of an admission that waits for its cause to be gone.
-    pub held: Option<&'a (String, String)>,
-    /// What an eviction, pre-emption or shutdown writes.
+    /// Reason and message of a pending admission.
+    pub admission_wait: Option<&'a (String, String)>,
+    /// The status fields of an eviction, pre-emption or shutdown.
     pub patch: Option<&'a StatusPatch>,
 }
 
@@ -75,7 +74,7 @@ pub const DEADLINE: &str = "DeadlineExceeded";
 /// Message of a pod that ran longer than `activeDeadlineSeconds`.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// Makes the status. `old` is the last one stored for this UID; without one the status that came with the pod is taken.
+/// Generates the status. `old` is the last one stored for this UID; without one the status in the pod object is used.
 pub fn generate_status(
     pod: &Pod,
     observed: &PodObservation,
@@ -122,7 +121,7 @@ fn fill_phase(
 ) {
     let regular_made =
         observed.active().any(|record| pod.spec.containers.iter().any(|c| c.name == record.name));
-    // The sidecars' `started` counts for the phase, so readiness is filled in before and after conditions look at it.
+    // The phase depends on `started` of the sidecars, so readiness is filled in before the phase is computed, and again after.
     containers::fill_readiness(status, pod, inputs);
     let computed = compute_phase(
         pod,
@@ -131,7 +130,7 @@ fn fill_phase(
     );
     let mut phase = computed;
     for earlier in [pod.status.phase(), old.phase()] {
-        // What has failed stays so, though its containers end with 0 afterwards: an order has ended them.
+        // A Failed pod stays Failed, even if its containers exit with 0 when an eviction stops them.
         let is_failed = matches!(earlier, PodPhase::Failed);
         if earlier.is_terminal() && (!computed.is_terminal() || is_failed) {
             phase = earlier;
@@ -144,14 +143,14 @@ fn fill_phase(
         status.message = either(&old.message, &pod.status.message);
     }
     if phase == PodPhase::Pending && waits_for_admission(pod) {
-        (status.reason, status.message) = inputs.held.cloned().unwrap_or_default();
+        (status.reason, status.message) = inputs.admission_wait.cloned().unwrap_or_default();
     }
     if !phase.is_terminal() && deadline_exceeded(pod, status, at) {
         phase = PodPhase::Failed;
         status.reason = DEADLINE.to_owned();
         status.message = DEADLINE_MESSAGE.to_owned();
     }
-    // An order counts whatever the exit codes are that it brings about; a pod that was over before it came has its own end.
+    // An eviction fails the pod regardless of the exit codes, unless the pod had succeeded before.
     if let Some(patch) = inputs.patch
         && old.phase() != PodPhase::Succeeded
     {
@@ -165,7 +164,7 @@ fn fill_phase(
     status.phase = phase.as_str().to_owned();
 }
 
-/// When `activeDeadlineSeconds` is over, unix nanoseconds; `None` without one or before the pod's start is known.
+/// When `activeDeadlineSeconds` has passed, unix nanoseconds; `None` without one or before the pod's start is known.
 pub fn deadline_unix_nanos(pod: &Pod, status: &PodStatus) -> Option<i64> {
     let seconds = pod.spec.active_deadline_seconds?;
     let start = keelson_kube_model::time::parse_seconds(status.start_time.as_deref()?).ok()?;
@@ -181,7 +180,7 @@ fn is_v4(ip: &str) -> bool {
     ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_ipv4())
 }
 
-/// At most one address of each family, that of the node's primary family first.
+/// At most one address per family, the node's primary family first.
 fn one_of_each_family(ips: &[String], primary_is_v4: Option<bool>) -> Vec<String> {
     let Some(first) = ips.first() else { return Vec::new() };
     let v4_first = primary_is_v4.unwrap_or_else(|| is_v4(first));
@@ -218,7 +217,7 @@ fn fill_addresses(
     status.host_ips = entries(&hosts);
 }
 
-/// The status of a pod that the node refused to run (§15.3).
+/// The status of a pod that was rejected at admission (§15.3).
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, at: &Moment) -> PodStatus {
     PodStatus {
         phase: PodPhase::Failed.as_str().to_owned(),
@@ -231,8 +230,8 @@ pub fn rejected_status(pod: &Pod, reason: &str, message: &str, at: &Moment) -> P
     }
 }
 
-/// The last status of a pod (§14.6): every container that is not known to have ended is declared lost, and a pod of
-/// the API that is still Pending or Running becomes Failed.
+/// The final status of a pod (§14.6): every container that is not known to have terminated is declared lost, and an API pod
+/// that is still Pending or Running becomes Failed.
 pub fn final_status(pod: &Pod, status: &PodStatus, at: &Moment) -> PodStatus {
     let mut last = status.clone();
     finalise_containers(&mut last);
@@ -245,7 +244,7 @@ pub fn final_status(pod: &Pod, status: &PodStatus, at: &Moment) -> PodStatus {
     last
 }
 
-/// What a waiting entry of a decision says in a container's status; `None` for waits that the status does not show.
+/// Reason and message of a waiting container in its status; `None` for waits that the status does not show.
 fn shown_wait(wait: &ContainerWait) -> Option<(&str, &str)> {
     (wait.reason == Reason::CrashLoopBackOff).then_some((wait.reason.as_str(), wait.message.as_str()))
 }

@@ -1,4 +1,4 @@
-//! How long and in which order the containers of a pod are stopped (§6.2, §9.11).
+//! Grace periods of containers, and the order in which they are stopped (§6.2, §9.11).
 
 use keelson_kube_model::{Container, ContainerId, Pod};
 
@@ -6,23 +6,22 @@ use crate::observation::PodObservation;
 use crate::reason::Reason;
 use crate::restart::ContainerKind;
 
-/// Grace in seconds of a container that no spec says anything about.
+/// Grace period in seconds of a container without one in the spec.
 pub const UNSPECIFIED_GRACE_SECONDS: i64 = 2;
-/// Grace in seconds of a runtime pod that no source knows and whose records carry no grace of their own.
+/// Grace period in seconds of an orphan whose records have none.
 pub const ORPHAN_GRACE_SECONDS: i64 = 1;
-/// Shortest timeout that upstream hands to StopContainer, in seconds; kept for every grace but zero.
+/// The shortest timeout that upstream passes to StopContainer, in seconds; used for every grace period but zero.
 pub const MIN_STOP_TIMEOUT_SECONDS: i64 = 2;
 
-/// The timeout, in seconds, handed to StopContainer: what is left of the grace that was granted, at least 2 s, also
-/// when a preStop hook or the wait for other containers has used it up (§9.11, step 6).
+/// The timeout for StopContainer, in seconds: the rest of the granted grace period, but at least 2 s, even if a preStop hook
+/// or the wait for other containers has used it up (§9.11, step 6).
 ///
-/// Parity: upstream never hands on less than 2 s. Here a grace of zero is taken at its word: the process is killed
-/// at once.
+/// Parity: upstream never passes less than 2 s. Here a grace period of zero kills the process at once.
 pub fn stop_timeout_seconds(granted_seconds: i64, left_seconds: i64) -> i64 {
     if granted_seconds <= 0 { 0 } else { left_seconds.max(MIN_STOP_TIMEOUT_SECONDS) }
 }
 
-/// Grace in seconds for one container that is stopped while its pod goes on: that of the deletion, else that of the
+/// Grace period in seconds of one container that is stopped while its pod continues: that of the deletion, else that of the
 /// failed probe, else that of the spec, else 2.
 pub fn container_grace_seconds(pod: &Pod, container: Option<&Container>, reason: Reason) -> i64 {
     if let Some(seconds) = pod.metadata.deletion_grace_period_seconds {
@@ -39,21 +38,21 @@ pub fn container_grace_seconds(pod: &Pod, container: Option<&Container>, reason:
     }
 }
 
-/// One container to be stopped when the whole pod goes.
+/// One container to stop when the whole pod terminates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopStep {
     /// The running instance.
     pub id: ContainerId,
-    /// Its name in the spec, or what the runtime calls it.
+    /// Its name in the spec, or its name in the runtime.
     pub name: String,
-    /// Its kind, if the spec knows the name.
+    /// Its kind, if the spec has the name.
     pub kind: Option<ContainerKind>,
-    /// SIGTERM waits until these containers have ended or the grace is used up. preStop does not wait.
+    /// SIGTERM waits until these containers have stopped or the grace period ends. preStop does not wait.
     pub after: Vec<String>,
 }
 
-/// The order in which the running containers of a pod are stopped: everything at once, except that sidecars wait for
-/// the regular containers and then go in reverse order of the spec.
+/// The order in which the running containers of a pod are stopped: all at once, except that sidecars wait for the regular
+/// containers and then stop in reverse order of the spec.
 pub fn stop_plan(pod: Option<&Pod>, observed: &PodObservation) -> Vec<StopStep> {
     let kind_of = |name: &str| pod.and_then(|pod| pod.container(name)).map(|(kind, _)| kind);
     let place = |name: &str| {
@@ -80,10 +79,10 @@ pub fn stop_plan(pod: Option<&Pod>, observed: &PodObservation) -> Vec<StopStep> 
     steps.collect()
 }
 
-/// The grace of a runtime pod that no source knows: what its records say (the annotation
+/// The grace period in seconds of an orphan: that of its records (the annotation
 /// `io.kubernetes.pod.terminationGracePeriod`), else 1.
 ///
-/// Parity: upstream gives 1 s always; reading the annotations lets an orphan end as its spec wanted.
+/// Parity: upstream always uses 1 s; with the annotations an orphan gets the grace period of its spec.
 pub fn orphan_grace_seconds(observed: &PodObservation) -> i64 {
     observed
         .containers
@@ -102,22 +101,22 @@ mod tests {
     use crate::testing::{in_sandbox, pod};
 
     #[test]
-    fn a_grace_of_zero_kills_at_once_and_any_other_is_at_least_two_seconds() {
+    fn a_grace_period_of_zero_kills_at_once_and_others_are_at_least_two_seconds() {
         for (grace, timeout) in [(-1, 0), (0, 0), (1, 2), (2, 2), (30, 30)] {
             assert_eq!(stop_timeout_seconds(grace, grace), timeout);
         }
-        assert_eq!(stop_timeout_seconds(0, 5), 0, "nothing was granted, whatever a clock says");
+        assert_eq!(stop_timeout_seconds(0, 5), 0, "no grace period was granted");
     }
 
     #[test]
-    fn a_grace_that_is_used_up_leaves_two_seconds() {
+    fn an_exhausted_grace_period_leaves_two_seconds() {
         for (left, timeout) in [(-3, 2), (0, 2), (1, 2), (7, 7)] {
             assert_eq!(stop_timeout_seconds(30, left), timeout);
         }
     }
 
     #[test]
-    fn the_grace_of_one_container_is_found_in_order() {
+    fn container_grace_period_is_that_of_deletion_then_probe_then_spec() {
         let probe = json!({"terminationGracePeriodSeconds": 7});
         let mut pod = pod(json!({"terminationGracePeriodSeconds": 30,
             "containers": [{"name": "a", "livenessProbe": probe, "startupProbe": {}}]}));
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_stop_after_the_regular_containers_and_in_reverse_order() {
+    fn sidecars_stop_after_regular_containers_in_reverse_order() {
         let sidecar = |name: &str| json!({"name": name, "restartPolicy": "Always"});
         let pod = pod(json!({"initContainers": [sidecar("s0"), {"name": "i"}, sidecar("s2")],
             "containers": [{"name": "a"}, {"name": "b"}]}));
@@ -148,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_spec_everything_stops_at_once() {
+    fn without_a_spec_all_containers_stop_at_once() {
         let steps = stop_plan(None, &in_sandbox().running("s0").unknown("a").created("b").0);
         assert_eq!(steps.len(), 2);
         assert!(steps.iter().all(|step| step.after.is_empty() && step.kind.is_none()));
     }
 
     #[test]
-    fn an_orphan_has_the_grace_that_its_records_carry() {
+    fn an_orphan_has_the_grace_period_of_its_records() {
         assert_eq!(orphan_grace_seconds(&in_sandbox().running("a").0), 1);
         let seen = in_sandbox().running("a").edit(|record| record.termination_grace_seconds = Some(0));
         assert_eq!(orphan_grace_seconds(&seen.0), 0);
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grace_of_a_container_is_that_of_the_probe_that_failed() {
+    fn container_grace_period_is_that_of_the_failed_probe() {
         let pod = pod(json!({"terminationGracePeriodSeconds": 30, "containers": [{
             "name": "a",
             "livenessProbe": {"terminationGracePeriodSeconds": 5},

@@ -35,20 +35,20 @@ pub(crate) fn nanos(seconds: i64) -> i64 {
     (1_700_000_000 + seconds) * SECOND
 }
 
-/// An observation under construction. Records are added from old to new.
-pub(crate) struct Seen(pub(crate) PodObservation);
+/// Builds an observation. Records are added from old to new.
+pub(crate) struct ObservationBuilder(pub(crate) PodObservation);
 
-/// Nothing yet.
-pub(crate) fn seen() -> Seen {
-    Seen(PodObservation::nothing(PodUid::from("u-1"), "web", "shop", nanos(0)))
+/// A pod of which the runtime has nothing.
+pub(crate) fn empty_observation() -> ObservationBuilder {
+    ObservationBuilder(PodObservation::nothing(PodUid::from("u-1"), "web", "shop", nanos(0)))
 }
 
-/// A pod with one good sandbox.
-pub(crate) fn in_sandbox() -> Seen {
-    seen().sandbox(0, true)
+/// A pod with one ready sandbox.
+pub(crate) fn in_sandbox() -> ObservationBuilder {
+    empty_observation().sandbox(0, true)
 }
 
-impl Seen {
+impl ObservationBuilder {
     pub(crate) fn sandbox(mut self, attempt: u32, ready: bool) -> Self {
         let sandbox = SandboxObservation {
             id: SandboxId(format!("sandbox-{attempt}")),

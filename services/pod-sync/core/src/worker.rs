@@ -1,13 +1,12 @@
 //! The life of one UID as a state machine (§6.1 to §6.5).
 //!
-//! [`step`] takes the state, one thing that happened and the moment, and says what the state becomes and what to do.
-//! The state is plain data: stored while a pod terminates, it lets a restarted service go on at the first unfinished
-//! step with the grace that is left.
+//! [`step`] takes the state, one input and the time, and returns the new state and the work to do. The state is plain data,
+//! stored with the pod: a restarted service continues at the first unfinished step with the rest of the grace period.
 //!
 //! Parity: as the kubelet, except that
 //! - a grace of zero stays zero (upstream makes it 1 s, then 2 s): the processes are killed at once;
 //! - an orphan keeps the grace that its records carry;
-//! - a finished UID that nobody wants any more is forgotten at once, not at the next housekeeping.
+//! - a finished UID that no source has any more is forgotten at once, not at the next housekeeping.
 
 use keelson_kube_model::Pod;
 use serde::{Deserialize, Serialize};
@@ -17,15 +16,15 @@ use crate::observation::PodObservation;
 use crate::reason::Reason;
 use crate::termination::{ORPHAN_GRACE_SECONDS, orphan_grace_seconds};
 
-/// Where a UID stands. It only ever moves forward.
+/// The phase of a UID's worker. It only moves forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum WorkerPhase {
-    /// The pod is to run.
+    /// The pod should run.
     #[default]
     Sync,
-    /// Its processes are being ended.
+    /// Its processes are being stopped.
     Terminating,
-    /// No process is left: volumes and cgroup go.
+    /// No process is left: volumes and cgroup are removed.
     Terminated,
     /// Nothing is left to do.
     Finished,
@@ -57,73 +56,72 @@ pub struct StatusPatch {
     pub condition_message: String,
 }
 
-/// One UID's worker. Everything that must outlive the service while the pod terminates.
+/// The state of one UID's worker: everything that must survive a restart of the service while the pod terminates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerState {
-    /// Where it stands.
+    /// The phase.
     pub phase: WorkerPhase,
-    /// Some sync function has been begun. A static pod that waits for its name has not started.
+    /// The pod has had its first turn. A static pod that waits for its full name has not started.
     pub started: bool,
-    /// No pod object is known: the runtime holds something that no source named.
+    /// There is no pod object: the runtime has a pod that no source has sent.
     pub runtime_only: bool,
-    /// Why it ends.
+    /// Why it terminates.
     pub cause: Option<Reason>,
     /// The pod object has a deletion timestamp, or the pod is an orphan.
     pub deleted: bool,
     /// It was evicted, pre-empted or shut down.
     pub evicted: bool,
-    /// Its source still names it.
+    /// Its source still has it.
     pub desired: bool,
-    /// The same UID was added anew while it was ending.
+    /// The same UID was added again while it was terminating.
     pub restart_requested: bool,
-    /// Seconds granted; `None` until it is terminating. It can only shrink.
+    /// The grace period in seconds; `None` until it terminates. It can only shrink.
     pub grace_seconds: Option<i64>,
-    /// When the grace is used up, unix nanoseconds.
+    /// When the grace period ends, unix nanoseconds.
     pub kill_deadline_unix_nanos: Option<i64>,
     /// When it began to terminate, unix nanoseconds.
     pub terminating_since_unix_nanos: Option<i64>,
-    /// To be put into each status from now on.
+    /// Goes into every status from now on.
     pub status_patch: Option<StatusPatch>,
-    /// The state was read back from disk and the source has not yet named the pod again. See
-    /// [`WorkerState::read_back`].
+    /// The state was restored from disk and the source has not sent the pod yet. See [`WorkerState::restored`].
     #[serde(skip)]
     pub replay_expected: bool,
 }
 
 impl WorkerState {
-    /// A state that was stored by an earlier run of the service. The source will name the pod as if it were new;
-    /// that first time it is no request to begin anew.
-    pub fn read_back(mut self) -> Self {
-        // A pod that its source had dropped, or that no source ever named, is new when it is named again.
+    /// Restores a state that an earlier process stored. The source will send the pod as if it were new; that first update
+    /// does not start a new worker.
+    pub fn restored(mut self) -> Self {
+        // A pod that was removed from its source, or that no source ever sent, is new when a source sends it.
         self.replay_expected = self.desired && !self.runtime_only;
         self
     }
 }
 
-/// How a source speaks of a pod.
+/// The kind of an update from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UpdateKind {
     /// A new UID (ADD).
     Create,
-    /// The pod changed, or somebody asked for its deletion (UPDATE, DELETE, RECONCILE).
+    /// The pod changed, or its deletion was requested (UPDATE, DELETE, RECONCILE).
     Update,
-    /// Nothing changed: look again.
+    /// Nothing changed; resync.
     Sync,
 }
 
-/// One thing that happened to a UID.
+/// One input to the state machine of a UID.
 #[derive(Clone, Debug)]
 pub enum Input<'a> {
-    /// The source names the pod.
+    /// The source has sent the pod.
     Update {
-        /// How.
+        /// The kind.
         kind: UpdateKind,
         /// The pod as it is now.
         pod: &'a Pod,
-        /// What the runtime holds of it, if that was read already.
+        /// What the runtime has of it, if that was read already.
         observed: Option<&'a PodObservation>,
     },
-    /// The source no longer names the pod (REMOVE), and all sources are ready.
+    /// The source no longer has the pod (REMOVE), and all sources are ready.
     Removed {
         /// The last pod object seen, if any.
         pod: Option<&'a Pod>,
@@ -132,77 +130,77 @@ pub enum Input<'a> {
     Killed {
         /// The pod.
         pod: &'a Pod,
-        /// Seconds to use instead of the pod's own, if less.
+        /// A grace period in seconds that replaces the pod's own if it is shorter.
         grace_seconds: Option<i64>,
-        /// What goes into the status.
+        /// What to write into the status.
         patch: Option<StatusPatch>,
     },
-    /// The runtime holds a UID that no source names, and all sources are ready.
+    /// The runtime has a UID that no source has, and all sources are ready.
     ObservedOrphan {
-        /// What it holds.
+        /// What the runtime has of it.
         observed: &'a PodObservation,
     },
     /// Permission to start was given (always for API pods, by [`crate::ordering`] for static ones).
     Started,
-    /// A sync function came back.
+    /// A turn has ended.
     Outcome {
-        /// With what.
+        /// How it ended.
         outcome: SyncOutcome,
         /// The pod it worked on, if one is known.
         pod: Option<&'a Pod>,
     },
 }
 
-/// What a sync function came to.
+/// The outcome of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncOutcome {
-    /// Done as far as it goes now.
+    /// Done, as far as possible now.
     Done,
-    /// The pod has had its run: phase Succeeded or Failed, or nothing of it will ever start again.
+    /// The pod has completed: phase Succeeded or Failed, or none of its containers will start again.
     Terminal,
-    /// It failed and is tried again.
+    /// It failed and is retried.
     Failed,
     /// It was cancelled because something newer came.
     Cancelled,
 }
 
-/// What a worker has to carry out.
+/// The work of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Make the pod run (§8.1).
     Sync,
-    /// End its processes (§8.2), until the deadline with hooks and SIGTERM, after it with SIGKILL.
+    /// Stop its processes (§8.2), with hooks and SIGTERM until the deadline, with SIGKILL after it.
     Terminate {
-        /// When the grace is used up, unix nanoseconds.
+        /// When the grace period ends, unix nanoseconds.
         kill_deadline_unix_nanos: i64,
     },
-    /// End processes whose spec nobody knows (§8.3): no hooks, no status.
+    /// Stop the processes of an orphan, which has no spec (§8.3): no hooks, no status.
     TerminateOrphan {
-        /// When the grace is used up, unix nanoseconds.
+        /// When the grace period ends, unix nanoseconds.
         kill_deadline_unix_nanos: i64,
     },
     /// Unmount, remove the cgroup, write the final status (§8.4).
     Clean,
 }
 
-/// The answer of [`step`].
+/// The result of [`step`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// The state from now on.
+    /// The new state.
     pub state: WorkerState,
-    /// What to carry out next; `None` when nothing is to be begun because of this input.
+    /// The next work; `None` if this input starts none.
     pub work: Option<Work>,
-    /// Cancel what is being carried out: it has become wrong or too slow.
+    /// Cancel the work in progress: it is obsolete or too slow.
     pub cancel_running: bool,
-    /// The pod no longer runs: signal whoever waited for its end.
+    /// The pod no longer runs: wake those that wait for its end.
     pub ended: bool,
     /// Drop the worker.
     pub forget: bool,
-    /// After dropping it begin a new one for the same UID.
-    pub begin_anew: bool,
+    /// After dropping it start a new one for the same UID.
+    pub start_new_worker: bool,
 }
 
-/// Decides what one event does to one UID. `None` is a UID without a worker.
+/// Applies one input to one UID. The state `None` is a UID without a worker.
 pub fn step(state: Option<&WorkerState>, input: &Input<'_>, at: &Moment) -> Transition {
     let first = state.is_none();
     let mut next = state.cloned().unwrap_or_default();
@@ -213,16 +211,16 @@ pub fn step(state: Option<&WorkerState>, input: &Input<'_>, at: &Moment) -> Tran
             if !first && anew && next.phase != WorkerPhase::Sync {
                 next.restart_requested = true;
                 next.desired = true;
-                return still(next, false);
+                return no_work(next, false);
             }
             update(&mut next, first, pod, *observed, at);
         }
-        Input::Removed { .. } | Input::Started if first => return still(next, true),
+        Input::Removed { .. } | Input::Started if first => return no_work(next, true),
         Input::Removed { pod } => {
             next.desired = false;
             next.restart_requested = false;
             next.deleted |= pod.is_some_and(Pod::is_deleting);
-            end(&mut next, Reason::PodRemoved, *pod, None, at);
+            begin_termination(&mut next, Reason::PodRemoved, *pod, None, at);
         }
         Input::Killed { pod, grace_seconds, patch } => {
             next.evicted = true;
@@ -231,26 +229,26 @@ pub fn step(state: Option<&WorkerState>, input: &Input<'_>, at: &Moment) -> Tran
             if next.phase < WorkerPhase::Terminated && patch.is_some() {
                 next.status_patch.clone_from(patch);
             }
-            end(&mut next, Reason::PodEvicted, Some(pod), *grace_seconds, at);
+            begin_termination(&mut next, Reason::PodEvicted, Some(pod), *grace_seconds, at);
         }
-        // Whoever has a pod object is ended by its source, never because of what the runtime shows.
-        Input::ObservedOrphan { .. } if !first => return still(next, false),
+        // A pod with a pod object is terminated by its source, never because of what the runtime has.
+        Input::ObservedOrphan { .. } if !first => return no_work(next, false),
         Input::ObservedOrphan { observed } => {
             (next.runtime_only, next.started, next.deleted) = (true, true, true);
-            end(&mut next, Reason::OrphanedPod, None, Some(orphan_grace_seconds(observed)), at);
+            begin_termination(&mut next, Reason::OrphanedPod, None, Some(orphan_grace_seconds(observed)), at);
         }
         Input::Started => next.started = true,
-        Input::Outcome { outcome, pod } => return after(next, *outcome, *pod, at),
+        Input::Outcome { outcome, pod } => return after_outcome(next, *outcome, *pod, at),
     }
-    conclude(state, next)
+    transition(state, next)
 }
 
-/// A source names the pod.
+/// Applies an update from a source.
 fn update(next: &mut WorkerState, first: bool, pod: &Pod, observed: Option<&PodObservation>, at: &Moment) {
     next.desired = true;
     next.deleted |= pod.is_deleting();
-    let seen = observed.is_some_and(|o| !o.sandboxes.is_empty() || !o.containers.is_empty());
-    next.started |= !pod.starts_in_turn() || seen;
+    let in_runtime = observed.is_some_and(|o| !o.sandboxes.is_empty() || !o.containers.is_empty());
+    next.started |= !pod.starts_in_turn() || in_runtime;
     let terminal = pod.status.phase().is_terminal();
     let idle = observed.is_some_and(|o| !o.anything_running() && !o.any_sandbox_ready());
     if first && terminal && idle {
@@ -259,16 +257,16 @@ fn update(next: &mut WorkerState, first: bool, pod: &Pod, observed: Option<&PodO
         next.cause = Some(Reason::PodTerminal);
         next.terminating_since_unix_nanos = Some(at.now_unix_nanos);
     } else if pod.is_deleting() {
-        end(next, Reason::PodDeleted, Some(pod), None, at);
+        begin_termination(next, Reason::PodDeleted, Some(pod), None, at);
     } else if terminal {
-        end(next, Reason::PodTerminal, Some(pod), None, at);
+        begin_termination(next, Reason::PodTerminal, Some(pod), None, at);
     } else if next.phase == WorkerPhase::Terminating {
-        shrink(next, Some(pod), None, at);
+        shrink_grace(next, Some(pod), None, at);
     }
 }
 
-/// The grace in seconds (§6.2). It starts from the current value and can only shrink: to that of the deletion, to the
-/// override; when nobody asked and none is set yet, it is the spec's. Without a pod object: 1.
+/// The grace period in seconds (§6.2): the least of the current one, that of the deletion and the override; if there is none
+/// of them, that of the spec. Without a pod object: 1.
 pub fn grace_seconds(current: Option<i64>, pod: Option<&Pod>, override_seconds: Option<i64>) -> i64 {
     let deletion = pod.and_then(|pod| pod.metadata.deletion_grace_period_seconds);
     let least = [current, deletion, override_seconds].into_iter().flatten().min();
@@ -276,21 +274,27 @@ pub fn grace_seconds(current: Option<i64>, pod: Option<&Pod>, override_seconds: 
     least.or_else(spec).unwrap_or(ORPHAN_GRACE_SECONDS).max(0)
 }
 
-/// Begins to end the pod, or shortens the grace when that has begun already.
-fn end(next: &mut WorkerState, cause: Reason, pod: Option<&Pod>, override_seconds: Option<i64>, at: &Moment) {
+/// Begins the termination of the pod, or shortens the grace period of one that has begun.
+fn begin_termination(
+    next: &mut WorkerState,
+    cause: Reason,
+    pod: Option<&Pod>,
+    override_seconds: Option<i64>,
+    at: &Moment,
+) {
     match next.phase {
         WorkerPhase::Sync => {
             next.phase = WorkerPhase::Terminating;
             next.cause = Some(cause);
             next.terminating_since_unix_nanos = Some(at.now_unix_nanos);
-            shrink(next, pod, override_seconds, at);
+            shrink_grace(next, pod, override_seconds, at);
         }
-        WorkerPhase::Terminating => shrink(next, pod, override_seconds, at),
+        WorkerPhase::Terminating => shrink_grace(next, pod, override_seconds, at),
         WorkerPhase::Terminated | WorkerPhase::Finished => {}
     }
 }
 
-fn shrink(next: &mut WorkerState, pod: Option<&Pod>, override_seconds: Option<i64>, at: &Moment) {
+fn shrink_grace(next: &mut WorkerState, pod: Option<&Pod>, override_seconds: Option<i64>, at: &Moment) {
     let seconds = grace_seconds(next.grace_seconds, pod, override_seconds);
     if next.grace_seconds.is_none_or(|current| seconds < current) {
         next.grace_seconds = Some(seconds);
@@ -300,15 +304,15 @@ fn shrink(next: &mut WorkerState, pod: Option<&Pod>, override_seconds: Option<i6
     }
 }
 
-/// Seconds of grace that are left, rounded up; 0 when the deadline has passed or none is set.
+/// The rest of the grace period in seconds, rounded up; 0 when the deadline has passed or none is set.
 pub fn grace_left_seconds(state: &WorkerState, at: &Moment) -> i64 {
     let left = state.kill_deadline_unix_nanos.unwrap_or(0).saturating_sub(at.now_unix_nanos);
     let seconds = if left <= 0 { 0 } else { (left + SECOND - 1) / SECOND };
-    // More than the whole grace is left only where the clock was set back.
+    // More than the whole grace period can be left only if the clock was set back.
     state.grace_seconds.map_or(seconds, |grace| seconds.min(grace))
 }
 
-/// What the state as it is now asks for.
+/// The work that the current state requires.
 pub fn current_work(state: &WorkerState) -> Option<Work> {
     let kill_deadline_unix_nanos = state.kill_deadline_unix_nanos.unwrap_or(0);
     match state.phase {
@@ -322,7 +326,7 @@ pub fn current_work(state: &WorkerState) -> Option<Work> {
     }
 }
 
-fn conclude(before: Option<&WorkerState>, mut next: WorkerState) -> Transition {
+fn transition(before: Option<&WorkerState>, mut next: WorkerState) -> Transition {
     let was = before.map(|state| state.phase);
     if !next.started && next.phase == WorkerPhase::Terminating {
         next.phase = WorkerPhase::Finished;
@@ -338,29 +342,31 @@ fn conclude(before: Option<&WorkerState>, mut next: WorkerState) -> Transition {
         cancel_running: began_to_end || shortened,
         ended: was.is_none() && next.phase == WorkerPhase::Terminated,
         forget: false,
-        begin_anew: false,
+        start_new_worker: false,
         state: next,
     }
 }
 
-fn still(state: WorkerState, forget: bool) -> Transition {
-    Transition { state, work: None, cancel_running: false, ended: false, forget, begin_anew: false }
+fn no_work(state: WorkerState, forget: bool) -> Transition {
+    Transition { state, work: None, cancel_running: false, ended: false, forget, start_new_worker: false }
 }
 
 fn finished(state: WorkerState, ended: bool) -> Transition {
     let forget = state.restart_requested || !state.desired;
-    let begin_anew = state.restart_requested && state.desired;
-    Transition { state, work: None, cancel_running: false, ended, forget, begin_anew }
+    let start_new_worker = state.restart_requested && state.desired;
+    Transition { state, work: None, cancel_running: false, ended, forget, start_new_worker }
 }
 
-/// A sync function came back.
-fn after(mut next: WorkerState, outcome: SyncOutcome, pod: Option<&Pod>, at: &Moment) -> Transition {
+/// Applies the outcome of a turn.
+fn after_outcome(mut next: WorkerState, outcome: SyncOutcome, pod: Option<&Pod>, at: &Moment) -> Transition {
     let was = next.phase;
     match (was, outcome) {
         (_, SyncOutcome::Failed | SyncOutcome::Cancelled)
         | (WorkerPhase::Sync, SyncOutcome::Done)
         | (WorkerPhase::Finished, _) => {}
-        (WorkerPhase::Sync, SyncOutcome::Terminal) => end(&mut next, Reason::PodTerminal, pod, None, at),
+        (WorkerPhase::Sync, SyncOutcome::Terminal) => {
+            begin_termination(&mut next, Reason::PodTerminal, pod, None, at)
+        }
         (WorkerPhase::Terminating, SyncOutcome::Done | SyncOutcome::Terminal) => {
             next.phase = if next.runtime_only { WorkerPhase::Finished } else { WorkerPhase::Terminated };
         }
@@ -373,12 +379,12 @@ fn after(mut next: WorkerState, outcome: SyncOutcome, pod: Option<&Pod>, at: &Mo
         return finished(next, ended);
     }
     let work = if next.phase == was { None } else { current_work(&next) };
-    Transition { state: next, work, cancel_running: false, ended, forget: false, begin_anew: false }
+    Transition { state: next, work, cancel_running: false, ended, forget: false, start_new_worker: false }
 }
 
-/// What other parts ask about a UID; `None` is one without a worker (§6.5). `seen_all` says that the workers have
-/// been reconciled with the sources once: before that, an unknown UID may be anything.
-pub mod ask {
+/// Queries about a UID; the state `None` is a UID without a worker (§6.5). `seen_all` says that the workers have been
+/// reconciled with the sources once: before that, nothing is known about a UID without a worker.
+pub mod queries {
     use super::{WorkerPhase, WorkerState};
 
     /// Its processes have ended.
@@ -386,27 +392,27 @@ pub mod ask {
         state.is_some_and(|state| state.phase >= WorkerPhase::Terminated)
     }
 
-    /// Processes of it may run.
+    /// Its processes may still run.
     pub fn could_run(state: Option<&WorkerState>, seen_all: bool) -> bool {
         state.map_or(!seen_all, |state| state.phase < WorkerPhase::Terminated)
     }
 
-    /// Everything of it is done.
+    /// Its worker has finished.
     pub fn should_be_finished(state: Option<&WorkerState>, seen_all: bool) -> bool {
         state.map_or(seen_all, |state| state.phase == WorkerPhase::Finished)
     }
 
-    /// It is to end or has ended.
+    /// It terminates or has terminated.
     pub fn termination_requested(state: Option<&WorkerState>) -> bool {
         state.is_some_and(|state| state.phase >= WorkerPhase::Terminating)
     }
 
-    /// Its cgroup and sandboxes may go.
+    /// Its cgroup and sandboxes may be removed.
     pub fn runtime_should_be_removed(state: Option<&WorkerState>, seen_all: bool) -> bool {
         state.map_or(seen_all, |state| state.phase >= WorkerPhase::Terminated)
     }
 
-    /// Its dead containers and logs may go.
+    /// Its dead containers and logs may be removed.
     pub fn content_should_be_removed(state: Option<&WorkerState>, seen_all: bool) -> bool {
         state.map_or(seen_all, |state| {
             state.evicted || (state.deleted || !state.desired) && state.phase >= WorkerPhase::Terminated
@@ -414,26 +420,26 @@ pub mod ask {
     }
 }
 
-/// How a sync function's result bears on the next attempt.
+/// When the next turn is due after the result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextAttempt {
-    /// All is well: look again after the sync frequency.
+    /// No error: resync after the sync frequency.
     Resync,
     /// Something failed.
     Failed,
     /// The network of the runtime is not ready.
     NetworkNotReady,
-    /// The earliest moment at which a container's back-off or a callee's retry is due, unix nanoseconds.
+    /// The earliest time at which a container's back-off ends or a call is retried, unix nanoseconds.
     Until(i64),
 }
 
 /// Retry after an error, nanoseconds.
 pub const RETRY_NANOS: i64 = 10 * SECOND;
 
-/// When the worker runs again if nothing happens before, unix nanoseconds. `random` is uniform in 0 to 1: delays are
-/// spread over `[d, 1.5 d)`.
+/// When the worker's next turn is due if nothing wakes it before, unix nanoseconds. `random` is uniform in 0 to 1: delays
+/// are spread over `[d, 1.5 d)`.
 ///
-/// Parity: as §1, except that a known moment is kept exactly instead of being clamped to the sync frequency and
+/// Parity: as §1, except that a known time is kept exactly instead of being clamped to the sync frequency and
 /// spread, so that a container does not wait up to 90 s longer than its back-off.
 pub fn next_run_unix_nanos(next: NextAttempt, sync_frequency_nanos: i64, random: f64, at: &Moment) -> i64 {
     let spread = |nanos: i64| nanos + (nanos as f64 * 0.5 * random.clamp(0.0, 0.999_999)) as i64;

@@ -1,4 +1,4 @@
-//! CRI at runtime-shim's socket, as far as pod-sync calls it.
+//! A fake of CRI at runtime-shim's socket, with the calls that pod-sync makes.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -70,7 +70,7 @@ fn of_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) 
 }
 
 fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
-    shim.there()?;
+    shim.check_available()?;
     match method {
         "RunPodSandbox" => {
             let request = cri::RunPodSandboxRequest::decode(body).unwrap();

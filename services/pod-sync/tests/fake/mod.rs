@@ -1,11 +1,11 @@
-//! The four neighbours of pod-sync over real unix sockets: they do at once what they are asked for, except that
-//! runtime-shim removes what is left of a pod only when a test says so.
+//! Fakes of the four services that pod-sync calls, over real unix sockets. They carry out every request at once, except that
+//! runtime-shim removes the records of a pod only when a test says so.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-mod callees;
 mod cri;
+mod services;
 mod shim;
 
 use std::sync::{Arc, Mutex};
@@ -24,13 +24,13 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::service::Routes;
 
-pub use callees::{ClusterRoom, MachineRoom};
+pub use services::{FakeCluster, FakeMachine};
 pub use shim::Shim;
 
-/// The sources of pods that are configured.
+/// The configured pod sources.
 pub const SOURCES: [&str; 2] = ["file", "manifest"];
 
-/// Asks again until there is an answer; a test that never gets one fails.
+/// Polls until there is a value; panics after 20 s.
 pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asking = async {
         loop {
@@ -53,24 +53,24 @@ fn serve(config: &Config, name: ServiceName, routes: Routes, stop: &Cancellation
     tokio::spawn(async move { server::serve(&socket, routes, stack, stop, || {}).await.unwrap() });
 }
 
-/// The neighbours, in a folder of their own that goes with them.
+/// The fake services, in a temporary directory.
 pub struct World {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, pc::DesiredPod>,
     pub shim: Arc<Shim>,
-    pub machine: Arc<MachineRoom>,
-    /// What the configuration of a pod-sync that starts says of pods.
+    pub machine: Arc<FakeMachine>,
+    /// The pod settings in the configuration of pod-sync when it starts.
     pub settings: keelson_config::Pods,
     /// Its `resolvConf`.
     pub resolv_conf: String,
-    /// How long ago the source has first shown what it names next.
+    /// How long ago the source has first seen the pods that are added next.
     pub seen_ago: Duration,
-    /// What says of a pod where it comes from: all but those of `api` are static, and so critical.
+    /// The source of the pods that are added next: all but those of `api` are static, and so critical.
     pub source: &'static str,
-    /// The control plane of a pod-sync that starts.
+    /// The control plane in the configuration of pod-sync when it starts.
     pub control_plane: ControlPlane,
-    /// What it has.
-    pub cluster: Arc<Mutex<ClusterRoom>>,
+    /// The objects of that control plane.
+    pub cluster: Arc<Mutex<FakeCluster>>,
     reported: watch::Sender<Vec<String>>,
 }
 
@@ -96,12 +96,12 @@ impl World {
         serve(
             &config,
             ServiceName::PodConfig,
-            callees::pod_config(world.pods.clone(), reported, &world.cluster),
+            services::pod_config(world.pods.clone(), reported, &world.cluster),
             &never,
         );
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
-        serve(&config, ServiceName::VolumeManager, callees::volume_manager(&world.shim), &never);
-        serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);
+        serve(&config, ServiceName::VolumeManager, services::volume_manager(&world.shim), &never);
+        serve(&config, ServiceName::ResourceManager, services::resource_manager(&world.machine), &never);
         world
     }
 
@@ -115,7 +115,7 @@ impl World {
         config
     }
 
-    /// A pod-sync that finds what the one before has left.
+    /// Starts pod-sync on the records of the previous one.
     pub async fn pod_sync(&self) -> PodSync {
         let ctx = Context::detached(ServiceName::PodSync, self.config());
         let routes = keelson_pod_sync::build(ctx.clone()).await.unwrap();
@@ -128,27 +128,27 @@ impl World {
         self.reported.send_replace(sources.iter().map(|source| (*source).to_owned()).collect());
     }
 
-    /// Everything that a pod-sync has stored is lost.
-    pub fn lose_records(&self) {
+    /// Deletes everything that pod-sync has stored.
+    pub fn delete_records(&self) {
         std::fs::remove_dir_all(self.config().paths.state_dir).unwrap();
     }
 
-    /// A source names the static pod `default/<uid>` with one container, `main`.
-    pub fn name(&self, uid: &str, restart_policy: &str, revision: u64) {
+    /// Adds the static pod `default/<uid>` with one container, `main`.
+    pub fn add_pod(&self, uid: &str, restart_policy: &str, revision: u64) {
         let spec = json!({
             "restartPolicy": restart_policy,
             "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
         });
-        self.name_with(uid, spec, revision);
+        self.add_pod_with_spec(uid, spec, revision);
     }
 
-    /// A source names the static pod `default/<uid>` with this spec, as far as tests differ in it.
-    pub fn name_with(&self, uid: &str, spec: Value, revision: u64) {
-        self.name_added(uid, spec, revision, 0);
+    /// Adds the static pod `default/<uid>` with this spec and some defaults.
+    pub fn add_pod_with_spec(&self, uid: &str, spec: Value, revision: u64) {
+        self.add_pod_at(uid, spec, revision, 0);
     }
 
-    /// The same, with when its source has added it.
-    pub fn name_added(&self, uid: &str, mut spec: Value, revision: u64, added_unix_nanos: i64) {
+    /// Like [`World::add_pod_with_spec`], with the time at which its source has added it.
+    pub fn add_pod_at(&self, uid: &str, mut spec: Value, revision: u64, added_unix_nanos: i64) {
         spec["dnsPolicy"] = "Default".into();
         spec["terminationGracePeriodSeconds"] = 1.into();
         let seen = i128::from(now_unix_nanos()) - i128::try_from(self.seen_ago.as_nanos()).unwrap();
@@ -188,13 +188,13 @@ impl PodSync {
         PodSyncClient::new(Peer::service(&self.ctx.config.paths.run_dir, ServiceName::PodSync).channel())
     }
 
-    /// The pod as `ListPods` shows it.
+    /// The pod in `ListPods`.
     pub async fn pod(&self, uid: &str) -> Option<Value> {
         let document = self.document(uid).await?;
         Some(serde_json::from_slice(&document.pod_json).unwrap())
     }
 
-    /// What `ListPods` has of the pod.
+    /// The document of the pod in `ListPods`.
     pub async fn document(&self, uid: &str) -> Option<ps::PodDocument> {
         let mut list = self.client().list_pods(ps::ListPodsRequest {}).await.ok()?.into_inner();
         while let Some(pod) = list.message().await.unwrap() {
@@ -205,7 +205,7 @@ impl PodSync {
         None
     }
 
-    /// Waits until `ListPods` shows the pod in this phase; its first container's status.
+    /// Waits until `ListPods` has the pod in this phase; returns its first container's status.
     pub async fn phase(&self, uid: &str, phase: &str) -> Value {
         eventually(&format!("{uid} {phase}"), async || {
             let status = self.pod(uid).await?["status"].take();
@@ -214,17 +214,17 @@ impl PodSync {
         .await
     }
 
-    /// Waits until a step of the pod is as `look` wants it.
-    pub async fn step(&self, uid: &str, name: &str, look: impl Fn(&ps::Step) -> bool) -> ps::Step {
+    /// Waits until a step of the pod matches.
+    pub async fn step(&self, uid: &str, name: &str, matches: impl Fn(&ps::Step) -> bool) -> ps::Step {
         eventually(&format!("step {name} of {uid}"), async || {
             let request = ps::ExplainPodRequest { uid: uid.into(), ..Default::default() };
             let steps = self.client().explain_pod(request).await.ok()?.into_inner().steps;
-            steps.into_iter().find(|step| step.name == name && look(step))
+            steps.into_iter().find(|step| step.name == name && matches(step))
         })
         .await
     }
 
-    /// A person asks to try now.
+    /// Calls `RetryPod`.
     pub async fn retry(&self, name: &str) {
         let request = ps::RetryPodRequest { namespace: "default".into(), name: name.into() };
         self.client().retry_pod(request).await.unwrap();
@@ -233,28 +233,28 @@ impl PodSync {
     /// Its events so far: `<type> <reason>: <message>`, in order.
     pub async fn events(&self) -> Vec<String> {
         let request = tonic::Request::new(ListEventsRequest::default());
-        let told = self.ctx.events.list_events(request).await.unwrap().into_inner().events;
-        told.into_iter().map(|e| format!("{} {}: {}", e.r#type, e.reason, e.message)).collect()
+        let events = self.ctx.events.list_events(request).await.unwrap().into_inner().events;
+        events.into_iter().map(|e| format!("{} {}: {}", e.r#type, e.reason, e.message)).collect()
     }
 
-    /// Waits for an event that begins so.
+    /// Waits for an event with this prefix.
     pub async fn event(&self, begins: &str) -> String {
         eventually(begins, async || self.events().await.into_iter().find(|e| e.starts_with(begins))).await
     }
 
     /// Whether its metrics have this line now.
-    pub fn counts(&self, line: &str) -> bool {
+    pub fn has_metric(&self, line: &str) -> bool {
         self.ctx.metrics.text().lines().any(|l| l == line)
     }
 
     /// Waits until its metrics have all of these lines.
-    pub async fn counted(&self, lines: &[&str]) {
+    pub async fn wait_for_metrics(&self, lines: &[&str]) {
         for line in lines {
-            eventually(line, async || self.counts(line).then_some(())).await;
+            eventually(line, async || self.has_metric(line).then_some(())).await;
         }
     }
 
-    /// Ends it without any farewell to its pods.
+    /// Ends it without stopping its pods.
     pub fn kill(&self) {
         self.ctx.shutdown.cancel();
     }

@@ -1,4 +1,4 @@
-//! runtime-shim, and the runtime behind it.
+//! A fake of runtime-shim and the runtime.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::Pin;
@@ -18,18 +18,18 @@ use super::cri::Cri;
 
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What the runtime holds, what is wanted of it, and which calls were made.
+/// The pods in the runtime, the desired state that was sent, and the calls that were made.
 #[derive(Default)]
 pub struct Shim {
     pods: WatchHub<String, rt::RuntimePod>,
     state: Mutex<State>,
-    away: watch::Sender<bool>,
+    unavailable: watch::Sender<bool>,
 }
 
 #[derive(Default)]
 struct State {
     calls: HashMap<String, usize>,
-    /// The same one by one, from old to new.
+    /// The calls in order.
     order: Vec<String>,
     wants: BTreeMap<String, common::Want>,
     ids: i64,
@@ -37,10 +37,10 @@ struct State {
     commands: BTreeMap<String, (i32, String)>,
     stops: Vec<i64>,
     stops_held: bool,
-    reads_refused: bool,
+    reads_fail: bool,
     images_fail: bool,
     handlers: Vec<rt::RuntimeHandler>,
-    sweeps: bool,
+    sources_are_ready: bool,
     late: BTreeSet<String>,
 }
 
@@ -49,7 +49,7 @@ pub fn routes(shim: &Arc<Shim>) -> Routes {
 }
 
 impl Shim {
-    /// The runtime has recursive read-only mounts in its default handler, or in another one alone.
+    /// The runtime supports recursive read-only mounts in its default handler, or only in another one.
     pub fn mounts_recursively(&self, default: bool) {
         let handler = |name: &str, recursive_read_only_mounts| rt::RuntimeHandler {
             name: name.into(),
@@ -59,36 +59,40 @@ impl Shim {
         self.state.lock().unwrap().handlers = vec![handler("", default), handler("other", true)];
     }
 
-    /// From now on the runtime does not answer, or answers again.
-    pub fn set_away(&self, away: bool) {
-        self.away.send_replace(away);
+    /// Makes the runtime unavailable, or available again.
+    pub fn set_unavailable(&self, unavailable: bool) {
+        self.unavailable.send_replace(unavailable);
     }
 
-    /// What a call gets while the runtime is away.
-    pub(super) fn there(&self) -> Result<(), Status> {
-        if *self.away.borrow() { Err(Status::unavailable("the runtime does not answer")) } else { Ok(()) }
+    /// The error of calls while the runtime is unavailable.
+    pub(super) fn check_available(&self) -> Result<(), Status> {
+        if *self.unavailable.borrow() {
+            Err(Status::unavailable("the runtime does not answer"))
+        } else {
+            Ok(())
+        }
     }
 
     fn runtime_state(&self) -> rt::RuntimeState {
-        let away = *self.away.borrow();
+        let unavailable = *self.unavailable.borrow();
         rt::RuntimeState {
             name: "fake".into(),
-            ready: !away,
+            ready: !unavailable,
             network_ready: true,
-            message: if away { "the runtime does not answer".into() } else { String::new() },
+            message: if unavailable { "the runtime does not answer".into() } else { String::new() },
             handlers: self.state.lock().unwrap().handlers.clone(),
             ..rt::RuntimeState::default()
         }
     }
 
-    /// The pod-sync that came last has said that every source has reported: what it does not name may go.
-    pub fn may_sweep(&self) -> bool {
-        self.state.lock().unwrap().sweeps
+    /// Whether the present pod-sync has said that every source has reported: other pods may be removed.
+    pub fn sources_ready(&self) -> bool {
+        self.state.lock().unwrap().sources_are_ready
     }
 
-    /// How often something was made, begun, stopped or removed, or was asked to be.
-    pub fn acts(&self) -> usize {
-        const ACTS: [&str; 6] = [
+    /// The number of calls that create, start, stop or remove something.
+    pub fn mutating_calls(&self) -> usize {
+        const MUTATING: [&str; 6] = [
             "RunPodSandbox",
             "CreateContainer",
             "StartContainer",
@@ -96,15 +100,15 @@ impl Shim {
             "StopPodSandbox",
             "RemoveContainer",
         ];
-        ACTS.iter().map(|act| self.calls(act)).sum()
+        MUTATING.iter().map(|act| self.calls(act)).sum()
     }
 
-    /// The methods that were called, from old to new.
+    /// The methods that were called, in order.
     pub fn order(&self) -> Vec<String> {
         self.state.lock().unwrap().order.clone()
     }
 
-    /// How often a method was called; for `GetPod` the UID follows its name.
+    /// How many times a method was called; for `GetPod` the UID follows its name.
     pub fn calls(&self, method: &str) -> usize {
         self.state.lock().unwrap().calls.get(method).copied().unwrap_or(0)
     }
@@ -115,19 +119,19 @@ impl Shim {
         state.order.push(method.to_owned());
     }
 
-    /// A number that grows.
+    /// The next number of a sequence.
     pub(super) fn next(&self) -> i64 {
         let mut state = self.state.lock().unwrap();
         state.ids += 1;
         state.ids
     }
 
-    /// What pod-sync wants of a pod now.
+    /// What pod-sync has requested for a pod.
     pub fn want(&self, uid: &str) -> Option<common::Want> {
         self.state.lock().unwrap().wants.get(uid).copied()
     }
 
-    /// What the runtime holds of a pod.
+    /// A pod in the runtime.
     pub fn pod(&self, uid: &str) -> Option<rt::RuntimePod> {
         self.pods.get(&uid.to_owned())
     }
@@ -136,7 +140,7 @@ impl Shim {
         self.pods.snapshot().into_iter().map(|(_, pod)| pod).collect()
     }
 
-    /// Changes a pod, and says so to who watches.
+    /// Changes a pod and notifies watchers.
     pub fn change(&self, uid: &str, change: impl FnOnce(&mut rt::RuntimePod)) {
         let mut pod =
             self.pod(uid).unwrap_or_else(|| rt::RuntimePod { uid: uid.into(), ..Default::default() });
@@ -145,7 +149,7 @@ impl Shim {
         self.pods.set(uid.to_owned(), pod);
     }
 
-    /// The running container of a pod ends with this code.
+    /// The running container of a pod exits with this code.
     pub fn exit(&self, uid: &str, code: i32) {
         self.change(uid, |pod| {
             for container in pod.containers.iter_mut().filter(|c| c.state() == rt::ContainerState::Running) {
@@ -156,20 +160,20 @@ impl Shim {
         });
     }
 
-    /// A sandbox of the pod comes to light when its volumes are to be unmounted: its making was cut and goes on.
-    pub fn finish_late(&self, uid: &str) {
+    /// A sandbox of the pod appears when its volumes are unmounted: the runtime completes an interrupted creation.
+    pub fn add_late_sandbox(&self, uid: &str) {
         self.state.lock().unwrap().late.insert(uid.to_owned());
     }
 
-    pub(super) fn comes_late(&self, uid: &str) {
+    pub(super) fn create_late_sandbox(&self, uid: &str) {
         if self.state.lock().unwrap().late.remove(uid) {
             let late = rt::Sandbox { id: format!("{uid}-late"), ready: true, ..rt::Sandbox::default() };
             self.change(uid, |pod| pod.sandboxes.push(late));
         }
     }
 
-    /// Removes everything that is left of a pod.
-    pub fn collect(&self, uid: &str) {
+    /// Removes all records of a pod.
+    pub fn remove(&self, uid: &str) {
         self.pods.remove(&uid.to_owned());
     }
 
@@ -184,17 +188,17 @@ impl Shim {
         !state.stops_held
     }
 
-    /// From now on no container can be stopped.
+    /// Stops of containers do not complete from now on.
     pub fn hold_stops(&self) {
         self.state.lock().unwrap().stops_held = true;
     }
 
-    /// The next stops are done at once.
-    pub fn stop_freely(&self) {
+    /// Stops of containers complete again.
+    pub fn release_stops(&self) {
         self.state.lock().unwrap().stops_held = false;
     }
 
-    /// From now on a command with this first word ends with this code and output; else with 0.
+    /// Sets the exit code and output of commands with this first word; others exit with 0.
     pub fn command(&self, word: &str, code: i32, output: &str) {
         self.state.lock().unwrap().commands.insert(word.to_owned(), (code, output.to_owned()));
     }
@@ -203,26 +207,26 @@ impl Shim {
         self.state.lock().unwrap().commands.get(word).cloned().unwrap_or_default()
     }
 
-    /// From now on a `GetPod` is answered with what it has found, but only when the second one gets a permit. The
-    /// first one gets one for each that has found something.
+    /// From now on each `GetPod` takes its result, adds a permit to the first semaphore, and returns the result when it gets a
+    /// permit of the second.
     pub fn hold_reads(&self) -> (Arc<Semaphore>, Arc<Semaphore>) {
         let held = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
         self.state.lock().unwrap().held = Some(held.clone());
         held
     }
 
-    /// From now on no image comes, and none is tried again for five minutes.
+    /// Every image pull fails from now on, and is retried after five minutes.
     pub fn fail_images(&self) {
         self.state.lock().unwrap().images_fail = true;
     }
 
-    /// Whether each `GetPod` is answered with an error from now on.
-    pub fn refuse_reads(&self, refuse: bool) {
-        self.state.lock().unwrap().reads_refused = refuse;
+    /// Sets whether each `GetPod` fails.
+    pub fn fail_reads(&self, refuse: bool) {
+        self.state.lock().unwrap().reads_fail = refuse;
     }
 
-    /// The next reads are answered at once.
-    pub fn read_freely(&self) {
+    /// Reads return at once again.
+    pub fn release_reads(&self) {
         self.state.lock().unwrap().held = None;
     }
 }
@@ -245,7 +249,7 @@ impl Runtime for Handle {
         use rt::sync_request::Item;
         let (mut items, shim) = (request.into_inner(), Arc::clone(&self.0));
         let (acks, receiver) = tokio::sync::mpsc::channel(8);
-        shim.state.lock().unwrap().sweeps = false;
+        shim.state.lock().unwrap().sources_are_ready = false;
         tokio::spawn(async move {
             while let Ok(Some(message)) = items.message().await {
                 match message.item.unwrap() {
@@ -257,7 +261,7 @@ impl Runtime for Handle {
                         shim.state.lock().unwrap().wants.remove(&uid);
                     }
                     Item::Complete(end) => {
-                        shim.state.lock().unwrap().sweeps |= end.sources_ready;
+                        shim.state.lock().unwrap().sources_are_ready |= end.sources_ready;
                         let _ = acks.send(Ok(common::SyncAck { epoch: end.epoch })).await;
                     }
                 }
@@ -272,13 +276,14 @@ impl Runtime for Handle {
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use rt::watch_pods_response::Item;
         let answer = |item| Ok(rt::WatchPodsResponse { item: Some(item) });
-        let away = self.0.away.subscribe();
+        let unavailable = self.0.unavailable.subscribe();
         let now = answer(Item::State(self.0.runtime_state()));
-        let later = stream::unfold((away, Arc::clone(&self.0)), move |(mut away, shim)| async move {
-            away.changed().await.ok()?;
-            let item = answer(Item::State(shim.runtime_state()));
-            Some((item, (away, shim)))
-        });
+        let later =
+            stream::unfold((unavailable, Arc::clone(&self.0)), move |(mut unavailable, shim)| async move {
+                unavailable.changed().await.ok()?;
+                let item = answer(Item::State(shim.runtime_state()));
+                Some((item, (unavailable, shim)))
+            });
         let pods = self.0.pods.subscribe().into_stream(move |item| match item {
             WatchItem::Set(_, pod) => answer(Item::Pod(pod)),
             WatchItem::Gone(uid) => answer(Item::GoneUid(uid)),
@@ -293,10 +298,10 @@ impl Runtime for Handle {
     ) -> Result<Response<rt::GetPodResponse>, Status> {
         let uid = request.into_inner().uid;
         self.0.called(&format!("GetPod {uid}"));
-        if self.0.state.lock().unwrap().reads_refused {
+        if self.0.state.lock().unwrap().reads_fail {
             return Err(Status::internal("the record is broken"));
         }
-        self.0.there()?;
+        self.0.check_available()?;
         let at = self.0.next();
         let found = self.0.pod(&uid).unwrap_or_else(|| rt::RuntimePod { uid, ..Default::default() });
         let held = self.0.state.lock().unwrap().held.clone();

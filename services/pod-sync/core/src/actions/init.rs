@@ -1,45 +1,45 @@
 //! Init containers and sidecars (§9.5).
 //!
-//! What has ended in an earlier sandbox does not count here. Upstream removes the init records when it makes a
-//! sandbox, to the same end; this way nothing depends on that removal having happened.
+//! Containers that terminated in an earlier sandbox do not count here. Upstream removes the init records when it creates a
+//! sandbox, with the same effect; here nothing depends on that removal.
 
 use keelson_kube_model::{Container, RestartPolicy};
 
 use super::{
-    ContainerWait, Inputs, KillContainer, Pick, ProbeResult, definition_changed, kill_faulty, kill_unknown,
-    start_reason,
+    ContainerWait, Inputs, KillContainer, ProbeResult, StartCandidate, definition_changed, kill_running,
+    kill_unknown, start_reason,
 };
 use crate::observation::{ContainerObservation, ContainerRecordState};
 use crate::reason::Reason;
 use crate::restart::{ContainerKind, effective_policy, should_restart};
 
-/// What the walk over the init containers came to.
+/// The result of the walk over the init containers.
 pub(super) struct InitWalk<'a> {
-    /// Every init container has done its part, so the regular ones may run.
+    /// Every init container has completed or started, so the regular ones may run.
     pub(super) initialised: bool,
-    /// One of them ended badly for good.
+    /// One of them failed and may not restart.
     pub(super) failed: Option<Reason>,
-    pub(super) start: Vec<Pick<'a>>,
+    pub(super) start: Vec<StartCandidate<'a>>,
     pub(super) kill: Vec<KillContainer>,
     pub(super) waiting: Vec<ContainerWait>,
 }
 
-/// A container of the walk together with its place.
+/// A container of the walk with its position.
 struct Place<'a> {
     index: usize,
     container: &'a Container,
     kind: ContainerKind,
     is_last: bool,
-    /// What it waited for happened before: only sidecars still matter.
+    /// The pod has progressed past this container: only sidecars still matter.
     passed: bool,
 }
 
-/// Walks from the last init container to the first. The first one met that has a record is the frontier; what
-/// stands before it has been passed. Records of containers before it may have been removed meanwhile.
+/// Walks from the last init container to the first. The first one with a record is how far the pod has progressed; the
+/// containers before it have been passed, and their records may have been removed.
 pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
     let list = &inputs.pod.spec.init_containers;
     let mut walk = InitWalk {
-        initialised: list.is_empty() || some_regular_container_lives(inputs),
+        initialised: list.is_empty() || has_live_regular_container(inputs),
         failed: None,
         start: Vec::new(),
         kill: Vec::new(),
@@ -56,7 +56,7 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
             None => {}
             Some(_) if passed && kind == ContainerKind::Init => {}
             Some(record) => {
-                walk.look(inputs, &place, record);
+                walk.visit(inputs, &place, record);
                 if walk.failed.is_some() {
                     return walk;
                 }
@@ -65,26 +65,28 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
         }
     }
     if !passed && let Some(first) = list.first() {
-        walk.start.push(Pick {
+        walk.start.push(StartCandidate {
             kind: ContainerKind::of_init(first),
             container: first,
             reason: Reason::ContainerNotStarted,
         });
     }
-    let order = |pick: &Pick<'_>| list.iter().position(|container| container.name == pick.container.name);
+    let order = |candidate: &StartCandidate<'_>| {
+        list.iter().position(|container| container.name == candidate.container.name)
+    };
     walk.start.sort_by_key(order);
-    walk.start.dedup_by_key(|pick| pick.container.name.as_str());
+    walk.start.dedup_by_key(|candidate| candidate.container.name.as_str());
     walk
 }
 
-/// The record that counts: the newest one if it may run, wherever it was made, else the newest of this sandbox.
+/// The relevant record: the newest one if it may run, in any sandbox, else the newest in this sandbox.
 fn record_of<'a>(inputs: &Inputs<'a>, container: &Container) -> Option<&'a ContainerObservation> {
     let newest = inputs.observed.current(&container.name);
     newest.filter(|record| record.may_run()).or_else(|| inputs.observed.in_newest_sandbox(&container.name))
 }
 
-/// Some regular container was made in this sandbox and has not ended.
-fn some_regular_container_lives(inputs: &Inputs<'_>) -> bool {
+/// Whether some regular container was created in this sandbox and has not terminated.
+fn has_live_regular_container(inputs: &Inputs<'_>) -> bool {
     let mut records = inputs.pod.spec.containers.iter().filter_map(|container| record_of(inputs, container));
     records
         .any(|record| matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running))
@@ -92,10 +94,10 @@ fn some_regular_container_lives(inputs: &Inputs<'_>) -> bool {
 
 impl<'a> InitWalk<'a> {
     fn start(&mut self, place: &Place<'a>, reason: Reason) {
-        self.start.push(Pick { kind: place.kind, container: place.container, reason });
+        self.start.push(StartCandidate { kind: place.kind, container: place.container, reason });
     }
 
-    /// The container has done its part: the next one starts, or initialisation is complete.
+    /// The container has completed or started: starts the next one, or completes the initialisation.
     fn advance(&mut self, inputs: &Inputs<'a>, place: &Place<'a>) {
         if place.is_last {
             self.initialised = true;
@@ -103,11 +105,11 @@ impl<'a> InitWalk<'a> {
             && let Some(next) = inputs.pod.spec.init_containers.get(place.index + 1)
         {
             let kind = ContainerKind::of_init(next);
-            self.start.push(Pick { kind, container: next, reason: Reason::ContainerNotStarted });
+            self.start.push(StartCandidate { kind, container: next, reason: Reason::ContainerNotStarted });
         }
     }
 
-    fn look(&mut self, inputs: &Inputs<'a>, place: &Place<'a>, record: &ContainerObservation) {
+    fn visit(&mut self, inputs: &Inputs<'a>, place: &Place<'a>, record: &ContainerObservation) {
         match (record.state, place.kind) {
             (ContainerRecordState::Created, _) => self.start(place, start_reason(Some(record))),
             (ContainerRecordState::Running, ContainerKind::Sidecar) => self.running(inputs, place, record),
@@ -163,7 +165,7 @@ impl<'a> InitWalk<'a> {
         record: &ContainerObservation,
         reason: Reason,
     ) {
-        self.kill.push(kill_faulty(inputs.pod, place.container, record, reason, true));
+        self.kill.push(kill_running(inputs.pod, place.container, record, reason, true));
         self.start(place, reason);
     }
 

@@ -1,14 +1,14 @@
-//! The rule action `RestartAllContainers` (§9.9): the end of one container begins every container of the pod anew, in
-//! the same sandbox. All records go, those of the containers that asked for it last of all, so that whoever is
-//! interrupted finds them and goes on; what is gone then starts as in a new pod.
+//! The rule action `RestartAllContainers` (§9.9): the exit of one container restarts every container of the pod in the same
+//! sandbox. All records are removed, those of the triggering containers last, so that an interrupted restart finds them and
+//! continues. Containers without a record then start as in a new pod.
 //!
-//! Parity: as the kubelet, except that the crash-loop back-off counts for the container that asked: a pod whose
-//! container ends so at once is not begun anew at the speed of the loop.
+//! Parity: as the kubelet, except that the triggering container is subject to crash-loop back-off, so that a container that
+//! exits at once does not restart its pod in a tight loop.
 
 use keelson_kube_model::{Container, ContainerId, ContainerKind, Pod};
 
 use super::{Inputs, PodActions};
-use crate::backoff::{BackoffBook, BackoffKey};
+use crate::backoff::{BackoffKey, Backoffs};
 use crate::moment::Moment;
 use crate::observation::{ContainerObservation, PodObservation};
 use crate::restart::matching_rule;
@@ -16,31 +16,31 @@ use crate::restart::matching_rule;
 /// The action's name, and the reason of containers whose record it has removed.
 pub const RESTART_ALL: &str = "RestartAllContainers";
 
-/// A record to be removed; its log stays.
+/// A record to remove; its log is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResetContainer {
     /// The record.
     pub id: ContainerId,
     /// The name in the spec.
     pub name: String,
-    /// It has not ended: it is stopped first, without a hook.
+    /// It has not terminated: it is stopped first, without a hook.
     pub kill: bool,
-    /// Only when all others are gone.
+    /// Remove it only after all others.
     pub last: bool,
 }
 
-/// Containers that the action is about.
+/// Whether the action applies to containers of this kind.
 fn counts(kind: ContainerKind) -> bool {
     kind != ContainerKind::Ephemeral
 }
 
-/// Some container of the pod can ask for it.
+/// Whether some container of the pod has a rule with this action.
 pub fn has_restart_all(pod: &Pod) -> bool {
     let mut containers = pod.containers().filter(|(kind, _)| counts(*kind));
     containers.any(|(_, c)| c.restart_policy_rules.iter().any(|rule| rule.action == RESTART_ALL))
 }
 
-/// The containers whose end asks for it, with the record of that end.
+/// The containers whose exit triggers the action, with the record of that exit.
 fn triggers<'a>(
     pod: &'a Pod,
     observed: &'a PodObservation,
@@ -52,13 +52,13 @@ fn triggers<'a>(
     pod.containers().filter(|(kind, _)| counts(*kind)).filter_map(move |(_, container)| ended(container))
 }
 
-/// A container has asked for it, and its record is not gone yet.
+/// Whether a container has triggered the action and its record is not removed yet.
 pub fn is_restarting(pod: &Pod, observed: &PodObservation) -> bool {
     !pod.is_deleting() && observed.ready_sandbox().is_some() && triggers(pod, observed).next().is_some()
 }
 
-/// What is removed now; `None` when nobody asks for it or those who do are in back-off.
-pub(super) fn reset(inputs: &Inputs<'_>, book: &BackoffBook, at: &Moment) -> Option<PodActions> {
+/// The records to remove now; `None` if no container triggers the action, or if those that do are in back-off.
+pub(super) fn reset(inputs: &Inputs<'_>, backoffs: &Backoffs, at: &Moment) -> Option<PodActions> {
     let (pod, observed) = (inputs.pod, inputs.observed);
     if !is_restarting(pod, observed) {
         return None;
@@ -66,14 +66,15 @@ pub(super) fn reset(inputs: &Inputs<'_>, book: &BackoffBook, at: &Moment) -> Opt
     let key = |(container, record): (&Container, &ContainerObservation)| {
         (BackoffKey::of(pod, container), record.finished_unix_nanos)
     };
-    let due = |(key, finished): &(BackoffKey, i64)| book.waits_until(key, *finished, at).is_none();
+    let due = |(key, finished): &(BackoffKey, i64)| backoffs.waits_until(key, *finished, at).is_none();
     let reset_backoff: Vec<(BackoffKey, i64)> = triggers(pod, observed).map(key).filter(due).collect();
     if reset_backoff.is_empty() {
         return None;
     }
-    let asked: Vec<&str> = triggers(pod, observed).map(|(container, _)| container.name.as_str()).collect();
+    let triggering: Vec<&str> =
+        triggers(pod, observed).map(|(container, _)| container.name.as_str()).collect();
     let of = |container: &Container| {
-        let last = asked.contains(&container.name.as_str());
+        let last = triggering.contains(&container.name.as_str());
         let name = container.name.clone();
         let one = move |record: &ContainerObservation| ResetContainer {
             id: record.id.clone(),
@@ -97,13 +98,13 @@ mod tests {
     use super::*;
     use crate::actions::{ProbeHints, compute_pod_actions};
     use crate::moment::SECOND;
-    use crate::testing::{Seen, at, deleting, in_sandbox, nanos, pod};
+    use crate::testing::{ObservationBuilder, at, deleting, in_sandbox, nanos, pod};
 
     fn rule(code: i32) -> serde_json::Value {
         json!([{"action": RESTART_ALL, "exitCodes": {"operator": "In", "values": [code]}}])
     }
 
-    fn asking() -> Pod {
+    fn pod_with_rule() -> Pod {
         pod(json!({
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
             "containers": [
@@ -113,18 +114,18 @@ mod tests {
         }))
     }
 
-    fn decide(pod: &Pod, seen: &Seen, book: &BackoffBook, seconds: i64) -> PodActions {
-        compute_pod_actions(pod, &seen.0, &ProbeHints::without_probes(), book, &at(seconds))
+    fn decide(pod: &Pod, seen: &ObservationBuilder, backoffs: &Backoffs, seconds: i64) -> PodActions {
+        compute_pod_actions(pod, &seen.0, &ProbeHints::without_probes(), backoffs, &at(seconds))
     }
 
-    fn beginning() -> Seen {
+    fn initial() -> ObservationBuilder {
         in_sandbox().exited("i", 0).running("s")
     }
 
     #[test]
-    fn every_record_goes_regular_ones_first_and_who_asked_last() {
-        let seen = beginning().exited("b", 1).running("b").exited("a", 42);
-        let actions = decide(&asking(), &seen, &BackoffBook::default(), 60);
+    fn restart_all_removes_regular_containers_first_and_the_trigger_last() {
+        let seen = initial().exited("b", 1).running("b").exited("a", 42);
+        let actions = decide(&pod_with_rule(), &seen, &Backoffs::default(), 60);
         let list: Vec<(&str, bool, bool)> =
             actions.reset.iter().map(|one| (one.name.as_str(), one.kill, one.last)).collect();
         let rest = [("b", true, false), ("b", false, false), ("i", false, false), ("s", true, false)];
@@ -136,45 +137,45 @@ mod tests {
     }
 
     #[test]
-    fn another_exit_code_restarts_nothing_and_a_deletion_goes_before() {
-        let ended = beginning().running("b").exited("a", 1);
-        assert!(decide(&asking(), &ended, &BackoffBook::default(), 60).reset.is_empty());
-        let asked = beginning().running("b").exited("a", 42);
-        assert!(is_restarting(&asking(), &asked.0));
-        assert!(!is_restarting(&deleting(asking()), &asked.0));
-        assert!(decide(&deleting(asking()), &asked, &BackoffBook::default(), 60).reset.is_empty());
+    fn restart_all_needs_its_exit_code_and_a_pod_that_is_not_deleted() {
+        let ended = initial().running("b").exited("a", 1);
+        assert!(decide(&pod_with_rule(), &ended, &Backoffs::default(), 60).reset.is_empty());
+        let triggered = initial().running("b").exited("a", 42);
+        assert!(is_restarting(&pod_with_rule(), &triggered.0));
+        assert!(!is_restarting(&deleting(pod_with_rule()), &triggered.0));
+        assert!(decide(&deleting(pod_with_rule()), &triggered, &Backoffs::default(), 60).reset.is_empty());
     }
 
     #[test]
-    fn who_is_interrupted_goes_on_and_what_is_gone_begins_with_the_first_init_container() {
+    fn an_interrupted_restart_all_continues_and_starts_with_init_containers() {
         let half = in_sandbox().exited("a", 42);
-        let actions = decide(&asking(), &half, &BackoffBook::default(), 60);
+        let actions = decide(&pod_with_rule(), &half, &Backoffs::default(), 60);
         assert_eq!(actions.reset.len(), 1);
-        let none = decide(&asking(), &in_sandbox(), &BackoffBook::default(), 60);
+        let none = decide(&pod_with_rule(), &in_sandbox(), &Backoffs::default(), 60);
         assert!(none.reset.is_empty());
         assert_eq!(none.start.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["i"]);
         assert!(none.start[0].attempt_from_logs, "restart counts continue");
     }
 
     #[test]
-    fn an_end_in_an_earlier_sandbox_asks_for_nothing() {
+    fn an_exit_in_an_earlier_sandbox_does_not_trigger_restart_all() {
         let lost = in_sandbox().exited("a", 42).sandbox(1, true).running("b");
-        assert!(!is_restarting(&asking(), &lost.0));
+        assert!(!is_restarting(&pod_with_rule(), &lost.0));
     }
 
     #[test]
-    fn who_asks_again_and_again_waits_in_between() {
-        let asking = asking();
+    fn repeated_restart_all_is_subject_to_back_off() {
+        let asking = pod_with_rule();
         let key = BackoffKey::of(&asking, &asking.spec.containers[0]);
-        let mut book = BackoffBook::default();
-        let seen = beginning().running("b").exited("a", 42).edit(|r| r.finished_unix_nanos = nanos(60));
-        let first = decide(&asking, &seen, &book, 60);
+        let mut backoffs = Backoffs::default();
+        let seen = initial().running("b").exited("a", 42).edit(|r| r.finished_unix_nanos = nanos(60));
+        let first = decide(&asking, &seen, &backoffs, 60);
         assert_eq!(first.reset_backoff, [(key.clone(), nanos(60))]);
-        book.advance(&key, nanos(60), &at(60));
-        let held = decide(&asking, &seen, &book, 61);
+        backoffs.advance(&key, nanos(60), &at(60));
+        let held = decide(&asking, &seen, &backoffs, 61);
         assert!(held.reset.is_empty());
         assert_eq!(held.next_wake_unix_nanos(), Some(nanos(60) + 10 * SECOND));
         assert_eq!(held.waiting[0].name, "a");
-        assert!(!decide(&asking, &seen, &book, 70).reset.is_empty());
+        assert!(!decide(&asking, &seen, &backoffs, 70).reset.is_empty());
     }
 }

@@ -1,31 +1,31 @@
-//! Is the sandbox good, and what follows when it is not (§9.2, §9.3)?
+//! Whether the sandbox is kept, and what to do if not (§9.2, §9.3).
 
 use keelson_kube_model::{Container, Pod, RestartPolicy, SandboxId};
 
-use super::{Inputs, Pick, PodActions, SandboxPlan, only_kill, something_to_kill};
+use super::{Inputs, PodActions, SandboxPlan, StartCandidate, needs_kill, only_kill};
 use crate::observation::PodObservation;
 use crate::reason::Reason;
 use crate::restart::{ContainerKind, exit_allows_restart};
 
-/// What becomes of the pod's sandbox.
+/// The decision about the pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxDecision {
-    /// The newest one is good.
+    /// The newest one is kept.
     Keep,
     /// A new one is needed.
     Create {
         /// CRI `metadata.attempt` of the new one.
         attempt: u32,
-        /// The one it takes the place of.
+        /// The sandbox that it replaces.
         replaces: Option<SandboxId>,
         /// Why it is needed.
         reason: Reason,
     },
 }
 
-/// Decides about the sandbox; the first condition that holds wins.
+/// Decides about the sandbox; the first condition that is met wins.
 ///
-/// The condition `PodReadyToStartContainers` is true exactly when this says [`SandboxDecision::Keep`].
+/// The condition `PodReadyToStartContainers` is true exactly when this returns [`SandboxDecision::Keep`].
 pub fn sandbox_decision(pod: &Pod, observed: &PodObservation) -> SandboxDecision {
     let Some(newest) = observed.newest_sandbox() else {
         return SandboxDecision::Create { attempt: 0, replaces: None, reason: Reason::NoSandbox };
@@ -45,8 +45,8 @@ pub fn sandbox_decision(pod: &Pod, observed: &PodObservation) -> SandboxDecision
     SandboxDecision::Create { attempt: newest.attempt + 1, replaces, reason }
 }
 
-/// What is done when a sandbox is needed: often one is made, sometimes the pod has had its run.
-pub(super) fn create<'a>(inputs: &Inputs<'a>, plan: SandboxPlan) -> (PodActions, Vec<Pick<'a>>) {
+/// The actions if a new sandbox is needed: create one, or stop a pod that has completed.
+pub(super) fn create<'a>(inputs: &Inputs<'a>, plan: SandboxPlan) -> (PodActions, Vec<StartCandidate<'a>>) {
     let (pod, observed) = (inputs.pod, inputs.observed);
     if pod.is_deleting() {
         return (only_kill(inputs, Reason::PodDeleted), Vec::new());
@@ -62,25 +62,25 @@ pub(super) fn create<'a>(inputs: &Inputs<'a>, plan: SandboxPlan) -> (PodActions,
         return (only_kill(inputs, Reason::PodCompleted), Vec::new());
     }
     let reason = plan.reason;
-    let picks = match pod.spec.init_containers.first() {
-        Some(first) => vec![Pick { kind: ContainerKind::of_init(first), container: first, reason }],
+    let candidates = match pod.spec.init_containers.first() {
+        Some(first) => vec![StartCandidate { kind: ContainerKind::of_init(first), container: first, reason }],
         None => to_start
             .into_iter()
-            .map(|container| Pick { kind: ContainerKind::Regular, container, reason })
+            .map(|container| StartCandidate { kind: ContainerKind::Regular, container, reason })
             .collect(),
     };
     let actions = PodActions {
-        kill_pod: something_to_kill(observed).then_some(reason),
+        kill_pod: needs_kill(observed).then_some(reason),
         create_sandbox: Some(plan),
         ..PodActions::default()
     };
-    (actions, picks)
+    (actions, candidates)
 }
 
-/// The container has ended and may not start again, by its rules and policies.
+/// The container has terminated and may not restart, by its rules and policies.
 ///
-/// Parity: upstream asks only whether it ended with 0 under `OnFailure`, so a container that is never to start again
-/// in a pod that always is would run once more with each sandbox.
+/// Parity: upstream only checks for exit code 0 under `OnFailure`, so a container with policy Never in a pod with policy
+/// Always would run again in each new sandbox.
 fn ended_for_good(inputs: &Inputs<'_>, container: &Container) -> bool {
     inputs.observed.current(&container.name).is_some_and(|record| {
         record.has_exited() && !exit_allows_restart(inputs.pod, container, record.exit_code)

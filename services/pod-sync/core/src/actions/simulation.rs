@@ -1,4 +1,4 @@
-//! Decisions applied to a simulated runtime until nothing is left to do, from any beginning.
+//! Decisions applied to a simulated runtime until no action is left, from any initial state.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,27 +12,28 @@ use super::*;
 use crate::moment::SECOND;
 use crate::observation::SandboxObservation;
 use crate::restart::exit_allows_restart;
-use crate::testing::{at, pod, seen};
+use crate::testing::{at, empty_observation, pod};
 
-/// How a container behaves: exit codes of its first runs; then init containers succeed and others run on.
+/// How a container behaves: exit codes of its first runs; then init containers succeed and others keep running.
 type Behaviour = BTreeMap<String, Vec<i32>>;
 
 struct Runtime {
-    seen: PodObservation,
+    observed: PodObservation,
     behaviour: Behaviour,
-    book: BackoffBook,
+    backoffs: Backoffs,
     now: Moment,
 }
 
 impl Runtime {
     fn pass(&mut self, nanos: i64) {
         self.now.now_unix_nanos += nanos;
-        self.seen.observed_boot_nanos = self.now.now_unix_nanos;
+        self.observed.observed_boot_nanos = self.now.now_unix_nanos;
     }
 
     fn end(&mut self, matches: impl Fn(&ContainerObservation) -> bool, exit_code: i32) {
         let now = self.now.now_unix_nanos;
-        for record in self.seen.containers.iter_mut().filter(|record| record.may_run() && matches(record)) {
+        for record in self.observed.containers.iter_mut().filter(|record| record.may_run() && matches(record))
+        {
             record.state = ContainerRecordState::Exited;
             record.exit_code = exit_code;
             record.finished_unix_nanos = now;
@@ -42,7 +43,7 @@ impl Runtime {
     fn apply(&mut self, pod: &Pod, actions: &PodActions) {
         if actions.kill_pod.is_some() {
             self.end(|_| true, 137);
-            self.seen.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = false);
+            self.observed.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = false);
         }
         for kill in &actions.kill {
             self.end(|record| record.id == kill.id, 137);
@@ -56,21 +57,21 @@ impl Runtime {
                 ips: vec!["10.1.0.9".to_owned()],
                 host_network: pod.is_host_network(),
             };
-            self.seen.sandboxes.insert(0, sandbox);
+            self.observed.sandboxes.insert(0, sandbox);
         }
         for start in &actions.start {
             self.pass(1);
             if let Some((key, finished)) = &start.backoff {
-                self.book.advance(key, *finished, &self.now);
+                self.backoffs.advance(key, *finished, &self.now);
             }
             let (_, container) = pod.container(&start.name).unwrap();
-            self.seen.containers.retain(|record| Some(&record.id) != start.replaces.as_ref());
-            self.seen.containers.insert(
+            self.observed.containers.retain(|record| Some(&record.id) != start.replaces.as_ref());
+            self.observed.containers.insert(
                 0,
                 ContainerObservation {
                     id: ContainerId(format!("{}-made-{}", start.name, start.attempt)),
                     name: start.name.clone(),
-                    sandbox_id: self.seen.sandboxes[0].id.clone(),
+                    sandbox_id: self.observed.sandboxes[0].id.clone(),
                     attempt: start.attempt,
                     restart_count: start.attempt,
                     state: ContainerRecordState::Running,
@@ -81,13 +82,13 @@ impl Runtime {
                 },
             );
         }
-        self.seen.sort();
+        self.observed.sort();
     }
 
-    /// Whatever runs and is to end by itself ends.
+    /// Terminates every running container whose behaviour says so.
     fn live(&mut self, pod: &Pod) {
         for (kind, container) in pod.containers() {
-            if !self.seen.records(&container.name).any(ContainerObservation::is_running) {
+            if !self.observed.records(&container.name).any(ContainerObservation::is_running) {
                 continue;
             }
             let runs = self.behaviour.get_mut(&container.name);
@@ -127,12 +128,12 @@ fn pods() -> impl Strategy<Value = Pod> {
     })
 }
 
-/// Sandbox: ready, has addresses, uses the node's network.
+/// A sandbox: ready, has addresses, uses the node's network.
 type AnySandbox = (bool, bool, bool);
-/// Container: which of the pod's, in which sandbox, state, exit code, hash.
+/// A container record: which container, in which sandbox, state, exit code, hash.
 type AnyRecord = (prop::sample::Index, prop::sample::Index, u8, i32, u8);
 
-fn beginnings() -> impl Strategy<Value = (Vec<AnySandbox>, Vec<AnyRecord>)> {
+fn initial_states() -> impl Strategy<Value = (Vec<AnySandbox>, Vec<AnyRecord>)> {
     let often = prop::bool::weighted(0.8);
     let sandbox = (often, prop::bool::weighted(0.7), prop::bool::weighted(0.2));
     let code = prop::sample::select(vec![0, 1, 137]);
@@ -141,7 +142,7 @@ fn beginnings() -> impl Strategy<Value = (Vec<AnySandbox>, Vec<AnyRecord>)> {
 }
 
 fn observation(pod: &Pod, sandboxes: &[AnySandbox], records: &[AnyRecord]) -> PodObservation {
-    let mut seen = seen();
+    let mut seen = empty_observation();
     for (attempt, (ready, has_ip, host)) in sandboxes.iter().enumerate() {
         seen = seen.sandbox(u32::try_from(attempt).unwrap(), *ready).edit_sandbox(|sandbox| {
             sandbox.host_network = *host;
@@ -151,7 +152,7 @@ fn observation(pod: &Pod, sandboxes: &[AnySandbox], records: &[AnyRecord]) -> Po
         });
     }
     let all: Vec<&Container> = pod.containers().map(|(_, container)| container).collect();
-    // What is made later is made in the same or a later sandbox.
+    // A later record is in the same or a later sandbox.
     let mut records = records.to_vec();
     records.sort_by_key(|(_, place, ..)| std::cmp::Reverse(place.index(sandboxes.len().max(1))));
     for (which, place, state, code, hash) in &records {
@@ -177,7 +178,7 @@ fn observation(pod: &Pod, sandboxes: &[AnySandbox], records: &[AnyRecord]) -> Po
     seen.0
 }
 
-/// What must hold of every decision.
+/// Invariants of every decision.
 fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), TestCaseError> {
     let starts: Vec<&str> = actions.start.iter().map(|start| start.name.as_str()).collect();
     let unique: BTreeSet<&str> = starts.iter().copied().collect();
@@ -195,8 +196,9 @@ fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), T
         prop_assert!(record.is_some_and(|record| !record.has_exited()), "only what may run is killed");
     }
     prop_assert!(actions.kill_pod.is_none() || actions.kill.is_empty(), "the whole pod or single containers");
-    let begins = actions.create_sandbox.is_some() || !actions.start.is_empty() || !actions.waiting.is_empty();
-    prop_assert!(!actions.terminal || !begins, "what is over begins nothing");
+    let has_work =
+        actions.create_sandbox.is_some() || !actions.start.is_empty() || !actions.waiting.is_empty();
+    prop_assert!(!actions.terminal || !has_work, "a terminal pod starts nothing");
     let keeps = sandbox_decision(pod, seen) == SandboxDecision::Keep;
     prop_assert!(
         actions.start.is_empty() || keeps || actions.create_sandbox.is_some(),
@@ -210,10 +212,10 @@ fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), T
     Ok(())
 }
 
-/// What must hold when nothing is left to do.
+/// Invariants of the final state.
 fn check_end(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), TestCaseError> {
     if actions.terminal {
-        prop_assert!(!seen.anything_running(), "nothing runs in a pod that is over");
+        prop_assert!(!seen.anything_running(), "no container runs in a terminal pod");
         return Ok(());
     }
     prop_assert_eq!(seen.sandboxes.iter().filter(|sandbox| sandbox.ready).count(), 1);
@@ -228,7 +230,7 @@ fn check_end(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(
         let over = record.has_exited() && !exit_allows_restart(pod, container, record.exit_code);
         prop_assert!(record.is_running() || over, "{} is {:?}", container.name, record.state);
     }
-    prop_assert!(some_runs, "a pod that goes on has something that runs");
+    prop_assert!(some_runs, "a pod that is not terminal has a running container");
     for container in pod.spec.init_containers.iter().filter(|container| container.is_restartable_init()) {
         prop_assert!(seen.current(&container.name).is_some_and(ContainerObservation::is_running));
     }
@@ -248,38 +250,41 @@ fn count(counts: &RefCell<BTreeMap<String, usize>>, actions: &PodActions) {
     }
 }
 
-/// Decides and applies until nothing is left to do, at most 80 times.
+/// Decides and applies until no action is left, at most 80 times.
 fn run(pod: &Pod, runtime: &mut Runtime, seen: &mut impl FnMut(&PodActions)) -> Result<(), TestCaseError> {
     let hints = ProbeHints::without_probes();
     for _ in 0..80 {
-        let actions = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+        let actions = compute_pod_actions(pod, &runtime.observed, &hints, &runtime.backoffs, &runtime.now);
         seen(&actions);
-        check(pod, &runtime.seen, &actions)?;
+        check(pod, &runtime.observed, &actions)?;
         runtime.apply(pod, &actions);
-        let again = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+        let again = compute_pod_actions(pod, &runtime.observed, &hints, &runtime.backoffs, &runtime.now);
         let repeated = again.start.iter().any(|s| actions.start.iter().any(|first| first.name == s.name));
-        prop_assert!(!repeated && again.create_sandbox.is_none(), "what was carried out is not asked again");
+        prop_assert!(
+            !repeated && again.create_sandbox.is_none(),
+            "actions are not repeated after they were carried out"
+        );
         prop_assert!(again.kill.is_empty() || actions.create_sandbox.is_some() || actions.kill_pod.is_none());
         if again.terminal {
             runtime.apply(pod, &again);
-            let end = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+            let end = compute_pod_actions(pod, &runtime.observed, &hints, &runtime.backoffs, &runtime.now);
             prop_assert!(end.terminal, "what is over stays over");
-            return check_end(pod, &runtime.seen, &end);
+            return check_end(pod, &runtime.observed, &end);
         }
-        let before = runtime.seen.clone();
+        let before = runtime.observed.clone();
         runtime.pass(SECOND);
         runtime.live(pod);
         let wake = again.next_wake_unix_nanos().unwrap_or(0);
         runtime.now.now_unix_nanos = runtime.now.now_unix_nanos.max(wake);
         let resting = again.is_empty() && again.waiting.is_empty();
-        if resting && runtime.seen.containers == before.containers {
+        if resting && runtime.observed.containers == before.containers {
             return check_end(pod, &before, &again);
         }
     }
     Err(TestCaseError::fail("80 rounds were not enough"))
 }
 
-/// What a run of the test must have met, so that it proves something.
+/// Actions that a run of the test must have covered.
 const NEEDED: [&str; 16] = [
     "kill: DuplicateContainer",
     "sandbox: NoSandbox",
@@ -300,18 +305,18 @@ const NEEDED: [&str; 16] = [
 ];
 
 #[test]
-fn any_beginning_comes_to_rest_and_never_keeps_and_starts_the_same_container() {
+fn decisions_converge_from_any_state_and_never_start_a_kept_container() {
     let counts: RefCell<BTreeMap<String, usize>> = RefCell::default();
     let exits = prop::collection::vec(prop::sample::select(vec![0, 1, 2]), 0..3);
     let behaviours = prop::collection::vec(exits, 8);
     let mut runner = TestRunner::new(Config { cases: 1500, ..Config::with_source_file(file!()) });
     let result =
-        runner.run(&(pods(), beginnings(), behaviours), |(pod, (sandboxes, records), behaviours)| {
+        runner.run(&(pods(), initial_states(), behaviours), |(pod, (sandboxes, records), behaviours)| {
             let names = pod.containers().map(|(_, container)| container.name.clone());
             let mut runtime = Runtime {
-                seen: observation(&pod, &sandboxes, &records),
+                observed: observation(&pod, &sandboxes, &records),
                 behaviour: names.zip(behaviours).collect(),
-                book: BackoffBook::default(),
+                backoffs: Backoffs::default(),
                 now: at(600),
             };
             run(&pod, &mut runtime, &mut |actions| count(&counts, actions))

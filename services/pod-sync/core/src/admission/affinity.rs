@@ -3,7 +3,7 @@
 use keelson_kube_model::{Node, Pod};
 use serde_json::Value;
 
-/// Whether the pod may stand on this node. Preferences are the scheduler's.
+/// Whether the pod may run on this node. Preferences only matter to the scheduler.
 pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
     let labels = &node.metadata.labels;
     if !pod.spec.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value)) {
@@ -15,7 +15,7 @@ pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
         .as_ref()
         .map(|affinity| &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]);
     let Some(required) = required.filter(|required| !required.is_null()) else { return true };
-    // One term is enough; no term, or an empty one, matches nothing.
+    // One matching term is enough; an empty list or an empty term matches nothing.
     list(&required["nodeSelectorTerms"]).iter().any(|term| term_matches(term, node))
 }
 
@@ -29,7 +29,7 @@ fn term_matches(term: &Value, node: &Node) -> bool {
         return false;
     }
     let label = |key: &str| node.metadata.labels.get(key).map(String::as_str);
-    // The only field that there is.
+    // The only supported field.
     let field = |key: &str| (key == "metadata.name").then_some(node.metadata.name.as_str());
     expressions.iter().all(|e| requirement(e, label)) && fields.iter().all(|e| requirement(e, field))
 }

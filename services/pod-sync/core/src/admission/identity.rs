@@ -1,5 +1,5 @@
-//! A pod must not be able to pass for the agent: it may have none of the ids of the agent's services and of its operators, and not
-//! see the folder of their sockets (ADR 0004). Ours; a kubelet has neither.
+//! A pod must not be able to impersonate the agent: it may not use the ids of the agent's services and operators, nor mount
+//! the directory of their sockets (ADR 0004). A kubelet has no such check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -9,18 +9,18 @@ use keelson_kube_model::Pod;
 
 use super::{Denial, NodeFacts};
 
-/// The ids that mean something to the agent, and what. None of them is 0: root in a pod is known by its cgroup.
+/// The ids that the agent uses, each with a description. 0 is not among them: root in a pod is recognised by its cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentIds(BTreeMap<u32, String>);
 
 impl AgentIds {
-    /// Those of the configuration. Where it has no users for the services, all of them run as `own_uid`.
+    /// The ids in the configuration. If it has no users for the services, all of them run as `own_uid`.
     pub fn new(users: &Users, own_uid: u32) -> Self {
         let mut ids = BTreeMap::new();
         if users.uids.is_empty() {
             ids.insert(own_uid, "the user of the node's agent".to_owned());
         }
-        // Users in a row are a range of their own, with room for the services that run as root today.
+        // Consecutive users form a range, which is reserved also for the services that run as root today.
         let numbered = (0u32..).zip(ServiceName::ALL.map(ServiceName::as_str));
         let of_base = |(index, service): (u32, &str)| users.uids.get(service)?.checked_sub(index);
         let bases: BTreeSet<u32> = numbered.clone().filter_map(of_base).collect();
@@ -41,13 +41,13 @@ impl AgentIds {
         Self(ids)
     }
 
-    /// Whose id it is.
+    /// The description of an id.
     pub fn owner(&self, id: i64) -> Option<&str> {
         self.0.get(&u32::try_from(id).ok()?).map(String::as_str)
     }
 
-    /// Why a container may not run with these ids; none of them is the agent's: `None`. For what an image brings.
-    pub fn refuse(&self, ids: impl IntoIterator<Item = i64>) -> Option<String> {
+    /// Why a container may not run with these ids; `None` if the agent uses none of them. For ids that come from an image.
+    pub fn check(&self, ids: impl IntoIterator<Item = i64>) -> Option<String> {
         ids.into_iter().find_map(|id| {
             let owner = self.owner(id)?;
             Some(format!("the container would run with the id {id}, which is {owner}: a pod with it could act as the agent"))
@@ -55,7 +55,7 @@ impl AgentIds {
     }
 }
 
-/// The first field that gives the pod an id of the agent. In a user namespace of its own the ids are others on the node.
+/// The first field with an id of the agent. In a user namespace of its own a pod has other ids on the node.
 fn field_with_agent_id(pod: &Pod, ids: &AgentIds) -> Option<Denial> {
     if pod.spec.host_users == Some(false) {
         return None;
@@ -86,14 +86,14 @@ fn field_with_agent_id(pod: &Pod, ids: &AgentIds) -> Option<Denial> {
     })
 }
 
-/// A `hostPath` volume of the folder of the agent's sockets, or of something in it.
-fn volume_of_run_folder(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+/// Denies a `hostPath` volume of the directory of the agent's sockets, or of a path in it.
+fn run_dir_volume(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
     let source = pod.source().unwrap_or_default();
     if facts.source_limits.get(source).is_some_and(|limit| limit.agent_run_folder) {
         return None;
     }
-    let run_dir = plain(facts.run_dir);
-    let within = |path: &str| plain(Path::new(path)).starts_with(&run_dir);
+    let run_dir = normalize(facts.run_dir);
+    let within = |path: &str| normalize(Path::new(path)).starts_with(&run_dir);
     pod.spec.volumes.iter().find_map(|volume| {
         let path = &volume.host_path.as_ref()?.path;
         within(path).then(|| {
@@ -108,22 +108,22 @@ fn volume_of_run_folder(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
     })
 }
 
-/// A path without `.`, `..` and doubled slashes, and with `/run` for the link `/var/run`. volume-manager looks at what it leads to.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::from("/");
+/// The path without `.`, `..` and doubled slashes, and with `/run` for the link `/var/run`. volume-manager resolves links.
+fn normalize(path: &Path) -> PathBuf {
+    let mut path_buf = PathBuf::from("/");
     for component in path.components() {
         match component {
-            Component::Normal(name) => plain.push(name),
-            Component::ParentDir => drop(plain.pop()),
+            Component::Normal(name) => path_buf.push(name),
+            Component::ParentDir => drop(path_buf.pop()),
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
     }
-    match plain.strip_prefix("/var/run") {
+    match path_buf.strip_prefix("/var/run") {
         Ok(below) => Path::new("/run").join(below),
-        Err(_) => plain,
+        Err(_) => path_buf,
     }
 }
 
-pub(super) fn judge(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
-    field_with_agent_id(pod, facts.agent_ids).or_else(|| volume_of_run_folder(pod, facts))
+pub(super) fn check(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+    field_with_agent_id(pod, facts.agent_ids).or_else(|| run_dir_volume(pod, facts))
 }

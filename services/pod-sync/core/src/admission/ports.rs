@@ -1,10 +1,10 @@
-//! Ports of the node that pods ask for.
+//! Host ports.
 
 use keelson_kube_model::{Container, ContainerPort, Pod};
 
 use super::long_running;
 
-/// A port of the node.
+/// A host port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HostPort<'a> {
     address: &'a str,
@@ -27,14 +27,14 @@ impl HostPort<'_> {
 fn of(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
     let host_network = pod.is_host_network();
     long_running(pod).flat_map(|container| &container.ports).filter_map(move |port| {
-        // On the node's network each port is one of the node's.
+        // On the host network each port is a host port.
         let number = port.host_port.filter(|n| *n != 0).or(host_network.then_some(port.container_port));
         let protocol = if port.protocol.is_empty() { "TCP" } else { &port.protocol };
         number.filter(|n| *n > 0).map(|number| HostPort { address: &port.host_ip, protocol, port: number })
     })
 }
 
-/// The ports of the node that a pod holds, each with its `hostPort`.
+/// The host ports that a pod uses, each with its `hostPort`.
 pub fn held_ports(pod: &Pod) -> Vec<ContainerPort> {
     let one = |held: HostPort<'_>| ContainerPort {
         container_port: held.port,
@@ -46,18 +46,18 @@ pub fn held_ports(pod: &Pod) -> Vec<ContainerPort> {
     of(pod).map(one).collect()
 }
 
-/// A pod of which nothing is known any more but the ports of the node that it holds.
-pub fn holder_of(ports: Vec<ContainerPort>) -> Pod {
+/// A placeholder for a pod of which only the host ports are still known.
+pub fn placeholder_pod(ports: Vec<ContainerPort>) -> Pod {
     let mut pod = Pod::default();
     pod.spec.containers = vec![Container { ports, ..Container::default() }];
     pod
 }
 
-/// Whether a port of the pod is held by one of the others.
+/// Whether one of the others uses a host port of the pod.
 pub(super) fn conflict<'a>(pod: &Pod, others: impl Iterator<Item = &'a Pod>) -> bool {
-    let wanted: Vec<HostPort<'_>> = of(pod).collect();
-    if wanted.is_empty() {
+    let requested: Vec<HostPort<'_>> = of(pod).collect();
+    if requested.is_empty() {
         return false;
     }
-    others.flat_map(of).any(|held| wanted.iter().any(|port| port.clashes(&held)))
+    others.flat_map(of).any(|held| requested.iter().any(|port| port.clashes(&held)))
 }

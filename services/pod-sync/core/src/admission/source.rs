@@ -1,4 +1,4 @@
-//! What pods of a source may use of the host (`sourceLimits`, ours; the kubelet had it as `--host-network-sources` and
+//! What pods of a source may use of the host (`sourceLimits`, not in the kubelet, which had `--host-network-sources` and
 //! others until 1.16).
 
 use keelson_config::SourceLimits;
@@ -6,8 +6,8 @@ use keelson_kube_model::Pod;
 
 use super::Denial;
 
-/// Refuses a pod that asks for what its source may not have.
-pub(super) fn judge(pod: &Pod, limits: &SourceLimits) -> Option<Denial> {
+/// Denies a pod that requests what pods of its source may not have.
+pub(super) fn check(pod: &Pod, limits: &SourceLimits) -> Option<Denial> {
     let source = pod.source()?;
     let limit = limits.get(source)?;
     let privileged = || {
@@ -26,10 +26,10 @@ pub(super) fn judge(pod: &Pod, limits: &SourceLimits) -> Option<Denial> {
     } else {
         return None;
     };
-    let asked =
+    let setting =
         if what == "privileged" { "a privileged container".to_owned() } else { format!("{what}: true") };
     let text = format!(
-        "Pods of the source {source} may not have {asked}: sourceLimits.{source}.{what} of the node's KeelsonConfiguration \
+        "Pods of the source {source} may not have {setting}: sourceLimits.{source}.{what} of the node's KeelsonConfiguration \
          is false"
     );
     Some(Denial::new("SourceForbidden", text))

@@ -10,7 +10,7 @@ use super::{Denial, NodeFacts};
 pub struct KernelVersion(pub u32, pub u32);
 
 impl KernelVersion {
-    /// From what uname(2) calls the release, such as `6.1.0-18-amd64`.
+    /// Parses the release of uname(2), such as `6.1.0-18-amd64`.
     pub fn parse(release: &str) -> Self {
         let number = |text: Option<&str>| {
             let digits =
@@ -22,7 +22,7 @@ impl KernelVersion {
     }
 }
 
-/// What any pod may set, from which kernel on: it touches nothing outside of the pod.
+/// The safe sysctls, which do not affect anything outside of the pod, with the kernel version they are safe from.
 const SAFE: [(&str, KernelVersion); 12] = [
     ("kernel.shm_rmid_forced", KernelVersion(0, 0)),
     ("net.ipv4.ip_local_port_range", KernelVersion(0, 0)),
@@ -49,7 +49,7 @@ fn allowed(name: &str, facts: &NodeFacts<'_>) -> bool {
     })
 }
 
-pub(super) fn judge(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+pub(super) fn check(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
     let context = pod.spec.security_context.as_ref()?;
     context.sysctls.iter().find_map(|sysctl| {
         let name = dotted(&sysctl.name);

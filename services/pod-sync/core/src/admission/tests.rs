@@ -50,7 +50,7 @@ fn sysctl(name: &str, more: Value) -> Pod {
 }
 
 #[test]
-fn safe_sysctls_pass_from_their_kernel_on_and_others_only_when_they_are_allowed() {
+fn safe_sysctls_depend_on_the_kernel_and_others_need_an_allowlist() {
     let node = node(json!({}));
     let allowed = ["net.core.*".to_owned(), "kernel/msgmax".to_owned()];
     for (name, passes) in [
@@ -72,7 +72,7 @@ fn safe_sysctls_pass_from_their_kernel_on_and_others_only_when_they_are_allowed(
 }
 
 #[test]
-fn a_sysctl_of_the_nodes_own_namespace_is_forbidden_even_when_it_is_safe() {
+fn a_sysctl_of_a_host_namespace_is_forbidden_even_if_safe() {
     let node = node(json!({}));
     for (name, host, namespace) in
         [("net.ipv4.tcp_syncookies", "hostNetwork", "net"), ("kernel.shm_rmid_forced", "hostIPC", "ipc")]
@@ -84,26 +84,26 @@ fn a_sysctl_of_the_nodes_own_namespace_is_forbidden_even_when_it_is_safe() {
 }
 
 #[test]
-fn a_kernels_release_is_read_as_far_as_it_is_a_number() {
+fn kernel_versions_are_parsed_from_the_release() {
     assert_eq!(KernelVersion::parse("6.1.0-18-amd64"), KernelVersion(6, 1));
     assert_eq!(KernelVersion::parse("4.19+"), KernelVersion(4, 19));
     assert_eq!(KernelVersion::parse("strange"), KernelVersion(0, 0));
 }
 
 #[test]
-fn another_operating_system_is_refused_by_label_and_by_field() {
+fn another_operating_system_is_rejected_by_label_and_by_field() {
     let node = node(json!({}));
-    let judge = |pod: &Pod| reason(before_fit(pod, &facts(&node, &[])));
+    let check = |pod: &Pod| reason(before_fit(pod, &facts(&node, &[])));
     let mut labelled = with_containers(json!({}));
-    assert_eq!(judge(&labelled), "");
+    assert_eq!(check(&labelled), "");
     labelled.metadata.labels.insert("kubernetes.io/os".into(), "windows".into());
-    assert_eq!(judge(&labelled), "PodOSSelectorNodeLabelDoesNotMatch");
-    assert_eq!(judge(&with_containers(json!({"os": {"name": "windows"}}))), "PodOSNotSupported");
-    assert_eq!(judge(&with_containers(json!({"os": {"name": "linux"}}))), "");
+    assert_eq!(check(&labelled), "PodOSSelectorNodeLabelDoesNotMatch");
+    assert_eq!(check(&with_containers(json!({"os": {"name": "windows"}}))), "PodOSNotSupported");
+    assert_eq!(check(&with_containers(json!({"os": {"name": "linux"}}))), "");
 }
 
 #[test]
-fn strict_groups_need_a_runtime_that_keeps_to_them() {
+fn supplemental_groups_policy_strict_needs_runtime_support() {
     let node = node(json!({}));
     let strict = with_containers(json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}));
     let denial = before_fit(&strict, &facts(&node, &[])).unwrap();
@@ -128,7 +128,7 @@ fn placed(spec: Value, labels: Value) -> &'static str {
 }
 
 #[test]
-fn a_node_selector_needs_each_of_its_labels() {
+fn a_node_selector_needs_all_of_its_labels() {
     let spec = json!({"nodeSelector": {"disk": "ssd", "zone": "a"}});
     assert_eq!(placed(spec.clone(), json!({"disk": "ssd", "zone": "a", "x": "y"})), "");
     assert_eq!(placed(spec.clone(), json!({"disk": "ssd"})), "NodeAffinity");
@@ -139,7 +139,7 @@ fn a_node_selector_needs_each_of_its_labels() {
 }
 
 #[test]
-fn each_operator_of_the_node_affinity_means_what_it_says() {
+fn node_affinity_operators_match_labels() {
     let labels = json!({"disk": "ssd", "cores": "8"});
     let case = |expression: Value| {
         let terms = json!([{"matchExpressions": [expression]}]);
@@ -173,7 +173,7 @@ fn each_operator_of_the_node_affinity_means_what_it_says() {
 }
 
 #[test]
-fn one_term_of_the_affinity_is_enough_and_an_empty_one_matches_nothing() {
+fn one_node_affinity_term_is_enough_and_an_empty_one_matches_nothing() {
     let of = |terms: Value| {
         let required =
             json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
@@ -187,12 +187,12 @@ fn one_term_of_the_affinity_is_enough_and_an_empty_one_matches_nothing() {
     assert!(!of(json!([disk("hdd")])));
     assert!(!of(json!([{}])) && !of(json!([])));
     assert!(of(json!([name("n1")])) && !of(json!([name("n2")])));
-    // Preferences and affinity to other pods are no matter of the node.
+    // Preferences and affinity to other pods do not matter to the node.
     assert_eq!(placed(json!({"affinity": {"podAffinity": {"x": 1}}}), json!({})), "");
 }
 
 #[test]
-fn the_node_must_be_the_one_that_is_asked_for() {
+fn the_node_name_must_match() {
     assert_eq!(placed(json!({"nodeName": "n1"}), json!({})), "");
     assert_eq!(placed(json!({"nodeName": "n2"}), json!({})), "NodeName");
 }
@@ -204,7 +204,7 @@ fn with_ports(ports: Value, more: Value) -> Pod {
 }
 
 #[test]
-fn a_port_of_the_node_is_held_by_one_pod_per_address_and_protocol() {
+fn a_host_port_is_used_by_one_pod_per_address_and_protocol() {
     let node = node(json!({}));
     let port = |port: i32, address: &str, protocol: &str| json!([{"containerPort": 80, "hostPort": port, "hostIP": address, "protocol": protocol}]);
     let held = with_ports(port(8080, "", "TCP"), json!({}));
@@ -217,9 +217,9 @@ fn a_port_of_the_node_is_held_by_one_pod_per_address_and_protocol() {
         (port(8082, "", "TCP"), json!({}), true),
         (port(8081, "10.0.0.2", "TCP"), json!({}), true),
         (port(8081, "0.0.0.0", "TCP"), json!({}), false),
-        // A port of the pod's own network is nobody else's.
+        // A port on the pod network conflicts with no other.
         (json!([{"containerPort": 8080}]), json!({}), true),
-        // On the node's network each port is the node's.
+        // On the host network each port is a host port.
         (json!([{"containerPort": 8080}]), json!({"hostNetwork": true}), false),
     ] {
         let pod = with_ports(ports.clone(), more);
@@ -227,27 +227,31 @@ fn a_port_of_the_node_is_held_by_one_pod_per_address_and_protocol() {
         assert_eq!(denial.is_none(), free, "{ports} {denial:?}");
     }
     let zero = || with_ports(json!([{"containerPort": 0}]), json!({"hostNetwork": true}));
-    assert_eq!(after_fit(&zero(), &facts(&node, &[]), [&zero()].into_iter()), None, "no port is no port");
+    assert_eq!(
+        after_fit(&zero(), &facts(&node, &[]), [&zero()].into_iter()),
+        None,
+        "port 0 is not a host port"
+    );
 }
 
 #[test]
-fn a_no_execute_taint_keeps_out_who_does_not_tolerate_it_but_no_static_pod() {
+fn no_execute_taints_reject_pods_without_toleration_except_static_pods() {
     let mut node = node(json!({}));
     node.spec.taints = serde_json::from_value(json!([
         {"key": "down", "value": "yes", "effect": "NoExecute"},
         {"key": "full", "effect": "NoSchedule"},
     ]))
     .unwrap();
-    let judge = |tolerations: Value| {
+    let check = |tolerations: Value| {
         let pod = with_containers(json!({"tolerations": tolerations}));
         reason(after_fit(&pod, &facts(&node, &[]), std::iter::empty()))
     };
-    assert_eq!(judge(json!([])), "TaintToleration");
-    assert_eq!(judge(json!([{"operator": "Exists"}])), "");
-    assert_eq!(judge(json!([{"key": "down", "value": "yes", "effect": "NoExecute"}])), "");
-    assert_eq!(judge(json!([{"key": "down", "value": "no"}])), "TaintToleration");
+    assert_eq!(check(json!([])), "TaintToleration");
+    assert_eq!(check(json!([{"operator": "Exists"}])), "");
+    assert_eq!(check(json!([{"key": "down", "value": "yes", "effect": "NoExecute"}])), "");
+    assert_eq!(check(json!([{"key": "down", "value": "no"}])), "TaintToleration");
     assert_eq!(
-        judge(json!([{"key": "down", "operator": "Exists", "effect": "NoSchedule"}])),
+        check(json!([{"key": "down", "operator": "Exists", "effect": "NoSchedule"}])),
         "TaintToleration"
     );
     let fixed = from_file(with_containers(json!({})));
@@ -255,35 +259,35 @@ fn a_no_execute_taint_keeps_out_who_does_not_tolerate_it_but_no_static_pod() {
 }
 
 #[test]
-fn a_profile_of_apparmor_needs_apparmor() {
+fn an_apparmor_profile_needs_apparmor() {
     let node = node(json!({}));
-    let judge = |pod: &Pod, apparmor| {
+    let check = |pod: &Pod, apparmor| {
         after_fit(pod, &NodeFacts { apparmor, ..facts(&node, &[]) }, std::iter::empty())
     };
     let profile =
         |kind: &str| with_containers(json!({"securityContext": {"appArmorProfile": {"type": kind}}}));
-    assert_eq!(judge(&profile("Unconfined"), false), None);
-    assert_eq!(judge(&profile("Localhost"), true), None);
-    let denial = judge(&profile("RuntimeDefault"), false).unwrap();
+    assert_eq!(check(&profile("Unconfined"), false), None);
+    assert_eq!(check(&profile("Localhost"), true), None);
+    let denial = check(&profile("RuntimeDefault"), false).unwrap();
     let text = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
     assert_eq!((denial.reason, denial.message.as_str()), ("AppArmor", text));
     let mut old = with_containers(json!({}));
     old.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), "localhost/x".into());
-    assert_eq!(reason(judge(&old, false)), "AppArmor");
+    assert_eq!(reason(check(&old, false)), "AppArmor");
     for (none, denied) in [("unconfined", false), ("", false), ("runtime/default", true)] {
         old.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), none.into());
-        assert_eq!(judge(&old, false).is_some(), denied, "{none}");
+        assert_eq!(check(&old, false).is_some(), denied, "{none}");
     }
     let mut pending = profile("RuntimeDefault");
     pending.status.phase = "Pending".into();
-    assert_eq!(reason(judge(&pending, false)), "AppArmor");
+    assert_eq!(reason(check(&pending, false)), "AppArmor");
     let mut begun = profile("RuntimeDefault");
     begun.status.phase = "Running".into();
-    assert_eq!(judge(&begun, false), None);
+    assert_eq!(check(&begun, false), None);
 }
 
 #[test]
-fn the_first_failure_in_the_kubelets_order_is_told() {
+fn the_first_denial_in_the_kubelets_order_is_reported() {
     let node = node(json!({}));
     let many =
         with_containers(json!({"nodeSelector": {"x": "y"}, "nodeName": "n2", "os": {"name": "windows"},
@@ -293,8 +297,8 @@ fn the_first_failure_in_the_kubelets_order_is_told() {
 }
 
 #[test]
-fn rejections_are_counted_by_few_reasons() {
-    assert!(COUNTED.is_sorted());
+fn rejections_are_counted_with_few_reason_labels() {
+    assert!(COUNTED_REASONS.is_sorted());
     for (reason, counted) in [
         ("OutOfcpu", "OutOfcpu"),
         ("OutOfnvidia.com/gpu", "OutOfExtendedResources"),
@@ -308,7 +312,7 @@ fn rejections_are_counted_by_few_reasons() {
 }
 
 #[test]
-fn a_pod_may_use_of_the_host_what_its_source_may() {
+fn source_limits_deny_host_namespaces_and_privileged_containers() {
     let node = node(json!({}));
     let none = SourceLimit {
         host_network: false,
@@ -345,7 +349,7 @@ fn a_pod_may_use_of_the_host_what_its_source_may() {
 }
 
 #[test]
-fn a_pod_with_a_value_that_no_api_server_of_today_lets_through_is_refused_with_the_field() {
+fn unsafe_values_are_rejected_with_the_field() {
     let node = node(json!({}));
     for (spec, expected) in [
         (
@@ -375,7 +379,7 @@ fn a_pod_with_a_value_that_no_api_server_of_today_lets_through_is_refused_with_t
 }
 
 #[test]
-fn a_pod_that_needs_an_undeclared_feature_is_refused_and_the_feature_is_named() {
+fn a_pod_that_needs_an_undeclared_node_feature_is_rejected() {
     let node = node(json!({}));
     for (spec, refused) in [
         (json!({"hostNetwork": true, "hostUsers": false}), true),
@@ -391,13 +395,13 @@ fn a_pod_that_needs_an_undeclared_feature_is_refused_and_the_feature_is_named() 
         );
         if let Some(denial) = denial.filter(|_| refused) {
             let text = "Pod requires node features that are not available: UserNamespacesHostNetworkSupport";
-            assert_eq!((denial.message.as_str(), denial.passing), (text, false));
+            assert_eq!((denial.message.as_str(), denial.is_temporary), (text, false));
         }
     }
 }
 
 #[test]
-fn a_pod_has_no_id_of_the_agent_wherever_it_can_stand() {
+fn a_pod_with_an_id_of_the_agent_is_rejected_in_every_field() {
     let node = node(json!({}));
     let facts = facts(&node, &[]);
     for id in [998, 64_200, 64_201, 64_202, 64_203, 64_204, 64_205, 64_206, 64_207] {
@@ -424,10 +428,10 @@ fn a_pod_has_no_id_of_the_agent_wherever_it_can_stand() {
         for (spec, text) in specs {
             let denial = before_fit(&with_containers(spec.clone()), &facts);
             let is_refused = denial.as_ref().is_some_and(|d| {
-                d.reason == "AgentIdentityForbidden" && d.message.starts_with(&text) && !d.passing
+                d.reason == "AgentIdentityForbidden" && d.message.starts_with(&text) && !d.is_temporary
             });
             assert!(is_refused, "{spec}: {denial:?}");
-            // In a user namespace of its own the id is another one on the node.
+            // In a user namespace of its own the pod has another id on the node.
             let mut mapped = spec;
             mapped["hostUsers"] = json!(false);
             assert_eq!(before_fit(&with_containers(mapped), &facts), None);
@@ -440,26 +444,26 @@ fn a_pod_has_no_id_of_the_agent_wherever_it_can_stand() {
 }
 
 #[test]
-fn the_agents_ids_are_those_of_its_configuration_and_never_root() {
+fn agent_ids_come_from_the_configuration_and_never_include_root() {
     let owners = |ids: &AgentIds, candidates: &[i64]| -> Vec<i64> {
         candidates.iter().copied().filter(|id| ids.owner(*id).is_some()).collect()
     };
     let all = [-1, 0, 998, 1000, 64_200, 64_205, 70_001, 70_005, 1 << 40];
-    // Without users all services are one, perhaps not root.
+    // Without configured users all services run as one user, which may not be root.
     let without = Users { uids: [].into(), operator_gid: 998 };
     assert_eq!(owners(&AgentIds::new(&without, 1000), &all), [998, 1000]);
     assert_eq!(owners(&AgentIds::new(&Users::default(), 0), &all), [0; 0]);
-    // Users of the system are in no row.
+    // System users are not consecutive.
     let scattered =
         Users { uids: [("pod-config".into(), 998), ("pod-sync".into(), 1000)].into(), operator_gid: 70_001 };
     assert_eq!(owners(&AgentIds::new(&scattered, 0), &all), [998, 1000, 70_001]);
-    let refused = AGENT_IDS.refuse([0, 5, 64_206]).unwrap();
+    let refused = AGENT_IDS.check([0, 5, 64_206]).unwrap();
     assert!(refused.contains("64206") && refused.contains("node-status"), "{refused}");
-    assert_eq!(AGENT_IDS.refuse([0, 1000]), None);
+    assert_eq!(AGENT_IDS.check([0, 1000]), None);
 }
 
 #[test]
-fn a_pod_does_not_see_the_folder_of_the_agents_sockets_unless_its_source_may() {
+fn a_host_path_to_the_agents_sockets_needs_permission_of_the_source() {
     let node = node(json!({}));
     let with = |path: &str| with_containers(json!({"volumes": [{"name": "v", "hostPath": {"path": path}}]}));
     let may = SourceLimits::from([(

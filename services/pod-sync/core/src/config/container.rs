@@ -14,20 +14,20 @@ use super::{
     keys, resources, security,
 };
 
-/// What a container depends on beside its pod.
+/// What a container depends on in addition to its pod.
 #[derive(Clone, Copy)]
 pub struct ContainerInputs<'a> {
     /// CRI `metadata.attempt` and restart count.
     pub attempt: u32,
-    /// What the image step resolved.
+    /// The resolved image.
     pub image_ref: &'a str,
-    /// The user that the image names.
+    /// The user of the image.
     pub image_user: ImageUser<'a>,
     /// Volumes of the pod by name.
     pub volumes: &'a BTreeMap<String, VolumePath>,
-    /// Host path of each prepared subpath, by place of the mount; see [`super::subpaths`].
+    /// Host path of each prepared subpath, by index of the mount; see [`super::subpaths`].
     pub subpaths: &'a BTreeMap<usize, String>,
-    /// Files that the agent puts in: /etc/hosts, the termination message.
+    /// Files that the agent mounts: /etc/hosts, the termination message.
     pub files: &'a [FileMount],
     /// Addresses of the pod, primary first.
     pub pod_ips: &'a [String],
@@ -35,43 +35,43 @@ pub struct ContainerInputs<'a> {
     pub node_ips: &'a [String],
     /// Name of the node.
     pub node_name: &'a str,
-    /// What the node can give out.
+    /// The node's allocatable resources.
     pub allocatable: &'a ResourceList,
     /// ConfigMaps and Secrets.
     pub objects: &'a dyn ObjectLookup,
     /// Keys of files.
     pub env_files: &'a dyn FileLookup,
-    /// Service variables that the pod gets.
+    /// Service variables of the pod.
     pub services: &'a BTreeMap<String, String>,
     /// Machine and configuration.
     pub machine: MachineInputs<'a>,
-    /// Devices and CPUs given to the container.
-    pub given: &'a Given,
+    /// Devices and CPUs assigned to the container.
+    pub assigned: &'a AssignedResources,
     /// `seccompDefault`.
     pub seccomp_default: bool,
     /// `<root>/seccomp`.
     pub seccomp_dir: &'a str,
-    /// Paths to hide beside [`super::MASKED_PATHS`]: what exists of
+    /// Paths to mask in addition to [`super::MASKED_PATHS`]: the existing ones of
     /// `/sys/devices/system/cpu/cpu<N>/thermal_throttle`.
     pub masked_paths: &'a [String],
     /// Groups of the pod's volumes.
     pub volume_groups: &'a [i64],
     /// Container id of an ephemeral container's target.
     pub target_id: Option<&'a str>,
-    /// The runtime can mount recursively read-only.
+    /// The runtime supports recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// The runtime can mount images.
+    /// The runtime supports image volumes.
     pub image_volumes: bool,
-    /// SELinux is on.
+    /// SELinux is enabled.
     pub selinux: bool,
-    /// Ids given to the pod.
+    /// Id mapping of the pod.
     pub users: Option<UserNamespace>,
 }
 
-/// What resource-manager gives a container.
+/// Resources that resource-manager has assigned to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
-    /// Variables of devices.
+pub struct AssignedResources {
+    /// Environment variables of devices.
     pub envs: Vec<(String, String)>,
     /// Annotations of devices.
     pub annotations: BTreeMap<String, String>,
@@ -85,7 +85,7 @@ pub struct Given {
     pub cpuset_cpus: String,
     /// Memory nodes in list form; empty for all.
     pub cpuset_mems: String,
-    /// The CPUs are the container's alone.
+    /// The CPUs are exclusive to the container.
     pub exclusive_cpus: bool,
 }
 
@@ -100,7 +100,7 @@ impl<'a> ContainerInputs<'a> {
                 node_name: self.node_name,
                 allocatable: self.allocatable,
             },
-            devices: &self.given.envs,
+            devices: &self.assigned.envs,
             services: self.services,
         }
     }
@@ -126,12 +126,12 @@ pub fn container_plan(
         users,
     };
     let mut all_mounts = mounts(pod, container, &envs, &mount_inputs)?;
-    all_mounts.extend_from_slice(&inputs.given.mounts);
+    all_mounts.extend_from_slice(&inputs.assigned.mounts);
     let mut devices = block_devices(container, inputs.volumes)?;
-    devices.extend_from_slice(&inputs.given.devices);
-    let mut limits = resources::of_container(pod, container, inputs.given.exclusive_cpus, &inputs.machine);
-    limits.cpuset_cpus.clone_from(&inputs.given.cpuset_cpus);
-    limits.cpuset_mems.clone_from(&inputs.given.cpuset_mems);
+    devices.extend_from_slice(&inputs.assigned.devices);
+    let mut limits = resources::of_container(pod, container, inputs.assigned.exclusive_cpus, &inputs.machine);
+    limits.cpuset_cpus.clone_from(&inputs.assigned.cpuset_cpus);
+    limits.cpuset_mems.clone_from(&inputs.assigned.cpuset_mems);
     let mut labels: BTreeMap<String, String> = identity(pod).into();
     labels.insert(keys::CONTAINER_NAME.to_owned(), container.name.clone());
     Ok(ContainerSpec {
@@ -144,7 +144,7 @@ pub fn container_plan(
         working_dir: container.working_dir.clone(),
         mounts: all_mounts,
         devices,
-        cdi_devices: inputs.given.cdi_devices.clone(),
+        cdi_devices: inputs.assigned.cdi_devices.clone(),
         labels,
         annotations: annotations(pod, container, inputs),
         log_path: format!("{}/{}.log", container.name, inputs.attempt),
@@ -169,9 +169,9 @@ fn security_inputs<'a>(inputs: &ContainerInputs<'a>, users: Option<UserNamespace
     }
 }
 
-/// What lets a later run of the agent end the container properly even when its pod object is gone.
+/// Annotations with which a later process can stop the container properly without its pod object.
 fn annotations(pod: &Pod, container: &Container, inputs: &ContainerInputs<'_>) -> BTreeMap<String, String> {
-    let mut all = inputs.given.annotations.clone();
+    let mut all = inputs.assigned.annotations.clone();
     let mut set = |key: &str, value: String| all.insert(key.to_owned(), value);
     set(keys::CONTAINER_HASH, crate::container_hash(container));
     set(keys::RESTART_COUNT, inputs.attempt.to_string());

@@ -4,9 +4,9 @@ use keelson_kube_model::Pod;
 
 use super::ConfigWarning;
 
-/// Most name servers a resolver uses.
+/// The most name servers that a resolver uses.
 const MAX_NAMESERVERS: usize = 3;
-/// Most search paths.
+/// The most search paths.
 const MAX_SEARCHES: usize = 32;
 /// Search paths that a cluster domain adds.
 const CLUSTER_SEARCHES: usize = 3;
@@ -15,7 +15,7 @@ const MAX_SEARCH_LENGTH: usize = 253;
 /// Longest line of search paths.
 const MAX_SEARCH_LINE: usize = 2048;
 
-/// A resolv.conf that was read, or nothing.
+/// A parsed resolv.conf, or an empty one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvConf {
     /// Servers in order.
@@ -37,21 +37,21 @@ pub struct DnsSpec {
     pub options: Vec<String>,
 }
 
-/// What the DNS configuration of every pod starts from.
+/// DNS configuration of the node and the cluster.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DnsInputs<'a> {
     /// `clusterDNS`.
     pub cluster_dns: &'a [String],
     /// `clusterDomain`, or empty.
     pub cluster_domain: &'a str,
-    /// The node's file; `None` when the configuration names none.
+    /// The node's resolv.conf; `None` if none is configured.
     pub resolv_conf: Option<&'a ResolvConf>,
     /// Addresses of the node, for its families.
     pub node_ips: &'a [String],
 }
 
 impl ResolvConf {
-    /// Reads the text of a resolv.conf. The error names the line.
+    /// Parses a resolv.conf. The error names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut conf = Self::default();
         for (number, line) in text.lines().enumerate() {
@@ -72,13 +72,13 @@ impl ResolvConf {
         Ok(conf)
     }
 
-    /// Why pods will not get all of the node's search paths (runtime-and-resources.md §2.3); three of a pod's paths
-    /// are the cluster's when there is a cluster domain.
+    /// Why pods do not get all of the node's search paths (runtime-and-resources.md §2.3). With a cluster domain three of a
+    /// pod's paths are those of the cluster.
     pub fn excess(&self, cluster_domain: &str) -> Option<String> {
-        let most = if cluster_domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES - CLUSTER_SEARCHES };
-        if self.searches.len() > most {
+        let max = if cluster_domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES - CLUSTER_SEARCHES };
+        if self.searches.len() > max {
             return Some(format!(
-                "it has {} search paths, and pods can have {most} of them",
+                "it has {} search paths, and pods can have {max} of them",
                 self.searches.len()
             ));
         }
@@ -99,7 +99,7 @@ fn merge_option(options: &mut Vec<String>, option: &str) {
     }
 }
 
-/// The DNS configuration of a pod, and the Warning events that are due.
+/// The DNS configuration of a pod, and Warning events to record.
 pub fn dns_for(pod: &Pod, inputs: &DnsInputs<'_>) -> (DnsSpec, Vec<ConfigWarning>) {
     let mut warnings = Vec::new();
     let host_network = pod.is_host_network();
@@ -176,7 +176,7 @@ fn cluster_base(pod: &Pod, inputs: &DnsInputs<'_>, warnings: &mut Vec<ConfigWarn
     DnsSpec { servers: inputs.cluster_dns.to_vec(), searches, options: vec!["ndots:5".to_owned()] }
 }
 
-/// Keeps to what resolvers can do; each excess is told.
+/// Cuts the configuration to the limits of resolvers, with a Warning event for each cut.
 fn limit(spec: &mut DnsSpec, warnings: &mut Vec<ConfigWarning>) {
     let mut warn = |message: String| warnings.push(ConfigWarning { reason: "DNSConfigForming", message });
     if spec.servers.len() > MAX_NAMESERVERS {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn more_search_paths_than_pods_can_have_are_told() {
+    fn excess_search_paths_of_the_node_are_reported() {
         let of = |count: usize, length: usize| ResolvConf {
             searches: vec!["a".repeat(length); count],
             ..ResolvConf::default()
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_search_line_wins_and_dots_are_stripped() {
+    fn the_last_search_line_wins_without_trailing_dots() {
         assert_eq!(node().searches, ["corp.example"]);
         assert_eq!(node().options, ["rotate"]);
         let merged = ResolvConf::parse("options ndots:1 rotate\noptions ndots:3").unwrap();
@@ -253,12 +253,12 @@ mod tests {
     }
 
     #[test]
-    fn a_nameserver_without_an_address_is_an_error_that_names_the_line() {
+    fn a_nameserver_without_an_address_is_an_error_with_the_line() {
         assert!(ResolvConf::parse("search x\nnameserver\n").unwrap_err().contains("line 2"));
     }
 
     #[test]
-    fn each_policy_has_its_base() {
+    fn each_dns_policy_has_its_base() {
         let cluster =
             texts(&["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"]);
         let table = [
@@ -286,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cluster_server_the_nodes_file_is_used_and_a_warning_given() {
+    fn cluster_first_without_cluster_dns_uses_resolv_conf_with_a_warning() {
         let (got, warnings) = run(json!({"dnsPolicy": "ClusterFirst"}), &[]);
         assert_eq!(got.servers, ["192.0.2.1"]);
         assert_eq!(warnings[0].reason, "MissingClusterDNS");
     }
 
     #[test]
-    fn without_a_nodes_file_the_loopback_of_each_family_serves() {
+    fn without_resolv_conf_the_nameservers_are_loopback_addresses() {
         let ips = texts(&["192.0.2.7", "2001:db8::7", "192.0.2.8"]);
         let pod: Pod = serde_json::from_value(json!({"spec": {"dnsPolicy": "Default"}})).unwrap();
         let (got, _) = dns_for(&pod, &DnsInputs { node_ips: &ips, ..DnsInputs::default() });
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn each_excess_is_cut_and_told() {
+    fn excess_dns_entries_are_cut_with_an_event() {
         let many: Vec<String> = (0..5).map(|n| format!("10.0.0.{n}")).collect();
         let (got, warnings) = run(json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": many}}), &[]);
         assert_eq!((got.servers.len(), warnings.len(), warnings[0].reason), (3, 1, "DNSConfigForming"));

@@ -10,15 +10,15 @@ use keelson_kube_model::{Container, EnvVar, EnvVarSource, KeySelector, OptionalO
 use super::fields::{FieldInputs, field_value, resource_value};
 use super::{ConfigError, expand};
 
-/// Finds ConfigMaps and Secrets in the pod's namespace. `Ok(None)` is an object that does not exist.
+/// Looks up ConfigMaps and Secrets in the pod's namespace. `Ok(None)` is an object that does not exist.
 pub trait ObjectLookup: Sync {
     /// `data` of a ConfigMap.
     fn config_map(&self, name: &str) -> Result<Option<BTreeMap<String, String>>, String>;
-    /// `data` of a Secret, decoded, bytes that are no UTF-8 replaced.
+    /// `data` of a Secret, decoded, with invalid UTF-8 replaced.
     fn secret(&self, name: &str) -> Result<Option<BTreeMap<String, String>>, String>;
 }
 
-/// Finds a key in a file of a volume (`fileKeyRef`). `Ok(None)` is a file or key that does not exist.
+/// Looks up a key in a file of a volume (`fileKeyRef`). `Ok(None)` is a file or key that does not exist.
 pub trait FileLookup: Sync {
     /// The value of the key.
     fn key(&self, volume: &str, path: &str, key: &str) -> Result<Option<String>, String>;
@@ -44,7 +44,7 @@ impl FileLookup for NoObjects {
     }
 }
 
-/// What the environment is made from, beside pod and container.
+/// What the environment depends on in addition to pod and container.
 #[derive(Clone, Copy)]
 pub(super) struct EnvInputs<'a> {
     pub(super) objects: &'a dyn ObjectLookup,
@@ -52,13 +52,13 @@ pub(super) struct EnvInputs<'a> {
     pub(super) fields: FieldInputs<'a>,
     /// Variables of devices, lowest in precedence.
     pub(super) devices: &'a [(String, String)],
-    /// Service variables that the pod gets.
+    /// Service variables of the pod.
     pub(super) services: &'a BTreeMap<String, String>,
 }
 
-/// Names of the ConfigMaps and Secrets that the container's environment refers to, without duplicates: to be fetched
-/// before [`environment`] is asked.
-pub fn needs_objects(container: &Container) -> (Vec<String>, Vec<String>) {
+/// Names of the ConfigMaps and Secrets that the container's environment refers to, without duplicates: to be fetched before
+/// calling [`environment`].
+pub fn referenced_objects(container: &Container) -> (Vec<String>, Vec<String>) {
     let (mut maps, mut secrets) = (Vec::new(), Vec::new());
     let add = |list: &mut Vec<String>, name: &str| {
         if !list.iter().any(|known| known == name) {
@@ -101,7 +101,7 @@ pub(super) fn build(
     container: &Container,
     inputs: &EnvInputs<'_>,
 ) -> Result<Vec<(String, String)>, ConfigError> {
-    // What `$(NAME)` sees: not the variables of devices.
+    // The variables that `$(NAME)` can refer to: not those of devices.
     let mut own = Ordered::default();
     for source in &container.env_from {
         if let Some(reference) = &source.config_map_ref {
@@ -132,7 +132,7 @@ pub(super) fn build(
 
 type Found = Result<Option<BTreeMap<String, String>>, String>;
 
-/// A whole object. Missing and optional is empty; unreadable is an error even when optional.
+/// All keys of an object. A missing optional object is empty; an unreadable one is an error even if optional.
 fn whole(
     kind: &'static str,
     reference: &OptionalObjectReference,
@@ -153,7 +153,7 @@ fn take_all(own: &mut Ordered, prefix: &str, data: &BTreeMap<String, String>) {
     }
 }
 
-/// The value of one entry of `env`; `None` when an optional source has none.
+/// The value of one entry of `env`; `None` if an optional source has none.
 fn value_of(
     pod: &Pod,
     container: &Container,
@@ -223,9 +223,9 @@ fn one_key(
     }
 }
 
-/// Volume, path and key of each value of a file that the container's environment refers to, without duplicates: to be
-/// read before [`environment`] is asked.
-pub fn needs_files(container: &Container) -> Vec<(String, String, String)> {
+/// Volume, path and key of each file value that the container's environment refers to, without duplicates: to be read before
+/// calling [`environment`].
+pub fn referenced_files(container: &Container) -> Vec<(String, String, String)> {
     let mut found: Vec<(String, String, String)> = Vec::new();
     let sources = container.env.iter().filter_map(|env| env.value_from.as_ref());
     for file in sources.filter_map(|source| source.file_key_ref.as_ref()) {
@@ -237,7 +237,7 @@ pub fn needs_files(container: &Container) -> Vec<(String, String, String)> {
     found
 }
 
-/// The environment of a container as [`super::container_plan`] will send it.
+/// The environment of a container, as in [`super::container_plan`].
 pub fn environment(
     pod: &Pod,
     container: &Container,

@@ -1,12 +1,12 @@
 //! `$(NAME)` in commands, arguments, environment and subpaths (§3.3).
 
-/// Replaces `$(NAME)` by what `lookup` knows; `$$` gives `$`, and what `lookup` does not know stays as typed.
+/// Replaces `$(NAME)` by its value from `lookup`; `$$` becomes `$`, and a reference without a value is kept as written.
 pub fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
-    expand_noting(text, lookup, |_| {})
+    expand_with(text, lookup, |_| {})
 }
 
-/// As [`expand`], and `unknown` hears of every name that was not found.
-pub(super) fn expand_noting(
+/// Like [`expand`]; calls `unknown` with every name that was not found.
+pub(super) fn expand_with(
     text: &str,
     lookup: impl Fn(&str) -> Option<String>,
     mut unknown: impl FnMut(&str),
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_escapes_and_what_is_neither() {
+    fn variable_references_and_escapes_are_expanded() {
         let know = |name: &str| match name {
             "A" => Some("1".to_owned()),
             "NESTED" => Some("$(A)".to_owned()),

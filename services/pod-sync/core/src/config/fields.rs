@@ -7,7 +7,7 @@ use keelson_kube_model::{Container, Pod, Quantity, ResourceFieldSelector, Resour
 
 use super::ConfigError;
 
-/// What fields are answered from, beside the pod.
+/// What fields depend on in addition to the pod.
 #[derive(Clone, Copy)]
 pub(super) struct FieldInputs<'a> {
     pub(super) pod_ips: &'a [String],
@@ -16,7 +16,7 @@ pub(super) struct FieldInputs<'a> {
     pub(super) allocatable: &'a ResourceList,
 }
 
-/// The value of a `fieldPath`; `None` for a path that no pod has.
+/// The value of a `fieldPath`; `None` for an unsupported path.
 pub(super) fn field_value(pod: &Pod, path: &str, inputs: &FieldInputs<'_>) -> Option<String> {
     let meta = &pod.metadata;
     let ips =
@@ -60,7 +60,7 @@ fn map_text(map: &BTreeMap<String, String>) -> String {
     lines.join("\n")
 }
 
-/// A string the way Go quotes it.
+/// A string quoted as in Go.
 fn quoted(text: &str) -> String {
     let mut result = String::from("\"");
     for c in text.chars() {
@@ -75,7 +75,7 @@ fn quoted(text: &str) -> String {
             '\u{b}' => result.push_str("\\v"),
             '\u{c}' => result.push_str("\\f"),
             c if c.is_ascii_control() => result.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if !shows(c) => result.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c if !is_printable(c) => result.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => result.push(c),
         }
     }
@@ -83,8 +83,8 @@ fn quoted(text: &str) -> String {
     result
 }
 
-/// Not a control character, no space but the ordinary one, and nothing that is only seen by what it does to others.
-fn shows(c: char) -> bool {
+/// Whether Go prints the character unescaped: not a control or format character, and no space but the ordinary one.
+fn is_printable(c: char) -> bool {
     let format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     c == ' ' || !(c.is_control() || c.is_whitespace() || format)
 }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_path_has_its_value() {
+    fn every_supported_field_path_has_a_value() {
         for (path, value) in [
             ("metadata.name", "web"),
             ("metadata.namespace", "shop"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_own_node_name_and_addresses_go_before_the_nodes() {
+    fn node_name_and_addresses_of_the_pod_override_those_of_the_node() {
         let (nodes, own) = (["192.0.2.1".to_owned()], ["10.1.0.2".to_owned()]);
         let allocatable = ResourceList::new();
         let value = |network: bool, pods: &[String], path: &str| {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_show_is_quoted_by_its_number() {
+    fn unprintable_characters_are_escaped_by_number() {
         for (text, wants) in [
             ("\u{1f}\u{7f}\u{0}", r#""\x1f\x7f\x00""#),
             (" ~é\u{301}日", "\" ~é\u{301}日\""),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_divided_and_rounded_up() {
+    fn resource_fields_are_divided_and_rounded_up() {
         for (selector, value) in [
             (json!({"resource": "requests.cpu"}), "1"),
             (json!({"resource": "requests.cpu", "divisor": "1m"}), "250"),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_an_error_that_names_it() {
+    fn an_unknown_resource_field_is_an_error_that_names_it() {
         for selector in [
             json!({"resource": "requests.gpu"}),
             json!({"resource": "cpu"}),

@@ -1,4 +1,4 @@
-//! The name of the host inside a pod (§2.2).
+//! The hostname of a pod (§2.2).
 
 use keelson_kube_model::Pod;
 
@@ -6,17 +6,17 @@ use super::ConfigError;
 
 /// Longest hostname, a DNS label.
 const MAX_LABEL: usize = 63;
-/// Longest name the kernel takes.
+/// Longest hostname that the kernel accepts.
 const MAX_KERNEL: usize = 64;
 
-/// What a pod calls itself.
+/// The names of a pod's host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNames {
     /// The short name, for /etc/hosts.
     pub hostname: String,
     /// `<subdomain>.<namespace>.svc.<clusterDomain>`, or empty.
     pub domain: String,
-    /// What the kernel is told: the short name, or the full one with `setHostnameAsFQDN`.
+    /// The hostname in the kernel: the short name, or the full one with `setHostnameAsFQDN`.
     pub kernel_name: String,
 }
 
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_name_is_the_default() {
+    fn the_default_hostname_is_the_pod_name() {
         let got = names(json!({})).unwrap();
         assert_eq!(
             (got.hostname.as_str(), got.domain.as_str(), got.kernel_name.as_str()),
@@ -86,20 +86,20 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_and_loses_trailing_dashes_and_dots() {
+    fn a_long_hostname_is_cut_without_trailing_dashes_and_dots() {
         let long = format!("{}-.{}", "a".repeat(61), "b".repeat(20));
         assert_eq!(names(json!({"hostname": long})).unwrap().hostname, "a".repeat(61));
     }
 
     #[test]
-    fn a_subdomain_makes_a_domain() {
+    fn a_subdomain_gives_a_domain() {
         let got = names(json!({"hostname": "h", "subdomain": "db"})).unwrap();
         assert_eq!(got.domain, "db.shop.svc.cluster.local");
         assert_eq!(got.kernel_name, "h");
     }
 
     #[test]
-    fn the_fqdn_is_the_kernels_name_when_asked_for() {
+    fn set_hostname_as_fqdn_makes_the_fqdn_the_kernel_hostname() {
         let got = names(json!({"hostname": "h", "subdomain": "db", "setHostnameAsFQDN": true})).unwrap();
         assert_eq!(got.kernel_name, "h.db.shop.svc.cluster.local");
         assert_eq!(got.hostname, "h");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_override_wins_and_has_no_domain() {
+    fn hostname_override_wins_and_has_no_domain() {
         let got = names(json!({"hostnameOverride": "x.y", "hostname": "h", "subdomain": "db"})).unwrap();
         assert_eq!((got.hostname.as_str(), got.domain.as_str()), ("x.y", ""));
         let long = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "b".repeat(62));

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_kube_model::{Container, Pod, Volume, VolumeMount};
 
-use super::expand::expand_noting;
+use super::expand::expand_with;
 use super::{ConfigError, DeviceSpec, MountSpec, Propagation, UserNamespace};
 
 /// Where a volume is on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumePath {
-    /// Path of the folder, file or device.
+    /// Path of the directory, file or device.
     pub host_path: String,
-    /// The volume allows no writes, whatever the mount says.
+    /// The volume is read-only, even if the mount is not.
     pub read_only: bool,
 }
 
@@ -27,10 +27,10 @@ pub struct FileMount {
     pub read_only: bool,
 }
 
-/// A folder or file inside a volume that is to be prepared before the container is made.
+/// A directory or file in a volume that must be prepared before the container is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubPath {
-    /// Place of the mount in the container's list.
+    /// Index of the mount in the container's list.
     pub index: usize,
     /// The volume.
     pub volume: String,
@@ -38,25 +38,24 @@ pub struct SubPath {
     pub mount_path: String,
     /// Path in the volume, expanded and checked: relative, without `..`.
     pub path: String,
-    /// The mount allows no writes.
+    /// The mount is read-only.
     pub read_only: bool,
 }
 
-/// What mounts are made from.
+/// The inputs of [`mounts`].
 pub(super) struct MountInputs<'a> {
     pub(super) volumes: &'a BTreeMap<String, VolumePath>,
-    /// Host path of each prepared subpath, by place of the mount.
+    /// Host path of each prepared subpath, by index of the mount.
     pub(super) subpaths: &'a BTreeMap<usize, String>,
     pub(super) files: &'a [FileMount],
     pub(super) recursive_read_only: bool,
     pub(super) image_volumes: bool,
-    /// SELinux is on.
+    /// SELinux is enabled.
     pub(super) selinux: bool,
     pub(super) users: Option<UserNamespace>,
 }
 
-/// The subpaths of a container, with its own environment for `subPathExpr`. Those of image volumes are the runtime's
-/// matter.
+/// The subpaths of a container, with its environment for `subPathExpr`. The runtime handles those of image volumes.
 pub fn subpaths(
     pod: &Pod,
     container: &Container,
@@ -85,31 +84,31 @@ fn subpath_of(
     mount: &VolumeMount,
     env: &[(String, String)],
 ) -> Result<String, ConfigError> {
-    let fault = |path: &str, problem: &str| ConfigError::SubPath {
+    let error = |path: &str, detail: &str| ConfigError::SubPath {
         container: container.name.clone(),
         mount: mount.name.clone(),
         path: path.to_owned(),
-        problem: problem.to_owned(),
+        detail: detail.to_owned(),
     };
     let mut path = mount.sub_path.clone();
     if !mount.sub_path_expr.is_empty() {
         let mut missing = BTreeSet::new();
         let value = |name: &str| env.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        // An empty one would lead to another folder than the one that is meant (volumes.md §8.3).
+        // An empty value would give another directory than intended (volumes.md §8.3).
         let lookup = |name: &str| value(name).filter(|value| !value.is_empty());
-        path = expand_noting(&mount.sub_path_expr, lookup, |name| {
+        path = expand_with(&mount.sub_path_expr, lookup, |name| {
             missing.insert(name.to_owned());
         });
         if !missing.is_empty() {
             let names: Vec<String> = missing.into_iter().collect();
-            return Err(fault(&mount.sub_path_expr, &format!("missing value for {}", names.join(", "))));
+            return Err(error(&mount.sub_path_expr, &format!("missing value for {}", names.join(", "))));
         }
     }
     if path.starts_with('/') {
-        return Err(fault(&path, "it must be relative"));
+        return Err(error(&path, "it must be relative"));
     }
     if path.split('/').any(|part| part == "..") {
-        return Err(fault(&path, "it must not contain '..'"));
+        return Err(error(&path, "it must not contain '..'"));
     }
     Ok(path)
 }
@@ -151,7 +150,7 @@ pub(super) fn mounts(
     }
     for file in inputs.files {
         let taken = mounts.iter().any(|mount| mount.container_path == file.container_path);
-        // Whoever mounts something of his own on /etc/hosts keeps it.
+        // A volume mount on /etc/hosts replaces the agent's file.
         if !(taken && file.container_path == "/etc/hosts") {
             mounts.push(MountSpec {
                 container_path: file.container_path.clone(),
@@ -166,8 +165,8 @@ pub(super) fn mounts(
     Ok(mounts)
 }
 
-/// Whether the agent has made what is in a volume, so that the runtime may give it the container's label. The first mount of it
-/// asks for that, as with a kubelet.
+/// Whether the agent has created the content of a volume, so that the runtime may relabel it for the container. Its first
+/// mount requests that, as with a kubelet.
 fn is_managed(volume: &Volume) -> bool {
     let Volume { empty_dir, config_map, secret, downward_api, projected, .. } = volume;
     let files = config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some();

@@ -9,17 +9,17 @@ use keelson_kube_model::{Container, Pod, Quantity, ResourceList};
 use super::LinuxResources;
 use super::swap::swap_bytes;
 
-/// Which cgroup interface the machine has.
+/// The cgroup version of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// Controllers in hierarchies of their own.
+    /// One hierarchy per controller.
     V1,
     /// One hierarchy.
     #[default]
     V2,
 }
 
-/// What the machine and its configuration say about resources.
+/// Resources of the machine and its configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MachineInputs<'a> {
     /// `cpuCFSQuota`.
@@ -28,21 +28,21 @@ pub struct MachineInputs<'a> {
     pub cpu_cfs_period_us: u64,
     /// Memory of the node, bytes.
     pub memory_bytes: i64,
-    /// cgroup interface.
+    /// cgroup version.
     pub cgroup: CgroupVersion,
-    /// The kernel counts swap per cgroup: a container gets none, or with `limited_swap` a part of it.
+    /// The kernel accounts swap per cgroup: a container gets none, or with `limited_swap` a share of it.
     pub swap_accounting: bool,
     /// `memorySwap.swapBehavior` is `LimitedSwap`.
     pub limited_swap: bool,
     /// Swap of the node, bytes.
     pub swap_bytes: i64,
-    /// Only the process that is too large dies, not the whole container (`singleProcessOOMKill`).
+    /// The OOM killer kills a single process, not the whole container (`singleProcessOOMKill`).
     pub single_process_oom_kill: bool,
     /// Huge page sizes of the kernel as in resource names: `2Mi`, `1Gi`.
     pub hugepage_sizes: &'a [String],
 }
 
-/// Shares, quota, period and memory for amounts. A limit stands in for a request that is not named at all.
+/// CPU shares, quota, period and memory for requests and limits. The limit is used if there is no request.
 fn compute(
     requests: &ResourceList,
     cpu_limit: i64,
@@ -62,7 +62,7 @@ fn compute(
     resources
 }
 
-/// The pod's sum, without what the pod itself costs.
+/// The sum over the pod's containers, without overhead.
 pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInputs<'_>) -> LinuxResources {
     let mut bare = pod.clone();
     bare.spec.overhead.clear();
@@ -74,14 +74,14 @@ pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInput
     resources
 }
 
-/// What the pod itself costs, as request and limit.
+/// The pod's overhead, as request and limit.
 pub(super) fn of_overhead(pod: &Pod, machine: &MachineInputs<'_>) -> Option<LinuxResources> {
     let overhead = &pod.spec.overhead;
     (!overhead.is_empty())
         .then(|| compute(overhead, milli_cpu(overhead), amount(overhead, "memory"), machine))
 }
 
-/// What a container may use.
+/// The resources of a container.
 pub(super) fn of_container(
     pod: &Pod,
     container: &Container,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_come_from_the_request_and_only_without_one_from_the_limit() {
+    fn cpu_shares_come_from_the_request_or_without_one_from_the_limit() {
         for (resources, shares) in [
             (json!({}), 2),
             (json!({"requests": {"cpu": "500m"}}), 512),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_follows_the_limit_and_the_setting() {
+    fn cpu_quota_follows_the_limit_and_cpu_cfs_quota() {
         let limited = json!({"limits": {"cpu": "250m", "memory": "64Mi"}});
         let got = container(limited.clone(), &machine());
         assert_eq!((got.cpu_quota, got.cpu_period, got.memory_limit_in_bytes), (25_000, 100_000, 64 << 20));
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn exclusive_cpus_have_no_quota() {
+    fn exclusive_cpus_have_no_cpu_quota() {
         let pod = pod(json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}));
         assert_eq!(of_container(&pod, &pod.spec.containers[0], true, &machine()).cpu_quota, -1);
         assert_eq!(of_sandbox(&pod, true, &machine()).cpu_quota, -1);
     }
 
     #[test]
-    fn a_container_without_limits_has_those_of_the_pod() {
+    fn a_container_without_limits_gets_those_of_the_pod() {
         let pod = pod(
             json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}),
         );
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn oom_score_follows_the_class() {
+    fn oom_score_adj_follows_the_qos_class() {
         assert_eq!(container(json!({}), &machine()).oom_score_adj, 1000);
         let both = json!({"cpu": "1", "memory": "1Gi"});
         assert_eq!(container(json!({"limits": both, "requests": both}), &machine()).oom_score_adj, -997);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_huge_page_size_is_named() {
+    fn every_huge_page_size_has_a_limit() {
         let sizes = ["2Mi".to_owned(), "1Gi".to_owned()];
         let machine = MachineInputs { hugepage_sizes: &sizes, ..machine() };
         let got = container(json!({"limits": {"hugepages-2Mi": "4Mi"}}), &machine);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_container_dies_of_oom_unless_told_otherwise() {
+    fn oom_kills_the_whole_container_unless_single_process_oom_kill() {
         assert_eq!(
             container(json!({}), &machine()).unified.get("memory.oom.group").map(String::as_str),
             Some("1")
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_container_gets_swap_where_the_kernel_counts_it() {
+    fn no_container_gets_swap_with_swap_accounting() {
         let limit = json!({"limits": {"memory": "64Mi"}});
         let v2 = MachineInputs { swap_accounting: true, ..machine() };
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn limited_swap_is_for_cgroup_v2_where_the_kernel_counts_it() {
+    fn limited_swap_needs_cgroup_v2_with_swap_accounting() {
         let burstable = || json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}});
         let limited = MachineInputs { limited_swap: true, swap_bytes: 2 << 30, ..machine() };
         let counted = MachineInputs { swap_accounting: true, ..limited };
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_has_the_sum_without_overhead() {
+    fn the_sandbox_has_the_sum_of_containers_without_overhead() {
         let pod = pod(json!({"overhead": {"cpu": "100m", "memory": "10Mi"}, "containers": [
             {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "1Gi"}}},
             {"name": "b", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "1Gi"}}},

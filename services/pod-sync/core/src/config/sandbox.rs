@@ -18,7 +18,7 @@ pub struct UserNamespace {
     pub length: u32,
 }
 
-/// What a sandbox depends on beside its pod.
+/// What a sandbox depends on in addition to its pod.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SandboxInputs<'a> {
     /// CRI `metadata.attempt`.
@@ -33,15 +33,15 @@ pub struct SandboxInputs<'a> {
     pub runtime_handler: &'a str,
     /// Machine and configuration.
     pub machine: MachineInputs<'a>,
-    /// The pod holds CPUs of its own.
+    /// The pod has exclusive CPUs.
     pub exclusive_cpus: bool,
     /// Groups of the pod's volumes.
     pub volume_groups: &'a [i64],
-    /// Ids given to the pod; `None` when there are none or the runtime cannot use them.
+    /// Id mapping of the pod; `None` if it has none or the runtime does not support it.
     pub users: Option<UserNamespace>,
 }
 
-/// The ids that a pod gets: an error when it wants some and none can be given.
+/// The user namespace of a pod; an error if it requests one and there is none.
 pub(super) fn users_of(
     pod: &Pod,
     given: Option<UserNamespace>,
@@ -58,7 +58,7 @@ pub(super) fn log_directory(pod: &Pod, pod_logs_dir: &str) -> String {
     format!("{}/{}_{}_{}", pod_logs_dir.trim_end_matches('/'), meta.namespace, meta.name, meta.uid)
 }
 
-/// The labels by which the runtime's records are found again.
+/// The labels that identify the pod on the runtime's records.
 pub(super) fn identity(pod: &Pod) -> [(String, String); 3] {
     let meta = &pod.metadata;
     [
@@ -68,9 +68,9 @@ pub(super) fn identity(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
-/// What a person can do about the runtime's answer to such a request, where it does not say so itself.
-pub fn way_out(answer: &str) -> Option<&'static str> {
-    // runc's words when it is to ask systemd for a cgroup that is no slice.
+/// What a person can do about an error of the runtime that does not say so itself.
+pub fn remedy(answer: &str) -> Option<&'static str> {
+    // The error of runc with the systemd driver if the cgroup is not a slice.
     answer.contains("expected cgroupsPath to be of format").then_some(
         "the container runtime has the systemd cgroup driver and this node cgroupfs: set cgroupDriver to systemd here, or \
          SystemdCgroup to false there",
@@ -112,7 +112,7 @@ fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     list.map(|sysctl| (sysctl.name.replace('/', "."), sysctl.value.clone())).collect()
 }
 
-/// Ports of the regular containers; what was named before is skipped.
+/// Ports of the regular containers, without duplicates.
 fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
     let mut seen = BTreeSet::new();
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);

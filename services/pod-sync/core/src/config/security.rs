@@ -1,4 +1,4 @@
-//! Security contexts (§2.5, §5): what the container says goes before what the pod says, field by field.
+//! Security contexts (§2.5, §5): fields of the container override those of the pod.
 
 use keelson_kube_model::{
     AppArmorProfile, Container, FieldError, Pod, SeLinuxOptions, SeccompProfile, SecurityContext,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::backoff::pod_text;
 
-/// What is hidden from containers.
+/// Paths that are masked in containers.
 pub const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
@@ -27,14 +27,14 @@ pub const MASKED_PATHS: [&str; 12] = [
     "/sys/devices/virtual/powercap",
 ];
 
-/// What containers may read only.
+/// Paths that are read-only in containers.
 pub const READONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Annotation prefix of AppArmor profiles, from before there was a field.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The user that the image names.
+/// The user of the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageUser<'a> {
     /// Number, if the image names one.
@@ -43,13 +43,13 @@ pub struct ImageUser<'a> {
     pub username: &'a str,
 }
 
-/// What security contexts depend on beside the pod.
+/// What security contexts depend on in addition to the pod.
 pub(super) struct SecurityInputs<'a> {
     pub(super) image_user: ImageUser<'a>,
     pub(super) seccomp_default: bool,
-    /// Folder of localhost seccomp profiles.
+    /// Directory of localhost seccomp profiles.
     pub(super) seccomp_dir: &'a str,
-    /// Further paths to hide, where they exist.
+    /// Further paths to mask, if they exist.
     pub(super) masked_paths: &'a [String],
     /// Groups of the pod's volumes.
     pub(super) volume_groups: &'a [i64],
@@ -148,7 +148,7 @@ pub(super) fn of_container(
     })
 }
 
-/// Refuses values that are not known, whoever has let the pod in: none of the choices below falls back to the weaker one.
+/// Refuses unknown values, even if admission has accepted them: none of the choices below falls back to the weaker one.
 ///
 /// # Errors
 /// [`ConfigError::Unsafe`], with the first field.
@@ -169,7 +169,7 @@ fn verify_non_root(
     asked: Option<i64>,
     image: ImageUser<'_>,
 ) -> Result<(), ConfigError> {
-    let problem = match (asked, image.uid) {
+    let detail = match (asked, image.uid) {
         (Some(0), _) => "container's runAsUser breaks non-root policy".to_owned(),
         (Some(_), _) => return Ok(()),
         (None, Some(0)) => "container has runAsNonRoot and image will run as root".to_owned(),
@@ -182,7 +182,7 @@ fn verify_non_root(
             image.username
         ),
     };
-    Err(ConfigError::NonRoot { problem, pod: pod_text(pod), container: container.name.clone() })
+    Err(ConfigError::NonRoot { detail, pod: pod_text(pod), container: container.name.clone() })
 }
 
 fn selinux(own: Option<&SeLinuxOptions>, pods: Option<&SeLinuxOptions>) -> Option<SeLinuxOptions> {
@@ -209,7 +209,7 @@ fn seccomp(
     }
 }
 
-/// A profile of a kind that is not known, or of a file that is not named.
+/// The error for a profile of an unknown kind, or without its file.
 fn unknown_profile(field: &str, kind: &str) -> ConfigError {
     let message = format!("a profile of type {kind:?} is not known, or lacks its localhostProfile");
     ConfigError::Unsafe { field: format!("securityContext.{field}"), message }

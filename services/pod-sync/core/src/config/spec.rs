@@ -1,4 +1,4 @@
-//! The requests: field by field what CRI calls them.
+//! The requests, with the field names of CRI.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use keelson_kube_model::SeLinuxOptions;
 
 use super::{ConfigWarning, DnsSpec, UserNamespace};
 
-/// Whose namespace a sandbox or container uses.
+/// The namespace that a sandbox or container uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NamespaceMode {
     /// That of the pod.
@@ -61,7 +61,7 @@ impl SecurityProfile {
 /// CRI `PortMapping.protocol`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
-    /// TCP, and whatever is not known.
+    /// TCP, and any unknown protocol.
     #[default]
     Tcp,
     /// UDP.
@@ -117,17 +117,17 @@ pub struct SandboxSecurity {
     pub privileged: bool,
     /// Numeric user.
     pub run_as_user: Option<i64>,
-    /// Numeric group; only beside a user.
+    /// Numeric group; only together with a user.
     pub run_as_group: Option<i64>,
     /// fsGroup, then the pod's supplemental groups.
     pub supplemental_groups: Vec<i64>,
-    /// Only the groups named count, not those of the image.
+    /// Only these groups apply, not those of the image.
     pub strict_groups: bool,
     /// SELinux label.
     pub selinux: Option<SeLinuxOptions>,
 }
 
-/// CRI `PodSandboxConfig` and what goes with it.
+/// CRI `PodSandboxConfig`, the runtime handler and warnings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SandboxSpec {
     /// `metadata.name`.
@@ -138,9 +138,9 @@ pub struct SandboxSpec {
     pub uid: String,
     /// `metadata.attempt`.
     pub attempt: u32,
-    /// Name of the host inside; empty with the node's network.
+    /// Hostname in the pod; empty with the host network.
     pub hostname: String,
-    /// Folder of the pod's logs.
+    /// Directory of the pod's logs.
     pub log_directory: String,
     /// DNS configuration.
     pub dns: DnsSpec,
@@ -158,11 +158,11 @@ pub struct SandboxSpec {
     pub security: SandboxSecurity,
     /// Sum over the containers.
     pub resources: LinuxResources,
-    /// What the pod itself costs; `None` without `spec.overhead`.
+    /// Overhead of the pod; `None` without `spec.overhead`.
     pub overhead: Option<LinuxResources>,
     /// Handler of the runtime class; empty for the default.
     pub runtime_handler: String,
-    /// Warning events that are due.
+    /// Warning events to record.
     pub warnings: Vec<ConfigWarning>,
 }
 
@@ -174,7 +174,7 @@ pub enum Propagation {
     Private,
     /// Mounts of the node appear in the container.
     HostToContainer,
-    /// And the other way round.
+    /// Also mounts of the container appear on the node.
     Bidirectional,
 }
 
@@ -189,13 +189,13 @@ pub struct MountSpec {
     pub readonly: bool,
     /// No writes in mounts below it either.
     pub recursive_read_only: bool,
-    /// Which way mounts are passed on.
+    /// Mount propagation.
     pub propagation: Propagation,
-    /// The runtime is to relabel the files.
+    /// The runtime relabels the files.
     pub selinux_relabel: bool,
     /// Image to mount.
     pub image: Option<String>,
-    /// Folder of that image.
+    /// Directory in that image.
     pub image_sub_path: String,
     /// User namespace of the pod.
     pub users: Option<UserNamespace>,
@@ -235,11 +235,11 @@ pub struct ContainerSecurity {
     pub readonly_rootfs: bool,
     /// fsGroup, then the pod's supplemental groups, then those of its volumes.
     pub supplemental_groups: Vec<i64>,
-    /// Only the groups named count, not those of the image.
+    /// Only these groups apply, not those of the image.
     pub strict_groups: bool,
-    /// No process gets more rights than its parent.
+    /// No process gains more privileges than its parent.
     pub no_new_privs: bool,
-    /// Paths that are hidden.
+    /// Masked paths.
     pub masked_paths: Vec<String>,
     /// Paths that are read-only.
     pub readonly_paths: Vec<String>,
@@ -256,15 +256,15 @@ pub struct ContainerSpec {
     pub name: String,
     /// `metadata.attempt`.
     pub attempt: u32,
-    /// What the image step resolved.
+    /// The resolved image.
     pub image_ref: String,
-    /// What the spec says.
+    /// The image in the spec.
     pub user_specified_image: String,
-    /// Entry point; empty leaves the image's.
+    /// Entry point; empty keeps the image's.
     pub command: Vec<String>,
-    /// Arguments; empty leaves the image's.
+    /// Arguments; empty keeps the image's.
     pub args: Vec<String>,
-    /// Working folder; empty leaves the image's.
+    /// Working directory; empty keeps the image's.
     pub working_dir: String,
     /// Environment in order.
     pub envs: Vec<(String, String)>,
@@ -278,13 +278,13 @@ pub struct ContainerSpec {
     pub labels: BTreeMap<String, String>,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Path of the log below the pod's log folder.
+    /// Path of the log below the pod's log directory.
     pub log_path: String,
     /// Standard input stays open.
     pub stdin: bool,
-    /// … for one attach.
+    /// Standard input closes after the first attach session.
     pub stdin_once: bool,
-    /// A terminal is made.
+    /// A terminal is allocated.
     pub tty: bool,
     /// Resources.
     pub resources: LinuxResources,

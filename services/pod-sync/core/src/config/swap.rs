@@ -4,11 +4,10 @@ use keelson_kube_model::{Container, Pod, QosClass, Quantity, ResourceList, qos_c
 
 use super::MachineInputs;
 
-/// Bytes of swap beside a container's memory, where the kernel counts swap.
+/// Bytes of swap for a container in addition to its memory, if the kernel accounts swap.
 ///
-/// With `memorySwap.swapBehavior: LimitedSwap` on cgroup v2 a container of a Burstable pod that is not critical has the
-/// part of the node's swap that its memory request is of the node's memory, unless its request is its limit. All others
-/// have none.
+/// With `memorySwap.swapBehavior: LimitedSwap` on cgroup v2 a container of a Burstable pod that is not critical gets a share
+/// of the node's swap in proportion to its memory request, unless request and limit are equal. All others get none.
 pub(super) fn swap_bytes(pod: &Pod, container: &Container, machine: &MachineInputs<'_>) -> i64 {
     let memory = |list: &ResourceList| list.get("memory").copied().unwrap_or(Quantity::ZERO);
     let request = memory(&container.resources.requests);
@@ -21,7 +20,7 @@ pub(super) fn swap_bytes(pod: &Pod, container: &Container, machine: &MachineInpu
     }
     let part =
         i128::from(request.value()) * i128::from(machine.swap_bytes) / i128::from(machine.memory_bytes);
-    // An adopted pod may ask for more than there is now.
+    // An adopted pod may request more memory than the node has now.
     i64::try_from(part).unwrap_or(i64::MAX).clamp(0, machine.swap_bytes.max(0))
 }
 
@@ -54,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_has_the_part_of_the_swap_that_its_request_is_of_the_memory() {
+    fn swap_is_proportional_to_the_memory_request() {
         let both = json!({"cpu": "1", "memory": "1Gi"});
         for (resources, bytes) in [
             (json!({"requests": {"memory": "2Gi"}}), GIB),
@@ -63,13 +62,13 @@ mod tests {
             (json!({"requests": {"memory": "3"}}), 1),
             (json!({"requests": {"memory": "8Gi"}}), 4 * GIB),
             (json!({"requests": {"memory": "64Gi"}}), 4 * GIB),
-            // Its request is its limit, or there is neither.
+            // Request and limit are equal, or both are missing.
             (json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1024Mi"}}), 0),
             (json!({"requests": both, "limits": both}), 0),
             (json!({"requests": {"cpu": "1"}}), 0),
             (json!({"requests": {"memory": "0"}, "limits": {"memory": "0"}}), 0),
             (json!({}), 0),
-            // A limit alone, which is a request too once defaults are filled in.
+            // A limit alone, which is also the request once defaults are filled in.
             (json!({"limits": {"memory": "1Gi"}}), 0),
         ] {
             assert_eq!(
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_containers_of_burstable_pods_that_are_not_critical_have_any() {
+    fn only_burstable_pods_that_are_not_critical_get_swap() {
         let spec = json!([{"name": "c", "resources": {"requests": {"memory": "2Gi"}}}]);
         let plain = pod(spec);
         let of = |pod: &Pod| swap_bytes(pod, &pod.spec.containers[0], &machine());
@@ -95,7 +94,7 @@ mod tests {
         for (pod, why) in [(critical, "priority"), (fixed, "static"), (guaranteed, "class")] {
             assert_eq!(of(&pod), 0, "{why}");
         }
-        // Of a Burstable pod each container is judged by itself.
+        // In a Burstable pod each container counts by itself.
         let same = json!({"memory": "1Gi", "cpu": "1"});
         let two = json!([
             {"name": "a", "resources": {"requests": same, "limits": same}},
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_setting_or_swap_there_is_none() {
+    fn without_limited_swap_or_node_swap_there_is_none() {
         for machine in [
             MachineInputs { limited_swap: false, ..machine() },
             MachineInputs { swap_bytes: 0, ..machine() },
@@ -118,9 +117,9 @@ mod tests {
         }
     }
 
-    /// Whatever is asked for: containers that fit on the node together have no more swap than there is.
+    /// Containers that fit on the node together never get more swap than it has.
     #[test]
-    fn containers_that_fit_share_no_more_swap_than_there_is() {
+    fn containers_that_fit_get_at_most_the_swap_of_the_node() {
         let reached = &Reached::default();
         let hundredths = prop::collection::vec(0_i64..=100, 1..20);
         proptest!(|(hundredths in hundredths, swap in prop_oneof![Just(0), 1..64 * GIB])| {

@@ -21,7 +21,7 @@ mod sandboxes {
     }
 
     #[test]
-    fn identity_labels_override_the_pods_and_annotations_are_copied() {
+    fn identity_labels_override_pod_labels_and_annotations_are_copied() {
         let mut pod = pod(json!({"containers": [{"name": "a"}]}));
         pod.metadata.labels =
             BTreeMap::from([("app".into(), "x".into()), (keys::POD_NAME.into(), "fake".into())]);
@@ -43,7 +43,7 @@ mod sandboxes {
     }
 
     #[test]
-    fn a_pod_on_the_nodes_network_has_no_hostname() {
+    fn a_host_network_pod_has_no_hostname() {
         assert_eq!(plan(&pod(json!({}))).hostname, "web");
         assert_eq!(plan(&pod(json!({"hostNetwork": true}))).hostname, "");
     }
@@ -56,7 +56,7 @@ mod sandboxes {
     }
 
     #[test]
-    fn ports_are_those_of_regular_containers_without_duplicates() {
+    fn port_mappings_are_those_of_regular_containers_without_duplicates() {
         let port = |value: Value| value;
         let ports = json!([
             port(json!({"containerPort": 80})),
@@ -87,7 +87,7 @@ mod sandboxes {
     }
 
     #[test]
-    fn user_namespaces_are_an_error_where_none_can_be_given() {
+    fn user_namespaces_are_an_error_without_runtime_support() {
         let pod = pod(json!({"hostUsers": false}));
         let error = sandbox_plan(&pod, &SandboxInputs::default()).unwrap_err();
         assert_eq!(
@@ -105,7 +105,7 @@ mod sandboxes {
 mod containers {
     use super::*;
 
-    /// Everything that [`ContainerInputs`] borrows.
+    /// The values that [`ContainerInputs`] borrows.
     #[derive(Default)]
     struct World {
         volumes: BTreeMap<String, VolumePath>,
@@ -114,7 +114,7 @@ mod containers {
         ips: Vec<String>,
         allocatable: ResourceList,
         services: BTreeMap<String, String>,
-        given: Given,
+        assigned: AssignedResources,
         recursive_read_only: bool,
         image_volumes: bool,
         selinux: bool,
@@ -147,7 +147,7 @@ mod containers {
                 env_files: &NoObjects,
                 services: &self.services,
                 machine: MachineInputs::default(),
-                given: &self.given,
+                assigned: &self.assigned,
                 seccomp_default: false,
                 seccomp_dir: "/seccomp",
                 masked_paths: &[],
@@ -175,13 +175,13 @@ mod containers {
     }
 
     #[test]
-    fn labels_and_annotations_let_a_later_run_find_and_end_the_container() {
+    fn labels_and_annotations_let_a_later_process_stop_the_container() {
         let mut pod = with(json!({"terminationMessagePath": "/dev/termination-log",
             "terminationMessagePolicy": "File", "ports": [{"containerPort": 80}],
             "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}}}));
         pod.spec.termination_grace_period_seconds = Some(30);
         let mut world = World::new();
-        world.given.annotations =
+        world.assigned.annotations =
             BTreeMap::from([("vendor/x".into(), "1".into()), (keys::CONTAINER_HASH.into(), "fake".into())]);
         let got = world.plan(&pod).unwrap();
         let labels = ["web", "shop", "u-1", "test_container"];
@@ -210,7 +210,7 @@ mod containers {
     }
 
     #[test]
-    fn identity_log_and_streams_come_from_the_spec() {
+    fn container_identity_log_path_and_streams_come_from_the_spec() {
         let got = World::new()
             .plan(&with(json!({"stdin": true, "stdinOnce": true, "tty": true, "workingDir": "/srv"})))
             .unwrap();
@@ -228,7 +228,7 @@ mod containers {
     fn command_and_arguments_are_expanded_with_the_whole_environment() {
         let mut world = World::new();
         world.services.insert("DB".into(), "10.0.0.5".into());
-        world.given.envs.push(("DEVICE".into(), "7".into()));
+        world.assigned.envs.push(("DEVICE".into(), "7".into()));
         let got = world
             .plan(&with(
                 json!({"command": ["run", "$(A)", "$(NONE)"], "args": ["$(DB)", "$(DEVICE)", "$$(A)"],
@@ -240,7 +240,7 @@ mod containers {
     }
 
     #[test]
-    fn the_environment_can_be_asked_for_alone() {
+    fn the_environment_is_also_built_alone() {
         let pod =
             with(json!({"env": [{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}));
         let world = World::new();
@@ -255,7 +255,7 @@ mod containers {
     }
 
     #[test]
-    fn a_mount_has_its_volumes_path_and_the_stricter_of_both_modes() {
+    fn a_mount_is_read_only_if_the_mount_or_the_volume_is() {
         let world = World::new();
         let one = |value| world.plan(&mount(value)).unwrap().mounts.remove(0);
         let got = one(json!({"name": "data"}));
@@ -266,7 +266,7 @@ mod containers {
     }
 
     #[test]
-    fn under_selinux_the_runtime_labels_what_the_agent_has_made_once_in_each_container() {
+    fn selinux_relabels_each_agent_volume_once_per_container() {
         let volumes = [
             ("empty", json!({"emptyDir": {}}), true),
             ("map", json!({"configMap": {"name": "c"}}), true),
@@ -313,7 +313,7 @@ mod containers {
     }
 
     #[test]
-    fn propagation_is_named_by_the_mount() {
+    fn mount_propagation_follows_the_mount() {
         let world = World::new();
         for (text, expected) in [
             ("None", Propagation::Private),
@@ -330,7 +330,7 @@ mod containers {
     }
 
     #[test]
-    fn an_unknown_volume_is_an_error_that_names_it() {
+    fn a_mount_of_an_unknown_volume_is_an_error() {
         let error = World::new().plan(&mount(json!({"name": "none"}))).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -339,7 +339,7 @@ mod containers {
     }
 
     #[test]
-    fn a_subpath_is_checked_and_then_taken_from_what_was_prepared() {
+    fn a_subpath_is_validated_and_uses_the_prepared_path() {
         let pod = mount(json!({"name": "data", "subPathExpr": "$(WHO)/logs"}));
         let env = [("WHO".to_owned(), "me".to_owned())];
         let asked = subpaths(&pod, &pod.spec.containers[0], &env).unwrap();
@@ -363,7 +363,7 @@ mod containers {
     }
 
     #[test]
-    fn a_subpath_with_variables_that_are_missing_or_empty_names_them_in_order() {
+    fn sub_path_expr_with_missing_variables_is_an_error_that_names_them() {
         let pod = mount(json!({"name": "data", "readOnly": true, "subPathExpr": "$(B)/$(HERE)/$(A)/$$(C)"}));
         let env = [("HERE", "x"), ("A", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
         let error = subpaths(&pod, &pod.spec.containers[0], &env).unwrap_err().to_string();
@@ -375,7 +375,7 @@ mod containers {
     }
 
     #[test]
-    fn the_subpath_of_an_image_is_left_to_the_runtime() {
+    fn the_subpath_of_an_image_volume_is_left_to_the_runtime() {
         let mut pod = mount(json!({"name": "data", "subPath": "a"}));
         let image = json!({"name": "data", "image": {"reference": "busybox"}});
         pod.spec.volumes = vec![serde_json::from_value(image).unwrap()];
@@ -383,7 +383,7 @@ mod containers {
     }
 
     #[test]
-    fn recursive_read_only_needs_the_runtime() {
+    fn recursive_read_only_mounts_need_runtime_support() {
         let run = |supported, mode: &str, read_only: bool| {
             let world = World { recursive_read_only: supported, ..World::new() };
             let pod = mount(json!({"name": "data", "readOnly": read_only, "recursiveReadOnly": mode}));
@@ -402,7 +402,7 @@ mod containers {
     }
 
     #[test]
-    fn an_image_is_mounted_by_reference_or_refused() {
+    fn an_image_volume_is_mounted_by_reference_or_refused() {
         let pod = mount(json!({"name": "oci", "subPath": "d"}));
         assert!(matches!(World::new().plan(&pod), Err(ConfigError::ImageVolume { .. })));
         let world = World { image_volumes: true, ..World::new() };
@@ -412,7 +412,7 @@ mod containers {
     }
 
     #[test]
-    fn the_agents_files_come_after_the_volumes_and_give_way_on_etc_hosts_only() {
+    fn agent_files_follow_volumes_and_yield_only_on_etc_hosts() {
         let file = |path: &str| FileMount {
             container_path: path.to_owned(),
             host_path: format!("/agent{path}"),
@@ -421,7 +421,7 @@ mod containers {
         let mut world = World::new();
         world.files = vec![file("/etc/hosts"), file("/dev/termination-log")];
         world.files[1].read_only = true;
-        world.given.mounts = vec![MountSpec { container_path: "/dev/x".into(), ..MountSpec::default() }];
+        world.assigned.mounts = vec![MountSpec { container_path: "/dev/x".into(), ..MountSpec::default() }];
         let paths = |pod: &Pod| {
             let mounts = world.plan(pod).unwrap().mounts;
             mounts.into_iter().map(|mount| mount.host_path).collect::<Vec<_>>()
@@ -444,12 +444,13 @@ mod containers {
     }
 
     #[test]
-    fn block_volumes_are_devices_and_come_before_those_of_plugins() {
+    fn block_volumes_are_devices_before_those_of_device_plugins() {
         let pod = with(json!({"volumeDevices": [
             {"name": "data", "devicePath": "/dev/a"}, {"name": "fixed", "devicePath": "/dev/b"}]}));
         let mut world = World::new();
-        world.given.devices = vec![DeviceSpec { container_path: "/dev/gpu".into(), ..DeviceSpec::default() }];
-        world.given.cdi_devices = vec!["vendor/class=x".into()];
+        world.assigned.devices =
+            vec![DeviceSpec { container_path: "/dev/gpu".into(), ..DeviceSpec::default() }];
+        world.assigned.cdi_devices = vec!["vendor/class=x".into()];
         let got = world.plan(&pod).unwrap();
         let short: Vec<_> =
             got.devices.iter().map(|d| (d.container_path.as_str(), d.permissions.as_str())).collect();
@@ -460,17 +461,17 @@ mod containers {
     }
 
     #[test]
-    fn cpus_that_were_given_are_passed_on() {
+    fn assigned_cpus_are_passed_to_the_runtime() {
         let mut world = World::new();
-        world.given.cpuset_cpus = "2-3".into();
-        world.given.cpuset_mems = "0".into();
-        world.given.exclusive_cpus = true;
+        world.assigned.cpuset_cpus = "2-3".into();
+        world.assigned.cpuset_mems = "0".into();
+        world.assigned.exclusive_cpus = true;
         let got = world.plan(&with(json!({}))).unwrap().resources;
         assert_eq!((got.cpuset_cpus.as_str(), got.cpuset_mems.as_str(), got.cpu_quota), ("2-3", "0", -1));
     }
 
     #[test]
-    fn mounts_of_a_pod_with_its_own_users_carry_the_mapping() {
+    fn mounts_of_a_pod_with_a_user_namespace_have_the_id_mapping() {
         let users = Some(UserNamespace { host_id: 65536, length: 65536 });
         let mut pod = mount(json!({"name": "data"}));
         pod.spec.host_users = Some(false);
@@ -484,9 +485,9 @@ mod containers {
 }
 
 #[test]
-fn a_runtime_with_systemds_driver_is_known_by_runcs_words() {
+fn a_cgroup_driver_mismatch_is_recognised_from_the_runc_error() {
     let answer = "OCI runtime create failed: runc create failed: expected cgroupsPath to be of format \
                   \"slice:prefix:name\" for systemd cgroups, got \"/kubepods/podu/1\" instead: unknown";
-    assert!(way_out(answer).unwrap().contains("cgroupDriver to systemd"));
-    assert_eq!(way_out("failed to setup network for sandbox"), None);
+    assert!(remedy(answer).unwrap().contains("cgroupDriver to systemd"));
+    assert_eq!(remedy("failed to setup network for sandbox"), None);
 }

@@ -1,4 +1,4 @@
-//! Who may read the token of a service account in a volume (volumes.md §9.6).
+//! Owner and mode of service account tokens in volumes (volumes.md §9.6).
 
 use keelson_kube_model::Pod;
 
@@ -8,14 +8,14 @@ const PRIVATE: u32 = 0o600;
 /// The mode and the owner of a token's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenAccess {
-    /// Permission bits; `None`: those of the volume. The walk for an `fsGroup` adds what the group may.
+    /// Permission bits; `None`: those of the volume. Applying an `fsGroup` adds permissions of the group.
     pub mode: Option<u32>,
     /// Uid; `None`: root.
     pub owner: Option<i64>,
 }
 
-/// A token belongs to the user that all containers of the pod run as, when the spec says one for each; with such a user or an
-/// `fsGroup` nobody else may read it.
+/// A token belongs to the user that all containers of the pod run as, if the spec has the same one for each. With such a user
+/// or an `fsGroup` the file is private.
 pub fn token_access(pod: &Pod) -> TokenAccess {
     let context = pod.spec.security_context.as_ref();
     let of_pod = context.and_then(|context| context.run_as_user);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_belongs_to_the_user_of_all_containers_and_is_private_then_or_with_a_group() {
+    fn a_token_is_private_with_a_common_user_or_an_fsgroup() {
         let user = |uid: i64| json!({"runAsUser": uid});
         let none = || json!({});
         for (pod, containers, expected) in [

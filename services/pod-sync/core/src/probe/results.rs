@@ -1,17 +1,17 @@
-//! What the states of a pod's probes say: hints for decisions, readiness for the status, causes for people.
+//! Results of a pod's probes: hints for decisions, readiness for the status, causes for people.
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::{Container, ContainerStatus, Pod, PodStatus};
 
-use super::{ProbeKind, ProbeState, ProbeTimes, Was, initial};
+use super::{PreviousStatus, ProbeKind, ProbeState, ProbeTimes, initial};
 use crate::actions::{ProbeHints, ProbeResult};
 use crate::explain::{Cause, YOU};
 use crate::observation::{ContainerObservation, PodObservation};
 use crate::status::Readiness;
 
 /// The probes of one pod, by container name and kind.
-pub type ProbeBook = BTreeMap<(String, ProbeKind), ProbeState>;
+pub type ProbeStates = BTreeMap<(String, ProbeKind), ProbeState>;
 
 /// Containers that may have probes (§13.1): regular ones and sidecars.
 fn probed(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -27,22 +27,22 @@ fn status_of<'a>(old: Option<&'a PodStatus>, record: &ContainerObservation) -> O
     (id == record.id.as_str() && status.state.running.is_some()).then_some(status)
 }
 
-/// What the status before said of the same instance; nothing of it was true of another one.
-pub fn was(old: Option<&PodStatus>, record: &ContainerObservation) -> Was {
-    status_of(old, record).map_or_else(Was::default, |status| Was {
+/// Readiness of the container instance in the last status; the default if the status is about another instance.
+pub fn previous_status(old: Option<&PodStatus>, record: &ContainerObservation) -> PreviousStatus {
+    status_of(old, record).map_or_else(PreviousStatus::default, |status| PreviousStatus {
         ready: status.ready,
         started: status.started == Some(true),
     })
 }
 
 fn result(
-    book: &ProbeBook,
+    states: &ProbeStates,
     kind: ProbeKind,
     record: &ContainerObservation,
     old: Option<&PodStatus>,
 ) -> ProbeResult {
-    let state = book.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
-    state.map_or_else(|| initial(kind, was(old, record)), |state| state.result)
+    let state = states.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    state.map_or_else(|| initial(kind, previous_status(old, record)), |state| state.result)
 }
 
 /// Whether a running container has started (§13.4).
@@ -50,17 +50,23 @@ pub fn started(
     container: &Container,
     record: &ContainerObservation,
     old: Option<&PodStatus>,
-    book: &ProbeBook,
+    states: &ProbeStates,
 ) -> bool {
-    container.startup_probe.is_none() || result(book, ProbeKind::Startup, record, old) == ProbeResult::Success
+    container.startup_probe.is_none()
+        || result(states, ProbeKind::Startup, record, old) == ProbeResult::Success
 }
 
-/// What the probes of the running containers mean for the next decision (§9.4, §9.5).
-pub fn hints(pod: &Pod, observed: &PodObservation, old: Option<&PodStatus>, book: &ProbeBook) -> ProbeHints {
+/// Probe results of the running containers, for the next decision (§9.4, §9.5).
+pub fn hints(
+    pod: &Pod,
+    observed: &PodObservation,
+    old: Option<&PodStatus>,
+    states: &ProbeStates,
+) -> ProbeHints {
     let mut hints = ProbeHints::default();
     for container in probed(pod) {
         let Some(record) = observed.current(&container.name).filter(|r| r.is_running()) else { continue };
-        let of = |kind: ProbeKind| result(book, kind, record, old);
+        let of = |kind: ProbeKind| result(states, kind, record, old);
         if container.liveness_probe.is_some() {
             hints.liveness.insert(record.id.clone(), of(ProbeKind::Liveness));
         }
@@ -76,7 +82,7 @@ pub fn readiness(
     pod: &Pod,
     observed: &PodObservation,
     old: Option<&PodStatus>,
-    book: &ProbeBook,
+    states: &ProbeStates,
 ) -> BTreeMap<String, Readiness> {
     let mut all = BTreeMap::new();
     for container in probed(pod) {
@@ -85,36 +91,36 @@ pub fn readiness(
         }
         let Some(record) = observed.current(&container.name).filter(|r| r.is_running()) else { continue };
         let ready = container.readiness_probe.is_none()
-            || result(book, ProbeKind::Readiness, record, old) == ProbeResult::Success;
-        let started = started(container, record, old, book);
+            || result(states, ProbeKind::Readiness, record, old) == ProbeResult::Success;
+        let started = started(container, record, old, states);
         all.insert(container.name.clone(), Readiness { ready, started });
     }
     all
 }
 
-/// Why a running container is not ready; `None` when no probe says so.
+/// Why a running container is not ready; `None` if its probes succeed.
 pub fn unready_cause(
     container: &Container,
     record: &ContainerObservation,
     old: Option<&PodStatus>,
-    book: &ProbeBook,
+    states: &ProbeStates,
 ) -> Option<Cause> {
-    let kind = if !started(container, record, old, book) {
+    let kind = if !started(container, record, old, states) {
         ProbeKind::Startup
     } else if container.readiness_probe.is_some()
-        && result(book, ProbeKind::Readiness, record, old) != ProbeResult::Success
+        && result(states, ProbeKind::Readiness, record, old) != ProbeResult::Success
     {
         ProbeKind::Readiness
     } else {
         return None;
     };
-    let state = book.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    let state = states.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
     let (word, text) = match kind {
         ProbeKind::Startup => ("StartupProbe", "startup"),
         _ => ("ReadinessProbe", "readiness"),
     };
-    if let Some(state) = state.filter(|state| !state.crowded.is_empty()) {
-        let text = format!("its {text} probe waits for its turn: {}", state.crowded);
+    if let Some(state) = state.filter(|state| !state.turn_wait.is_empty()) {
+        let text = format!("its {text} probe waits for its turn: {}", state.turn_wait);
         return Some(Cause::waiting(word, &text, "pod-sync"));
     }
     let cause = match state.filter(|state| !state.failure.is_empty()) {
@@ -128,7 +134,7 @@ pub fn unready_cause(
             };
             let text = format!("its {text} probe fails{of}: {}", state.failure.trim_end());
             match kind {
-                // Not ready yet is no fault before the threshold is reached.
+                // A failing startup probe is no error before its threshold is reached.
                 ProbeKind::Startup => Cause::waiting(word, &text, YOU),
                 _ => Cause::failed(word, &text, YOU),
             }

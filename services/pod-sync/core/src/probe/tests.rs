@@ -7,38 +7,38 @@ use crate::actions::ProbeHints;
 use crate::explain::{StepState, YOU};
 use crate::observation::PodObservation;
 use crate::status::{Readiness, StatusInputs, generate_status};
-use crate::testing::{Seen, at, in_sandbox, pod};
+use crate::testing::{ObservationBuilder, at, in_sandbox, pod};
 use keelson_kube_model::{Pod, PodStatus};
 
 fn times(fields: Value) -> ProbeTimes {
     ProbeTimes::of(&serde_json::from_value(fields).unwrap())
 }
 
-fn record(seen: &Seen) -> ContainerObservation {
+fn record(seen: &ObservationBuilder) -> ContainerObservation {
     seen.0.current("a").unwrap().clone()
 }
 
-/// A look at `a`, which has started, at a second, when nothing is due.
-fn look<'a>(running: Option<&'a ContainerObservation>, at: &'a Moment) -> Look<'a> {
-    Look { running, started: true, was: Was::default(), due: false, spread: 0.5, at }
+/// Inputs for the container `a`, which has started, when nothing is due.
+fn inputs<'a>(running: Option<&'a ContainerObservation>, at: &'a Moment) -> ProbeInputs<'a> {
+    ProbeInputs { running, started: true, previous: PreviousStatus::default(), due: false, spread: 0.5, at }
 }
 
-fn judged(state: &mut ProbeState, kind: ProbeKind, times: &ProbeTimes, outcomes: &str) -> Vec<bool> {
+fn change(state: &mut ProbeState, kind: ProbeKind, times: &ProbeTimes, outcomes: &str) -> Vec<bool> {
     let id = state.container_id.clone();
-    let one = |o: char| state.judge(kind, times, &id, o == '+', "it said no").changed;
+    let one = |o: char| state.record_outcome(kind, times, &id, o == '+', "probe failed").changed;
     outcomes.chars().map(one).collect()
 }
 
 fn taken(kind: ProbeKind) -> ProbeState {
     let mut state = ProbeState::new(kind);
     let seen = record(&in_sandbox().running("a"));
-    let next = state.look(kind, &times(json!({})), &look(Some(&seen), &at(1)));
-    assert_eq!(next, Next::Probe, "a container that starts is probed at once");
+    let next = state.next_probe(kind, &times(json!({})), &inputs(Some(&seen), &at(1)));
+    assert_eq!(next, NextProbe::Probe, "a container that starts is probed at once");
     state
 }
 
 #[test]
-fn each_kind_has_its_word_and_its_probe() {
+fn each_probe_kind_has_its_name_and_spec_field() {
     let probe = |seconds: i32| json!({"periodSeconds": seconds});
     let all: Container = serde_json::from_value(json!({"name": "a", "startupProbe": probe(1),
         "livenessProbe": probe(2), "readinessProbe": probe(3)}))
@@ -49,7 +49,7 @@ fn each_kind_has_its_word_and_its_probe() {
 }
 
 #[test]
-fn numbers_that_are_missing_or_zero_have_upstreams_defaults() {
+fn missing_or_zero_probe_fields_have_upstreams_defaults() {
     let defaults = ProbeTimes {
         initial_delay_seconds: 0,
         period_seconds: 10,
@@ -63,7 +63,7 @@ fn numbers_that_are_missing_or_zero_have_upstreams_defaults() {
 }
 
 #[test]
-fn results_before_the_first_probe() {
+fn initial_probe_results_by_kind() {
     for (kind, result) in [
         (ProbeKind::Liveness, ProbeResult::Success),
         (ProbeKind::Readiness, ProbeResult::Failure),
@@ -74,90 +74,98 @@ fn results_before_the_first_probe() {
 }
 
 #[test]
-fn three_failures_in_a_row_fail_and_one_success_succeeds_by_default() {
+fn failure_threshold_is_three_and_success_threshold_one_by_default() {
     let defaults = times(json!({}));
     let mut state = taken(ProbeKind::Readiness);
-    assert_eq!(judged(&mut state, ProbeKind::Readiness, &defaults, "+"), [true]);
-    let changes = judged(&mut state, ProbeKind::Readiness, &defaults, "--+---+");
+    assert_eq!(change(&mut state, ProbeKind::Readiness, &defaults, "+"), [true]);
+    let changes = change(&mut state, ProbeKind::Readiness, &defaults, "--+---+");
     assert_eq!(changes, [false, false, false, false, false, true, true]);
     assert!(state.failure.is_empty());
 }
 
 #[test]
-fn a_success_threshold_wants_successes_in_a_row() {
+fn success_threshold_counts_consecutive_successes() {
     let two = times(json!({"successThreshold": 2}));
     let mut state = taken(ProbeKind::Readiness);
-    assert_eq!(judged(&mut state, ProbeKind::Readiness, &two, "+-+"), [false, false, false]);
-    assert_eq!(judged(&mut state, ProbeKind::Readiness, &two, "+"), [true]);
+    assert_eq!(change(&mut state, ProbeKind::Readiness, &two, "+-+"), [false, false, false]);
+    assert_eq!(change(&mut state, ProbeKind::Readiness, &two, "+"), [true]);
 }
 
 #[test]
-fn a_failed_liveness_and_any_startup_result_hold_until_another_instance() {
+fn a_failed_liveness_or_any_startup_result_is_final_for_the_instance() {
     let defaults = times(json!({}));
     let (first, second) = (in_sandbox().running("a"), in_sandbox().exited("a", 1).running("a"));
     for (kind, outcomes) in
         [(ProbeKind::Liveness, "---"), (ProbeKind::Startup, "---"), (ProbeKind::Startup, "--+")]
     {
         let mut state = taken(kind);
-        assert_eq!(judged(&mut state, kind, &defaults, outcomes), [false, false, true], "{kind:?}");
+        assert_eq!(change(&mut state, kind, &defaults, outcomes), [false, false, true], "{kind:?}");
         let (now, old) = (at(20), record(&first));
-        let due = Look { due: true, ..look(Some(&old), &now) };
-        assert_eq!(state.look(kind, &defaults, &due), Next::Hold, "{kind:?}");
-        assert_eq!(judged(&mut state, kind, &defaults, "+-"), [false, false], "a late outcome");
+        let due = ProbeInputs { due: true, ..inputs(Some(&old), &now) };
+        assert_eq!(state.next_probe(kind, &defaults, &due), NextProbe::Hold, "{kind:?}");
+        assert_eq!(change(&mut state, kind, &defaults, "+-"), [false, false], "a late outcome");
         let (id, new) = (state.container_id.clone(), record(&second));
-        assert_eq!(state.look(kind, &defaults, &look(Some(&new), &now)), Next::Probe);
+        assert_eq!(state.next_probe(kind, &defaults, &inputs(Some(&new), &now)), NextProbe::Probe);
         assert_ne!(state.container_id, id);
-        assert_eq!(state.result, initial(kind, Was::default()));
-        assert!(!state.judge(kind, &defaults, &id, false, "").keep, "of the instance before");
+        assert_eq!(state.result, initial(kind, PreviousStatus::default()));
+        assert!(!state.record_outcome(kind, &defaults, &id, false, "").keep, "of the instance before");
     }
     let mut state = taken(ProbeKind::Liveness);
-    judged(&mut state, ProbeKind::Liveness, &defaults, "++");
+    change(&mut state, ProbeKind::Liveness, &defaults, "++");
     let (now, old) = (at(20), record(&first));
-    let due = Look { due: true, ..look(Some(&old), &now) };
-    assert_eq!(state.look(ProbeKind::Liveness, &defaults, &due), Next::Probe, "a success holds nothing");
+    let due = ProbeInputs { due: true, ..inputs(Some(&old), &now) };
+    assert_eq!(
+        state.next_probe(ProbeKind::Liveness, &defaults, &due),
+        NextProbe::Probe,
+        "a success holds nothing"
+    );
 }
 
 #[test]
-fn startup_holds_the_other_probes_back_and_its_success_makes_them_due() {
+fn other_probes_wait_for_the_startup_probe_and_are_then_due() {
     let seen = record(&in_sandbox().running("a"));
     let (defaults, now) = (times(json!({})), at(1));
     for kind in [ProbeKind::Liveness, ProbeKind::Readiness] {
         let mut state = ProbeState::new(kind);
-        let waits = Look { started: false, due: true, ..look(Some(&seen), &now) };
-        assert_eq!(state.look(kind, &defaults, &waits), Next::Hold);
-        assert_eq!(state.look(kind, &defaults, &look(Some(&seen), &now)), Next::Probe);
-        assert_eq!(state.look(kind, &defaults, &look(Some(&seen), &now)), Next::Keep, "not due twice");
+        let waits = ProbeInputs { started: false, due: true, ..inputs(Some(&seen), &now) };
+        assert_eq!(state.next_probe(kind, &defaults, &waits), NextProbe::Hold);
+        assert_eq!(state.next_probe(kind, &defaults, &inputs(Some(&seen), &now)), NextProbe::Probe);
+        assert_eq!(
+            state.next_probe(kind, &defaults, &inputs(Some(&seen), &now)),
+            NextProbe::Keep,
+            "not due twice"
+        );
     }
     let mut startup = ProbeState::new(ProbeKind::Startup);
-    let waits = Look { started: false, ..look(Some(&seen), &now) };
-    assert_eq!(startup.look(ProbeKind::Startup, &defaults, &waits), Next::Probe);
+    let waits = ProbeInputs { started: false, ..inputs(Some(&seen), &now) };
+    assert_eq!(startup.next_probe(ProbeKind::Startup, &defaults, &waits), NextProbe::Probe);
 }
 
 #[test]
-fn the_initial_delay_counts_from_the_containers_start() {
+fn initial_delay_counts_from_the_containers_start() {
     let delayed = times(json!({"initialDelaySeconds": 5}));
     let seen = record(&in_sandbox().running("a"));
     let mut state = ProbeState::new(ProbeKind::Readiness);
     let next = |state: &mut ProbeState, second, due| {
         let now = at(second);
-        state.look(ProbeKind::Readiness, &delayed, &Look { due, ..look(Some(&seen), &now) })
+        state.next_probe(ProbeKind::Readiness, &delayed, &ProbeInputs { due, ..inputs(Some(&seen), &now) })
     };
-    assert_eq!(next(&mut state, 2, true), Next::After(3 * SECOND));
+    assert_eq!(next(&mut state, 2, true), NextProbe::After(3 * SECOND));
     assert_eq!(state.next_unix_nanos, at(5).now_unix_nanos);
-    assert_eq!(next(&mut state, 5, true), Next::Probe);
+    assert_eq!(next(&mut state, 5, true), NextProbe::Probe);
     let mut set_back = ProbeState::new(ProbeKind::Readiness);
-    assert_eq!(next(&mut set_back, -1000, true), Next::After(5 * SECOND), "the clock was set back");
+    assert_eq!(next(&mut set_back, -1000, true), NextProbe::After(5 * SECOND), "the clock was set back");
 }
 
 #[test]
-fn what_does_not_run_is_not_probed() {
+fn a_container_that_does_not_run_is_not_probed() {
     let mut state = taken(ProbeKind::Readiness);
     let now = at(50);
-    let nothing = Look { due: true, ..look(None, &now) };
-    assert_eq!(state.look(ProbeKind::Readiness, &times(json!({})), &nothing), Next::Hold);
+    let nothing = ProbeInputs { due: true, ..inputs(None, &now) };
+    assert_eq!(state.next_probe(ProbeKind::Readiness, &times(json!({})), &nothing), NextProbe::Hold);
 }
 
-/// The times of the early probes of a container that begins at second 1, until the first regular one.
+/// The times of the early probes of a container that starts at second 1, until the first regular one.
 fn early(state: &mut ProbeState, kind: ProbeKind, times: &ProbeTimes, took: i64) -> Vec<i64> {
     let begun = at(1).now_unix_nanos;
     let mut now = begun;
@@ -176,33 +184,33 @@ fn early(state: &mut ProbeState, kind: ProbeKind, times: &ProbeTimes, took: i64)
 }
 
 #[test]
-fn who_has_just_begun_is_probed_between_the_periods_until_it_succeeds() {
+fn early_probes_run_between_the_periods_until_a_success() {
     let ten = times(json!({}));
     for kind in [ProbeKind::Readiness, ProbeKind::Startup] {
         let expected = [250, 500, 1500, 2500, 3500, 4500, 5500, 6500, 7500, 8500, 9500];
         assert_eq!(early(&mut taken(kind), kind, &ten, 0), expected, "{kind:?}");
     }
     assert_eq!(early(&mut taken(ProbeKind::Liveness), ProbeKind::Liveness, &ten, 0), [0; 0]);
-    // A short period has hardly any, and a slow probe is not made more often than its share.
+    // With a short period there are hardly any, and after a slow probe the wait is longer.
     let kind = ProbeKind::Readiness;
     assert_eq!(early(&mut taken(kind), kind, &times(json!({"periodSeconds": 1})), 0), [250, 500]);
     assert_eq!(early(&mut taken(kind), kind, &ten, 600_000_000), [3000, 6000, 9000]);
 
-    // Failures of regular probes change nothing about it, a success ends it for good.
+    // Failures of regular probes do not end early probes, a success does.
     let mut state = taken(kind);
-    judged(&mut state, kind, &ten, "-");
+    change(&mut state, kind, &ten, "-");
     assert!(!early(&mut state, kind, &ten, 0).is_empty());
-    judged(&mut state, kind, &ten, "+---");
+    change(&mut state, kind, &ten, "+---");
     assert_eq!(state.result, ProbeResult::Failure);
     assert_eq!(early(&mut state, kind, &ten, 0), [0; 0]);
-    // One that has to succeed several times does so at its period.
+    // With a success threshold above one, successes are counted at the regular period.
     let mut state = taken(kind);
-    judged(&mut state, kind, &times(json!({"successThreshold": 2})), "+");
+    change(&mut state, kind, &times(json!({"successThreshold": 2})), "+");
     assert_eq!(early(&mut state, kind, &ten, 0), [0; 0]);
 }
 
 #[test]
-fn in_the_long_run_there_are_no_more_probes_than_periods() {
+fn early_probes_end_after_their_window() {
     let kind = ProbeKind::Readiness;
     let minute = times(json!({"periodSeconds": 60}));
     let early_ones = early(&mut taken(kind), kind, &minute, 0);
@@ -211,7 +219,7 @@ fn in_the_long_run_there_are_no_more_probes_than_periods() {
 }
 
 #[test]
-fn a_container_that_was_found_is_awaited_only_while_it_is_young_and_not_ready() {
+fn an_adopted_container_has_early_probes_only_while_young_and_unready() {
     let (kind, ten) = (ProbeKind::Readiness, times(json!({})));
     let seen = record(&in_sandbox().running("a"));
     let after = |seconds: i64| Moment {
@@ -220,78 +228,80 @@ fn a_container_that_was_found_is_awaited_only_while_it_is_young_and_not_ready() 
     };
     for (seconds, was_ready, awaited) in [(5, false, true), (5, true, false), (40, false, false)] {
         let (mut state, at) = (ProbeState::new(kind), after(seconds));
-        let was = Was { ready: was_ready, started: true };
-        let next = state.look(kind, &ten, &Look { was, ..look(Some(&seen), &at) });
-        assert_eq!(next == Next::Probe, awaited, "{seconds} s, {was_ready}");
+        let previous = PreviousStatus { ready: was_ready, started: true };
+        let next = state.next_probe(kind, &ten, &ProbeInputs { previous, ..inputs(Some(&seen), &at) });
+        assert_eq!(next == NextProbe::Probe, awaited, "{seconds} s, {was_ready}");
         assert_eq!(state.plan_early(kind, 0, i64::MAX, &at).is_some(), awaited, "{seconds} s, {was_ready}");
     }
 }
 
 #[test]
-fn what_ran_before_this_process_waits_for_its_place_in_the_first_period() {
+fn an_adopted_container_is_probed_at_a_random_time_of_the_first_period() {
     let mut old = record(&in_sandbox().running("a"));
     let now = at(-99);
     for (started, spread, wants) in [
-        (-200, 0.5, Next::After(5 * SECOND)),
-        (-200, 0.0, Next::Probe),
+        (-200, 0.5, NextProbe::After(5 * SECOND)),
+        (-200, 0.0, NextProbe::Probe),
         // It was started by this process.
-        (-99, 0.5, Next::Probe),
+        (-99, 0.5, NextProbe::Probe),
     ] {
         old.started_unix_nanos = at(started).now_unix_nanos;
         let mut state = ProbeState::new(ProbeKind::Liveness);
-        let found = Look { spread, ..look(Some(&old), &now) };
-        assert_eq!(state.look(ProbeKind::Liveness, &times(json!({})), &found), wants);
+        let found = ProbeInputs { spread, ..inputs(Some(&old), &now) };
+        assert_eq!(state.next_probe(ProbeKind::Liveness, &times(json!({})), &found), wants);
     }
     // As old as the process is young enough: it was not there before.
     old.started_unix_nanos = at(-100).now_unix_nanos;
     let mut state = ProbeState::new(ProbeKind::Liveness);
-    let found = Look { spread: 0.5, ..look(Some(&old), &now) };
-    assert_eq!(state.look(ProbeKind::Liveness, &times(json!({})), &found), Next::Probe);
+    let found = ProbeInputs { spread: 0.5, ..inputs(Some(&old), &now) };
+    assert_eq!(state.next_probe(ProbeKind::Liveness, &times(json!({})), &found), NextProbe::Probe);
     old.started_unix_nanos = at(-200).now_unix_nanos;
-    for (late, wants) in [(-91, Next::After(5 * SECOND)), (-90, Next::Probe), (-80, Next::Probe)] {
+    for (late, wants) in
+        [(-91, NextProbe::After(5 * SECOND)), (-90, NextProbe::Probe), (-80, NextProbe::Probe)]
+    {
         let (mut state, late) = (ProbeState::new(ProbeKind::Liveness), at(late));
-        let found = Look { spread: 0.5, ..look(Some(&old), &late) };
-        let next = state.look(ProbeKind::Liveness, &times(json!({})), &found);
+        let found = ProbeInputs { spread: 0.5, ..inputs(Some(&old), &late) };
+        let next = state.next_probe(ProbeKind::Liveness, &times(json!({})), &found);
         assert_eq!(next, wants, "the process is as old as a period or not");
     }
 }
 
 #[test]
-fn a_state_that_is_read_back_goes_on_where_it_was() {
+fn a_restored_probe_state_continues() {
     let defaults = times(json!({}));
     let mut state = taken(ProbeKind::Liveness);
-    judged(&mut state, ProbeKind::Liveness, &defaults, "--");
+    change(&mut state, ProbeKind::Liveness, &defaults, "--");
     let text = serde_json::to_string(&state).unwrap();
     let mut back: ProbeState = serde_json::from_str(&text).unwrap();
     let (now, seen) = (at(30), record(&in_sandbox().running("a")));
-    assert_eq!(back.look(ProbeKind::Liveness, &defaults, &look(Some(&seen), &now)), Next::Keep);
+    assert_eq!(back.next_probe(ProbeKind::Liveness, &defaults, &inputs(Some(&seen), &now)), NextProbe::Keep);
     assert_eq!(back.failures(), 2);
-    assert_eq!(judged(&mut back, ProbeKind::Liveness, &defaults, "-"), [true]);
+    assert_eq!(change(&mut back, ProbeKind::Liveness, &defaults, "-"), [true]);
 }
 
 #[test]
-fn counters_below_the_threshold_are_worth_keeping_and_what_changes_nothing_is_not() {
+fn probe_counters_are_stored_only_if_they_matter() {
     let defaults = times(json!({}));
     let mut state = taken(ProbeKind::Liveness);
     let id = state.container_id.clone();
-    let mut keep = |success| state.judge(ProbeKind::Liveness, &defaults, &id, success, "").keep;
+    let mut keep = |success| state.record_outcome(ProbeKind::Liveness, &defaults, &id, success, "").keep;
     assert!(!keep(true));
     assert!(keep(false) && keep(false) && keep(false));
 }
 
 #[test]
-fn a_long_failure_is_cut_between_characters() {
+fn a_long_probe_error_is_cut_between_characters() {
     let mut state = taken(ProbeKind::Readiness);
     let id = state.container_id.clone();
-    let text = "é".repeat(KEPT_TEXT);
-    state.judge(ProbeKind::Readiness, &times(json!({})), &id, false, &text);
-    assert_eq!(state.failure.len(), KEPT_TEXT);
+    let text = "é".repeat(MAX_FAILURE_BYTES);
+    state.record_outcome(ProbeKind::Readiness, &times(json!({})), &id, false, &text);
+    assert_eq!(state.failure.len(), MAX_FAILURE_BYTES);
     for (bytes, kept) in [(0, ""), (1, ""), (2, "é"), (3, "é"), (4, "éé"), (9, "éé")] {
         assert_eq!(cut("éé", bytes), kept, "{bytes}");
     }
-    state.errored("another", "no");
+    state.record_error("another", "no");
     assert_ne!(state.failure, "no");
-    state.errored(&id, "no");
+    state.record_error(&id, "no");
     assert_eq!((state.failure.as_str(), state.failures()), ("no", 1), "an error is not counted");
 }
 
@@ -303,7 +313,7 @@ fn probed() -> Pod {
             {"name": "b", "image": "i"}]}))
 }
 
-fn book(states: &[(&str, ProbeKind, &str, ProbeResult)]) -> ProbeBook {
+fn probe_states(states: &[(&str, ProbeKind, &str, ProbeResult)]) -> ProbeStates {
     let one = |(name, kind, id, result): &(&str, ProbeKind, &str, ProbeResult)| {
         let state = ProbeState { result: *result, container_id: (*id).to_owned(), ..ProbeState::new(*kind) };
         (((*name).to_owned(), *kind), state)
@@ -311,14 +321,14 @@ fn book(states: &[(&str, ProbeKind, &str, ProbeResult)]) -> ProbeBook {
     states.iter().map(one).collect()
 }
 
-fn ready_of(seen: &PodObservation, old: Option<&PodStatus>, book: &ProbeBook) -> (bool, bool) {
-    let all = readiness(&probed(), seen, old, book);
+fn ready_of(seen: &PodObservation, old: Option<&PodStatus>, states: &ProbeStates) -> (bool, bool) {
+    let all = readiness(&probed(), seen, old, states);
     let Readiness { ready, started } = all["a"];
     (ready, started)
 }
 
 #[test]
-fn readiness_and_started_are_those_of_the_running_instance() {
+fn readiness_is_that_of_the_running_instance() {
     use ProbeKind::{Readiness, Startup};
     let seen = in_sandbox().running("s").running("a").running("b").0;
     let (yes, no) = (ProbeResult::Success, ProbeResult::Failure);
@@ -329,58 +339,58 @@ fn readiness_and_started_are_those_of_the_running_instance() {
         (vec![("a", Startup, "a-0", yes), ("a", Readiness, "a-0", no)], (false, true)),
         (vec![("a", Startup, "older", yes), ("a", Readiness, "older", yes)], (false, false)),
     ] {
-        assert_eq!(ready_of(&seen, None, &book(&states)), wants, "{states:?}");
+        assert_eq!(ready_of(&seen, None, &probe_states(&states)), wants, "{states:?}");
     }
-    let all = readiness(&probed(), &seen, None, &ProbeBook::new());
-    assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "s"], "what has no probe is not named");
+    let all = readiness(&probed(), &seen, None, &ProbeStates::new());
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "s"], "containers without probes are not listed");
 }
 
 #[test]
-fn without_a_record_what_was_ready_stays_ready_and_what_had_started_has_started() {
+fn without_a_probe_record_readiness_of_the_last_status_is_kept() {
     use ProbeKind::{Readiness, Startup};
     let seen = in_sandbox().running("s").running("a").running("b").0;
     let yes = ProbeResult::Success;
     let states =
-        book(&[("a", Startup, "a-0", yes), ("a", Readiness, "a-0", yes), ("s", Startup, "s-0", yes)]);
+        probe_states(&[("a", Startup, "a-0", yes), ("a", Readiness, "a-0", yes), ("s", Startup, "s-0", yes)]);
     let inputs = StatusInputs {
         readiness: readiness(&probed(), &seen, None, &states),
         runtime_name: "containerd",
         ..StatusInputs::default()
     };
     let status = generate_status(&probed(), &seen, None, &inputs, &at(60));
-    let none = ProbeBook::new();
+    let none = ProbeStates::new();
     assert_eq!(ready_of(&seen, Some(&status), &none), (true, true));
     let record = seen.current("a").unwrap();
-    assert_eq!(was(Some(&status), record), Was { ready: true, started: true });
+    assert_eq!(previous_status(Some(&status), record), PreviousStatus { ready: true, started: true });
     let kept = hints(&probed(), &seen, Some(&status), &none);
     assert_eq!(kept.startup.values().collect::<Vec<_>>(), [&yes, &yes]);
-    // Another instance was none of that.
+    // The last status of another instance does not count.
     let later = in_sandbox().running("s").exited("a", 1).running("a").running("b").0;
     assert_eq!(ready_of(&later, Some(&status), &none), (false, false));
 }
 
 #[test]
-fn hints_name_running_instances_with_probes_only() {
+fn probe_hints_cover_running_instances_with_probes_only() {
     let seen = in_sandbox().running("s").exited("a", 1).running("b").0;
-    let made = hints(&probed(), &seen, None, &ProbeBook::new());
+    let made = hints(&probed(), &seen, None, &ProbeStates::new());
     let startup = [("s-0".into(), ProbeResult::Unknown)].into();
     assert_eq!(made, ProbeHints { startup, ..ProbeHints::default() });
 }
 
 #[test]
-fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
+fn an_unready_container_has_a_cause_and_the_next_attempt() {
     let (pod, seen) = (probed(), in_sandbox().running("a").0);
     let (container, record) = (&pod.spec.containers[0], seen.current("a").unwrap());
-    let cause = |book: &ProbeBook| unready_cause(container, record, None, book);
-    let mut states = book(&[("a", ProbeKind::Startup, "a-0", ProbeResult::Unknown)]);
+    let cause = |states: &ProbeStates| unready_cause(container, record, None, states);
+    let mut states = probe_states(&[("a", ProbeKind::Startup, "a-0", ProbeResult::Unknown)]);
     let first = cause(&states).unwrap();
     assert_eq!((first.state, &*first.owner), (StepState::Waiting, "pod-sync"));
     let key = ("a".to_owned(), ProbeKind::Startup);
     let startup = states.get_mut(&key).unwrap();
-    startup.errored("a-0", "no shell");
+    startup.record_error("a-0", "no shell");
     assert_eq!(cause(&states).unwrap().message, "its startup probe fails: no shell", "and none is counted");
     let startup = states.get_mut(&key).unwrap();
-    startup.judge(ProbeKind::Startup, &times(json!({})), "a-0", false, "no answer\n");
+    startup.record_outcome(ProbeKind::Startup, &times(json!({})), "a-0", false, "no answer\n");
     startup.next_unix_nanos = 7;
     let failing = cause(&states).unwrap();
     assert_eq!(failing.message, "its startup probe fails (1 of 3): no answer");
@@ -388,29 +398,29 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     assert_eq!(failing.next_retry_unix_nanos, 7);
 
     let yes = ProbeResult::Success;
-    let mut states = book(&[
+    let mut states = probe_states(&[
         ("a", ProbeKind::Startup, "a-0", yes),
         ("a", ProbeKind::Readiness, "a-0", ProbeResult::Failure),
     ]);
     assert_eq!(cause(&states).unwrap().message, "its readiness probe has not succeeded yet");
     let key = ("a".to_owned(), ProbeKind::Readiness);
-    states.get_mut(&key).unwrap().errored("a-0", "no shell");
+    states.get_mut(&key).unwrap().record_error("a-0", "no shell");
     let failed = cause(&states).unwrap();
     assert_eq!((failed.state, &*failed.owner), (StepState::Failed, YOU));
     assert_eq!(failed.message, "its readiness probe fails: no shell");
-    states.get_mut(&key).unwrap().crowded =
+    states.get_mut(&key).unwrap().turn_wait =
         "16 of 16 commands of probes run, 15 of them by default/greedy".to_owned();
-    let crowded = cause(&states).unwrap();
-    assert_eq!((crowded.state, &*crowded.owner), (StepState::Waiting, "pod-sync"));
+    let turn_wait = cause(&states).unwrap();
+    assert_eq!((turn_wait.state, &*turn_wait.owner), (StepState::Waiting, "pod-sync"));
     let text = "its readiness probe waits for its turn: 16 of 16 commands of probes run, 15 of them by default/greedy";
-    assert_eq!(crowded.message, text);
-    states.get_mut(&key).unwrap().crowded.clear();
+    assert_eq!(turn_wait.message, text);
+    states.get_mut(&key).unwrap().turn_wait.clear();
     states.get_mut(&key).unwrap().result = yes;
     assert_eq!(cause(&states), None);
 }
 
 #[test]
-fn a_result_turns_only_after_its_threshold_in_a_row() {
+fn a_probe_result_changes_only_after_its_threshold() {
     let reached = &Reached::default();
     let outcomes = proptest::collection::vec(any::<bool>(), 1..60);
     let thresholds = (1..5i32, 1..5i32);
@@ -421,14 +431,14 @@ fn a_result_turns_only_after_its_threshold_in_a_row() {
         let mut before = state.result;
         let (mut turned, mut short) = ([false; 2], [false; 2]);
         for (index, success) in outcomes.iter().enumerate() {
-            let judged = state.judge(ProbeKind::Readiness, &times, &id, *success, "no");
+            let change = state.record_outcome(ProbeKind::Readiness, &times, &id, *success, "no");
             let run = outcomes[..=index].iter().rev().take_while(|o| *o == success).count();
             let threshold = if *success { times.success_threshold } else { times.failure_threshold };
             let enough = u32::try_from(run).unwrap() >= threshold;
             let says = if *success { ProbeResult::Success } else { ProbeResult::Failure };
             prop_assert_eq!(state.result, if enough { says } else { before });
-            prop_assert_eq!(judged.changed, state.result != before);
-            turned[usize::from(*success)] |= judged.changed;
+            prop_assert_eq!(change.changed, state.result != before);
+            turned[usize::from(*success)] |= change.changed;
             short[usize::from(*success)] |= !enough && says != before;
             before = state.result;
         }
@@ -445,7 +455,7 @@ fn a_result_turns_only_after_its_threshold_in_a_row() {
 }
 
 #[test]
-fn the_first_wait_lies_within_the_first_period() {
+fn the_first_wait_is_within_the_first_period() {
     let reached = &Reached::default();
     let (period, spread, age) = (1..1000i32, 0.0..1.0f64, 0..2000i64);
     proptest!(ProptestConfig::with_cases(512), |(period in period, spread in spread, age in age)| {
@@ -454,15 +464,15 @@ fn the_first_wait_lies_within_the_first_period() {
         old.started_unix_nanos = at(-200).now_unix_nanos;
         let now = at(-100 + age);
         let mut state = ProbeState::new(ProbeKind::Liveness);
-        let next = state.look(ProbeKind::Liveness, &times, &Look { spread, ..look(Some(&old), &now) });
+        let next = state.next_probe(ProbeKind::Liveness, &times, &ProbeInputs { spread, ..inputs(Some(&old), &now) });
         match next {
-            Next::After(wait) => {
+            NextProbe::After(wait) => {
                 prop_assert!(wait > 0 && wait < times.period_nanos());
                 prop_assert!(age < times.period_seconds);
             }
-            next => prop_assert_eq!(next, Next::Probe),
+            next => prop_assert_eq!(next, NextProbe::Probe),
         }
-        reached.case([("waits", next != Next::Probe), ("is probed at once", next == Next::Probe)]);
+        reached.case([("waits", next != NextProbe::Probe), ("is probed at once", next == NextProbe::Probe)]);
     });
     // The rarest: "waits", in one case of 4.
     reached.assert_each();

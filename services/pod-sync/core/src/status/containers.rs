@@ -1,4 +1,4 @@
-//! Container statuses (§14.2): the record the runtime has, merged with what was known before.
+//! Container statuses (§14.2): the runtime's records merged with the last status.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,11 @@ use crate::actions::{has_restart_all, is_restarting};
 use crate::conditions::RESTARTING_ALL;
 use crate::moment::{ended_time, status_time};
 use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation, UserObservation};
-use crate::restart::should_restart;
+use crate::restart::{RESTARTING_REASON, should_restart};
 
-/// Reason of a container whose end nobody saw.
+/// Reason of a container whose termination was not observed.
 pub const STATUS_UNKNOWN_REASON: &str = "ContainerStatusUnknown";
-/// Reason of a container whose record was removed because all containers of its pod begin anew.
-pub const RESTARTING_REASON: &str = "RestartingAllContainers";
-/// Exit code of a container whose end nobody saw.
+/// Exit code of a container whose termination was not observed.
 const LOST_EXIT_CODE: i32 = 137;
 
 struct Merge<'a> {
@@ -27,9 +25,9 @@ struct Merge<'a> {
     observed: &'a PodObservation,
     inputs: &'a StatusInputs<'a>,
     old: BTreeMap<&'a str, &'a ContainerStatus>,
-    /// All containers begin anew, or have just been removed for that.
+    /// All containers restart, or were just removed for that.
     restarting: bool,
-    /// Some container can ask for that.
+    /// Some container has a rule for that.
     restarts_all: bool,
 }
 
@@ -81,7 +79,7 @@ impl Merge<'_> {
             None => self.without_record(kind, old, &mut status),
             Some(newest) => {
                 status = self.converted(newest, old);
-                // One that never ran was no run.
+                // A record that never ran does not count.
                 let ended = |state: &ContainerState| state.terminated.is_some();
                 if let Some(state) = records.map(|record| self.converted(record, old).state).find(ended) {
                     status.last_state = state;
@@ -139,9 +137,9 @@ impl Merge<'_> {
         }
     }
 
-    /// Its record was removed so that it begins anew with all others.
+    /// Shows a container whose record was removed because all containers restart.
     fn show_removed(&self, old: &ContainerStatus, status: &mut ContainerStatus) {
-        let message = "All containers of the pod are started anew".to_owned();
+        let message = "All containers of the pod are restarting".to_owned();
         let ended = ContainerStateTerminated { reason: RESTARTING_REASON.to_owned(), ..lost(&message) };
         status.state = waiting(RESTARTING_REASON, "");
         status.last_state = ContainerState { terminated: Some(ended), ..ContainerState::default() };
@@ -171,15 +169,16 @@ impl Merge<'_> {
             }
             ContainerRecordState::Unknown => match old.filter(|old| old.state.running.is_some()) {
                 Some(old) => {
-                    state.terminated =
-                        Some(lost("The container was running before, and the runtime cannot tell its state"));
+                    state.terminated = Some(lost(
+                        "The container was running before, and the runtime reports its state as unknown",
+                    ));
                     restart_count = old.restart_count + 1;
                 }
                 None => state = waiting("", ""),
             },
         }
         if let Some(old) = old.filter(|_| self.restarts_all) {
-            // The logs that the count is taken from may have been rotated away.
+            // The count comes from log files, which may have been rotated away.
             restart_count = restart_count.max(old.restart_count);
         }
         ContainerStatus {
@@ -194,7 +193,7 @@ impl Merge<'_> {
         }
     }
 
-    /// A container that is to be started and could not be shows why.
+    /// Shows why a container that should run could not be started.
     fn show_failed_start(&self, kind: ContainerKind, container: &Container, status: &mut ContainerStatus) {
         let record = self.observed.current(&container.name);
         let is_init = matches!(kind, ContainerKind::Init | ContainerKind::Sidecar);
@@ -205,13 +204,14 @@ impl Merge<'_> {
         if ephemeral_ran || !should_restart(self.pod, container, self.observed) {
             return;
         }
-        let held = self.inputs.waiting.iter().find(|wait| wait.name == container.name).and_then(shown_wait);
+        let backoff =
+            self.inputs.waiting.iter().find(|wait| wait.name == container.name).and_then(shown_wait);
         let failed = self
             .inputs
-            .failures
+            .start_errors
             .get(&container.name)
             .map(|(reason, message)| (reason.as_str(), message.as_str()));
-        let Some((reason, message)) = held.or(failed) else { return };
+        let Some((reason, message)) = backoff.or(failed) else { return };
         if status.state.terminated.is_some() {
             status.last_state = std::mem::take(&mut status.state);
         }
@@ -258,7 +258,7 @@ fn lost(message: &str) -> ContainerStateTerminated {
     }
 }
 
-/// The runtime's text and the container's own, joined where both exist (§11).
+/// The runtime's message and the container's termination message, joined if both exist (§11).
 fn joined_message(record: &ContainerObservation) -> String {
     match (record.message.as_str(), record.termination_message.as_str()) {
         ("", own) => own.to_owned(),
@@ -267,8 +267,8 @@ fn joined_message(record: &ContainerObservation) -> String {
     }
 }
 
-/// Fills `ready` and `started` (§13.4): nothing that does not run is started or ready, except that a regular init
-/// container that ended with 0 is ready.
+/// Fills `ready` and `started` (§13.4): only running containers are started or ready, except that a regular init container
+/// that exited with 0 is ready.
 pub(super) fn fill_readiness(status: &mut PodStatus, pod: &Pod, inputs: &StatusInputs<'_>) {
     let sets = |entry: &mut ContainerStatus, counts: bool| {
         let probes = inputs.readiness.get(&entry.name).copied().unwrap_or_default();
@@ -293,7 +293,7 @@ pub(super) fn fill_readiness(status: &mut PodStatus, pod: &Pod, inputs: &StatusI
     }
 }
 
-/// Declares lost what is not known to have ended: regular containers if the pod was ever initialised, and init
+/// Declares containers lost that are not known to have terminated: regular ones if the pod was ever initialised, and init
 /// containers up to the last one that ever left Waiting, at least the first.
 pub fn finalise_containers(status: &mut PodStatus) {
     let left_waiting =

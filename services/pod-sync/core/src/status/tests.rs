@@ -2,17 +2,19 @@ use keelson_kube_model::{ContainerStatus, Pod, PodCondition};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::testing::{Seen, at, deleting, from_file, in_sandbox, nanos, pod, seen};
+use crate::testing::{
+    ObservationBuilder, at, deleting, empty_observation, from_file, in_sandbox, nanos, pod,
+};
 
 fn inputs() -> StatusInputs<'static> {
     StatusInputs { runtime_name: "containerd", ..StatusInputs::default() }
 }
 
-fn generate(pod: &Pod, seen: &Seen) -> PodStatus {
+fn generate(pod: &Pod, seen: &ObservationBuilder) -> PodStatus {
     generate_status(pod, &seen.0, None, &inputs(), &at(60))
 }
 
-fn then(pod: &Pod, seen: &Seen, old: &PodStatus) -> PodStatus {
+fn then(pod: &Pod, seen: &ObservationBuilder, old: &PodStatus) -> PodStatus {
     generate_status(pod, &seen.0, Some(old), &inputs(), &at(120))
 }
 
@@ -48,13 +50,13 @@ mod container_states;
 mod phases {
     use super::*;
 
-    fn phase(pod: &Pod, seen: &Seen, terminal: bool) -> String {
+    fn phase(pod: &Pod, seen: &ObservationBuilder, terminal: bool) -> String {
         let inputs = StatusInputs { pod_is_terminal: terminal, ..inputs() };
         generate_status(pod, &seen.0, None, &inputs, &at(60)).phase
     }
 
     #[test]
-    fn each_row_of_the_table_has_its_phase() {
+    fn each_row_of_the_phase_table_is_met() {
         let never = || plain("Never", &["a", "b"]);
         let on_failure = || plain("OnFailure", &["a", "b"]);
         let always = || plain("Always", &["a", "b"]);
@@ -107,7 +109,7 @@ mod phases {
     }
 
     #[test]
-    fn init_containers_decide_before_the_others() {
+    fn init_containers_decide_the_phase_before_regular_ones() {
         let never = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
             "initContainers": [{"name": "i"}]}));
         let mut again = never.clone();
@@ -125,21 +127,21 @@ mod phases {
     }
 
     #[test]
-    fn a_failed_init_container_in_back_off_is_still_a_failure_only_when_it_may_not_restart() {
+    fn a_failed_init_container_in_back_off_fails_the_pod_only_under_never() {
         let pod = with_init();
-        let failures = StartFailures::from([("i".into(), ("ErrImagePull".into(), String::new()))]);
-        let inputs = StatusInputs { failures, ..inputs() };
+        let start_errors = StartErrors::from([("i".into(), ("ErrImagePull".into(), String::new()))]);
+        let inputs = StatusInputs { start_errors, ..inputs() };
         let status = generate_status(&pod, &in_sandbox().exited("i", 1).0, None, &inputs, &at(60));
         assert_eq!(status.phase, "Pending");
     }
 
     #[test]
-    fn a_sidecar_that_has_not_started_holds_the_pod_until_regular_ones_were_made() {
+    fn the_phase_is_pending_until_sidecars_started_or_regular_ones_exist() {
         let pod = pod(json!({"containers": [{"name": "a"}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
         let slow = BTreeMap::from([("s".to_owned(), Readiness { ready: false, started: false })]);
         let inputs = StatusInputs { readiness: slow, ..inputs() };
-        let run = |seen: &Seen| generate_status(&pod, &seen.0, None, &inputs, &at(60)).phase;
+        let run = |seen: &ObservationBuilder| generate_status(&pod, &seen.0, None, &inputs, &at(60)).phase;
         assert_eq!(run(&in_sandbox().running("s")), "Pending");
         assert_eq!(run(&in_sandbox().running("s").running("a")), "Running");
         assert_eq!(
@@ -150,12 +152,12 @@ mod phases {
     }
 
     #[test]
-    fn what_ran_in_an_earlier_sandbox_does_not_make_this_one_initialised() {
+    fn containers_of_an_earlier_sandbox_do_not_make_the_pod_initialised() {
         let pod = pod(json!({"containers": [{"name": "a"}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
         let slow = BTreeMap::from([("s".to_owned(), Readiness { ready: false, started: false })]);
         let inputs = StatusInputs { readiness: slow, ..inputs() };
-        let earlier = seen().sandbox(0, false).exited("a", 1).sandbox(1, true).running("s");
+        let earlier = empty_observation().sandbox(0, false).exited("a", 1).sandbox(1, true).running("s");
         assert_eq!(generate_status(&pod, &earlier.0, None, &inputs, &at(60)).phase, "Pending");
     }
 
@@ -172,7 +174,7 @@ mod phases {
     }
 
     #[test]
-    fn reason_and_message_stay_while_the_phase_does_and_go_with_it() {
+    fn reason_and_message_are_kept_while_the_phase_is_the_same() {
         let pod = plain("Always", &["a"]);
         let mut old = generate(&pod, &in_sandbox());
         (old.reason, old.message) = ("R".into(), "M".into());
@@ -182,7 +184,7 @@ mod phases {
     }
 
     #[test]
-    fn the_active_deadline_ends_the_pod() {
+    fn active_deadline_seconds_fails_the_pod() {
         let mut pod = plain("Always", &["a"]);
         pod.spec.active_deadline_seconds = Some(30);
         let mut old = generate(&pod, &in_sandbox().running("a"));
@@ -196,7 +198,7 @@ mod phases {
             (over.phase.as_str(), over.reason.as_str(), over.message.as_str()),
             ("Failed", "DeadlineExceeded", DEADLINE_MESSAGE)
         );
-        // Its container takes SIGTERM for a reason to end with 0.
+        // Its container exits with 0 on SIGTERM.
         let ended = generate_status(&pod, &in_sandbox().exited("a", 0).0, Some(&over), &inputs(), &at(31));
         assert_eq!(
             (ended.phase.as_str(), ended.reason.as_str(), ended.message.as_str()),
@@ -205,7 +207,7 @@ mod phases {
     }
 
     #[test]
-    fn an_eviction_stays_the_end_of_its_pod_whatever_the_exit_codes() {
+    fn an_evicted_pod_stays_failed_regardless_of_exit_codes() {
         let patch = StatusPatch {
             reason: "Evicted".into(),
             message: "low on memory".into(),
@@ -213,32 +215,32 @@ mod phases {
             condition_message: String::new(),
         };
         let pod = plain("Always", &["a"]);
-        let run = |seen: Seen, terminal| {
+        let run = |seen: ObservationBuilder, terminal| {
             let inputs = StatusInputs { patch: Some(&patch), pod_is_terminal: terminal, ..inputs() };
             generate_status(&pod, &seen.0, None, &inputs, &at(60))
         };
         let killed = run(in_sandbox().exited("a", 137), true);
         assert_eq!((killed.phase.as_str(), killed.reason.as_str()), ("Failed", "Evicted"));
         assert_eq!(condition(&killed, "DisruptionTarget"), ("True", "TerminationByKubelet", "low on memory"));
-        // Its container takes SIGTERM for a reason to end with 0.
+        // Its container exits with 0 on SIGTERM.
         let clean = run(in_sandbox().exited("a", 0), true);
         assert_eq!((clean.phase.as_str(), clean.reason.as_str()), ("Failed", "Evicted"));
         assert!(clean.condition("DisruptionTarget").is_some());
-        // A restarted service finds the order carried out, and only the stored status.
+        // A restarted service has only the stored status of the completed eviction.
         let stored = then(&pod, &in_sandbox().exited("a", 0), &clean);
         assert_eq!((stored.phase.as_str(), stored.reason.as_str()), ("Failed", "Evicted"));
         let mut over = clean.clone();
         (over.phase, over.reason, over.message) = ("Succeeded".into(), String::new(), String::new());
         let inputs_of = StatusInputs { patch: Some(&patch), pod_is_terminal: true, ..inputs() };
         let late = generate_status(&pod, &in_sandbox().exited("a", 0).0, Some(&over), &inputs_of, &at(61));
-        assert_eq!((late.phase.as_str(), late.reason.as_str()), ("Succeeded", ""), "it was over before");
+        assert_eq!((late.phase.as_str(), late.reason.as_str()), ("Succeeded", ""), "it had succeeded before");
         let later = then(&pod, &in_sandbox().exited("a", 137), &killed);
         assert!(later.condition("DisruptionTarget").is_some(), "carried over");
         let worded = StatusPatch { condition_message: "made room".into(), ..patch.clone() };
         let inputs = StatusInputs { patch: Some(&worded), ..inputs() };
-        let told = generate_status(&pod, &in_sandbox().running("a").0, None, &inputs, &at(60));
-        assert_eq!(told.message, "low on memory");
-        assert_eq!(condition(&told, "DisruptionTarget"), ("True", "TerminationByKubelet", "made room"));
+        let status = generate_status(&pod, &in_sandbox().running("a").0, None, &inputs, &at(60));
+        assert_eq!(status.message, "low on memory");
+        assert_eq!(condition(&status, "DisruptionTarget"), ("True", "TerminationByKubelet", "made room"));
     }
 }
 
@@ -246,7 +248,7 @@ mod pod_conditions {
     use super::*;
 
     #[test]
-    fn what_others_write_into_the_status_stays() {
+    fn status_fields_of_other_owners_are_kept() {
         let mut pod = plain("Always", &["a"]);
         pod.status = serde_json::from_value(json!({
             "nominatedNodeName": "n2",
@@ -263,7 +265,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn a_pod_that_runs_has_all_five() {
+    fn a_running_pod_has_all_five_conditions() {
         let status = generate(&plain("Always", &["a"]), &in_sandbox().running("a"));
         for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"]
         {
@@ -275,16 +277,16 @@ mod pod_conditions {
     }
 
     #[test]
-    fn without_a_sandbox_containers_cannot_start() {
-        let status = generate(&plain("Always", &["a"]), &seen());
+    fn without_a_sandbox_ready_to_start_containers_is_false() {
+        let status = generate(&plain("Always", &["a"]), &empty_observation());
         assert_eq!(condition(&status, "PodReadyToStartContainers"), ("False", "", ""));
         let early = StatusInputs { pod_ready_to_start: Some(true), ..inputs() };
-        let status = generate_status(&plain("Always", &["a"]), &seen().0, None, &early, &at(60));
+        let status = generate_status(&plain("Always", &["a"]), &empty_observation().0, None, &early, &at(60));
         assert_eq!(condition(&status, "PodReadyToStartContainers").0, "True");
     }
 
     #[test]
-    fn unready_containers_are_listed() {
+    fn containers_ready_lists_unready_containers() {
         let status = generate(&plain("Always", &["b", "a"]), &in_sandbox());
         let expected = ("False", "ContainersNotReady", "containers with unready status: [b a]");
         assert_eq!(condition(&status, "ContainersReady"), expected);
@@ -292,7 +294,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn containers_without_a_status_are_listed_first() {
+    fn containers_ready_lists_containers_without_a_status_first() {
         let pod = plain("Always", &["a", "b"]);
         let mut status = generate(&pod, &in_sandbox().running("a"));
         status.container_statuses.retain(|entry| entry.name == "a");
@@ -340,7 +342,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn final_phases_have_their_reasons() {
+    fn ready_conditions_have_the_reason_of_a_final_phase() {
         let done = generate(&plain("Never", &["a"]), &in_sandbox().exited("a", 0));
         assert_eq!(condition(&done, "Ready"), ("False", "PodCompleted", ""));
         assert_eq!(condition(&done, "Initialized"), ("True", "PodCompleted", ""));
@@ -348,7 +350,7 @@ mod pod_conditions {
         assert_eq!(condition(&failed, "ContainersReady"), ("False", "PodFailed", ""));
     }
 
-    /// A pod whose container has a rule of this kind.
+    /// A pod with a container of this list that has the rule.
     fn restarts_all(place: &str) -> Pod {
         let rules =
             json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
@@ -359,7 +361,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn the_restart_of_all_has_a_condition_without_a_generation_and_the_reason_of_a_final_phase() {
+    fn all_containers_restarting_has_no_observed_generation() {
         let pod = restarts_all("containers");
         for (seen, reason) in [
             (in_sandbox().exited("i", 0).running("a").running("b"), ""),
@@ -379,7 +381,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn while_all_begin_anew_what_was_initialized_stays_so_and_nothing_else_does() {
+    fn only_restart_all_containers_keeps_initialized_true() {
         let anew = in_sandbox().running("i");
         for (place, was, is) in [
             ("containers", true, "True"),
@@ -395,7 +397,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn a_pod_that_succeeded_with_a_container_of_which_nothing_is_known_says_so() {
+    fn a_succeeded_pod_names_containers_without_a_status() {
         let pod = plain("Never", &["a", "b"]);
         let mut status = generate(&pod, &in_sandbox().exited("a", 0).exited("b", 0));
         assert_eq!(status.phase, "Succeeded");
@@ -416,7 +418,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn what_is_ours_and_no_longer_holds_is_not_taken_back_from_the_api() {
+    fn an_owned_condition_that_ended_is_not_copied_back_from_the_api() {
         let mut pod = plain("Always", &["a"]);
         pod.status.conditions = serde_json::from_value(json!([
             {"type": "PodResizePending", "status": "True"}, {"type": "x/gate", "status": "True"}]))
@@ -427,7 +429,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn a_change_of_resources_that_is_not_made_is_pending_as_infeasible_until_the_pod_has_ended() {
+    fn a_refused_resize_is_pending_as_infeasible_until_the_pod_has_ended() {
         let mut pod = plain("Never", &["a"]);
         pod.metadata.generation = Some(7);
         let refused = StatusInputs { resize_refused: true, ..inputs() };
@@ -441,7 +443,7 @@ mod pod_conditions {
     }
 
     #[test]
-    fn readiness_gates_hold_the_pod_with_one_clause_each() {
+    fn readiness_gates_keep_the_pod_unready_with_one_clause_each() {
         let mut pod = plain("Always", &["a"]);
         pod.spec.readiness_gates = serde_json::from_value(json!([
             {"conditionType": "x/none"}, {"conditionType": "x/false"}, {"conditionType": "x/true"}]))
@@ -458,11 +460,11 @@ mod pod_conditions {
              the status of pod readiness gate \"x/false\" is not \"True\", but False"
         );
         assert_eq!(condition(&status, "ContainersReady").0, "True");
-        assert_eq!(condition(&status, "x/true").0, "True", "what others own is preserved");
+        assert_eq!(condition(&status, "x/true").0, "True", "conditions of other owners are preserved");
     }
 
     #[test]
-    fn the_transition_time_moves_only_with_the_status() {
+    fn last_transition_time_changes_only_with_the_status() {
         let pod = plain("Always", &["a"]);
         let first = generate(&pod, &in_sandbox());
         let second = then(&pod, &in_sandbox().running("a"), &first);
@@ -485,7 +487,7 @@ mod addresses {
     }
 
     #[test]
-    fn one_of_each_family_the_nodes_primary_first() {
+    fn pod_ips_have_one_address_per_family_the_nodes_primary_first() {
         let seen =
             in_sandbox().edit_sandbox(|sandbox| sandbox.ips = texts(&["fd00::2", "10.1.0.2", "10.1.0.3"]));
         let hosts = texts(&["192.0.2.1"]);
@@ -496,13 +498,13 @@ mod addresses {
         let alone = generate(&plain("Always", &["a"]), &seen);
         assert_eq!(ips(&alone), ["fd00::2", "10.1.0.2"]);
         let v4 = StatusInputs { v4_first: Some(true), host_ips: &[], ..inputs };
-        let told = generate_status(&plain("Always", &["a"]), &seen.0, None, &v4, &at(60));
-        assert_eq!((ips(&told), told.host_ip.as_str()), (vec!["10.1.0.2", "fd00::2"], ""));
+        let status = generate_status(&plain("Always", &["a"]), &seen.0, None, &v4, &at(60));
+        assert_eq!((ips(&status), status.host_ip.as_str()), (vec!["10.1.0.2", "fd00::2"], ""));
         assert_eq!(alone.host_ip, "");
     }
 
     #[test]
-    fn a_pod_on_the_nodes_network_has_the_nodes_addresses_and_keeps_them() {
+    fn a_host_network_pod_has_the_nodes_addresses_and_keeps_them() {
         let pod = pod(json!({"hostNetwork": true, "containers": [{"name": "a"}]}));
         let seen = in_sandbox().edit_sandbox(|sandbox| sandbox.host_network = true);
         let run = |hosts: &[&str], old: Option<&PodStatus>| {
@@ -523,7 +525,7 @@ mod addresses {
     }
 
     #[test]
-    fn a_sandbox_without_an_address_does_not_have_that_of_the_one_before() {
+    fn a_sandbox_without_an_address_does_not_inherit_the_last_one() {
         let pod = plain("Always", &["a"]);
         let old = generate(&pod, &in_sandbox().running("a"));
         let bare = in_sandbox().edit_sandbox(|sandbox| sandbox.ips.clear());
@@ -534,7 +536,7 @@ mod addresses {
     fn an_ended_pod_keeps_its_addresses() {
         let pod = plain("Never", &["a"]);
         let old = generate(&pod, &in_sandbox().running("a"));
-        let status = then(&pod, &seen().sandbox(0, false).exited("a", 0), &old);
+        let status = then(&pod, &empty_observation().sandbox(0, false).exited("a", 0), &old);
         assert_eq!(ips(&status), ["10.1.0.2"]);
     }
 }
@@ -552,7 +554,7 @@ mod endings {
     }
 
     #[test]
-    fn the_final_status_declares_lost_what_was_not_seen_to_end() {
+    fn the_final_status_declares_containers_without_an_exit_lost() {
         let pod = plain("Always", &["a", "b"]);
         let last = final_status(&pod, &generate(&pod, &in_sandbox().running("a").exited("b", 0)), &at(60));
         assert_eq!(last.phase, "Failed");
@@ -562,7 +564,7 @@ mod endings {
     }
 
     #[test]
-    fn a_pod_that_was_never_initialised_loses_only_its_first_init_container() {
+    fn in_a_never_initialised_pod_only_the_first_init_container_is_lost() {
         let pod =
             pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]}));
         let last = final_status(&pod, &generate(&pod, &in_sandbox()), &at(60));
@@ -575,7 +577,7 @@ mod endings {
     }
 
     #[test]
-    fn a_static_pods_final_phase_is_left_alone() {
+    fn the_final_status_keeps_the_phase_of_a_static_pod() {
         let pod = from_file(plain("Always", &["a"]));
         let last = final_status(&pod, &generate(&pod, &in_sandbox().running("a")), &at(60));
         assert_eq!(last.phase, "Running");

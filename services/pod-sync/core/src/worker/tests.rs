@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 
 use super::*;
-use crate::testing::{at, deleting, from_file, in_sandbox, nanos, pod, seen};
+use crate::testing::{at, deleting, empty_observation, from_file, in_sandbox, nanos, pod};
 
 fn with_grace(seconds: i64) -> Pod {
     pod(json!({"terminationGracePeriodSeconds": seconds, "containers": [{"name": "a"}]}))
@@ -31,14 +31,14 @@ fn terminating(pod: &Pod) -> WorkerState {
 }
 
 #[test]
-fn the_first_update_begins_to_sync() {
+fn the_first_update_starts_to_sync() {
     let got = step(None, &update(UpdateKind::Create, &with_grace(30)), &at(0));
     assert_eq!((got.state.phase, got.work), (WorkerPhase::Sync, Some(Work::Sync)));
     assert!(got.state.desired && got.state.started && !got.cancel_running && !got.forget);
 }
 
 #[test]
-fn a_uid_that_nobody_knows_is_not_ended_and_not_kept() {
+fn an_unknown_uid_is_neither_terminated_nor_kept() {
     let pod = with_grace(30);
     for input in [Input::Removed { pod: None }, Input::Removed { pod: Some(&pod) }, Input::Started] {
         let got = step(None, &input, &at(0));
@@ -47,7 +47,7 @@ fn a_uid_that_nobody_knows_is_not_ended_and_not_kept() {
 }
 
 #[test]
-fn a_deletion_is_not_forgotten() {
+fn a_deletion_is_remembered() {
     let state = step(None, &update(UpdateKind::Create, &deleting(with_grace(30))), &at(0)).state;
     assert!(state.deleted);
     let state = step(Some(&state), &update(UpdateKind::Update, &with_grace(30)), &at(1)).state;
@@ -56,7 +56,7 @@ fn a_deletion_is_not_forgotten() {
 }
 
 #[test]
-fn phases_have_their_words() {
+fn worker_phases_have_stable_names() {
     let words: Vec<&str> =
         [WorkerPhase::Sync, WorkerPhase::Terminating, WorkerPhase::Terminated, WorkerPhase::Finished]
             .map(WorkerPhase::as_str)
@@ -65,14 +65,14 @@ fn phases_have_their_words() {
 }
 
 #[test]
-fn a_pod_of_a_final_phase_with_nothing_running_is_only_cleaned() {
+fn a_pod_in_a_final_phase_without_processes_is_only_cleaned_up() {
     let mut pod = with_grace(30);
     pod.status.phase = "Succeeded".into();
-    let observed = seen().sandbox(0, false).exited("a", 0).0;
+    let observed = empty_observation().sandbox(0, false).exited("a", 0).0;
     let input = Input::Update { kind: UpdateKind::Create, pod: &pod, observed: Some(&observed) };
     let got = step(None, &input, &at(0));
     assert_eq!((got.state.phase, got.work, got.ended), (WorkerPhase::Terminated, Some(Work::Clean), true));
-    for observed in [in_sandbox().0, seen().running("a").0] {
+    for observed in [in_sandbox().0, empty_observation().running("a").0] {
         let input = Input::Update { kind: UpdateKind::Create, pod: &pod, observed: Some(&observed) };
         assert_eq!(step(None, &input, &at(0)).state.phase, WorkerPhase::Terminating);
     }
@@ -80,7 +80,7 @@ fn a_pod_of_a_final_phase_with_nothing_running_is_only_cleaned() {
 }
 
 #[test]
-fn each_cause_ends_a_running_pod_and_cancels_its_sync() {
+fn each_cause_terminates_a_running_pod_and_cancels_its_sync() {
     let pod = with_grace(30);
     let deleted = deleting(pod.clone());
     let mut failed = pod.clone();
@@ -101,7 +101,7 @@ fn each_cause_ends_a_running_pod_and_cancels_its_sync() {
 }
 
 #[test]
-fn a_pod_that_had_its_run_ends_without_cancelling_anything() {
+fn a_completed_pod_terminates_without_cancelling() {
     let pod = with_grace(5);
     let got = step(Some(&running(&pod)), &outcome(SyncOutcome::Terminal, &pod), &at(10));
     assert_eq!(got.work, Some(Work::Terminate { kill_deadline_unix_nanos: nanos(15) }));
@@ -109,12 +109,12 @@ fn a_pod_that_had_its_run_ends_without_cancelling_anything() {
 }
 
 #[test]
-fn it_goes_from_terminating_through_terminated_to_finished() {
+fn a_worker_goes_from_terminating_to_terminated_to_finished() {
     let pod = with_grace(5);
     let state =
         step(Some(&running(&pod)), &update(UpdateKind::Update, &deleting(pod.clone())), &at(10)).state;
     let failed = step(Some(&state), &outcome(SyncOutcome::Failed, &pod), &at(11));
-    assert_eq!((failed.state.phase, failed.work), (WorkerPhase::Terminating, None), "tried again later");
+    assert_eq!((failed.state.phase, failed.work), (WorkerPhase::Terminating, None), "retried later");
     let ended = step(Some(&state), &outcome(SyncOutcome::Done, &pod), &at(12));
     assert_eq!(
         (ended.state.phase, ended.work, ended.ended),
@@ -124,9 +124,9 @@ fn it_goes_from_terminating_through_terminated_to_finished() {
     assert_eq!(failed.state.phase, WorkerPhase::Terminated);
     let finished = step(Some(&ended.state), &outcome(SyncOutcome::Done, &pod), &at(14));
     assert_eq!((finished.state.phase, finished.work), (WorkerPhase::Finished, None));
-    assert!(!finished.forget, "the source still names it");
+    assert!(!finished.forget, "the source still has it");
     let gone = step(Some(&finished.state), &Input::Removed { pod: Some(&pod) }, &at(15));
-    assert!(gone.forget && !gone.begin_anew);
+    assert!(gone.forget && !gone.start_new_worker);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_removed_pod_is_forgotten_when_it_has_finished() {
 }
 
 #[test]
-fn a_finished_uid_takes_no_more_updates() {
+fn a_finished_uid_ignores_updates() {
     let pod = with_grace(5);
     let state = WorkerState { phase: WorkerPhase::Finished, desired: true, ..running(&pod) };
     let got = step(Some(&state), &update(UpdateKind::Update, &pod), &at(20));
@@ -145,41 +145,41 @@ fn a_finished_uid_takes_no_more_updates() {
 }
 
 #[test]
-fn the_same_uid_added_anew_begins_again_after_the_end() {
+fn a_uid_added_again_while_terminating_starts_again_afterwards() {
     let pod = with_grace(5);
     let got = step(Some(&terminating(&pod)), &update(UpdateKind::Create, &pod), &at(11));
     assert!(got.state.restart_requested && got.work.is_none() && !got.cancel_running);
     let ended = step(Some(&got.state), &outcome(SyncOutcome::Done, &pod), &at(12)).state;
     let finished = step(Some(&ended), &outcome(SyncOutcome::Done, &pod), &at(13));
-    assert!(finished.forget && finished.begin_anew);
+    assert!(finished.forget && finished.start_new_worker);
     let removed_again = step(Some(&got.state), &Input::Removed { pod: Some(&pod) }, &at(12)).state;
     assert!(!removed_again.restart_requested);
 }
 
 #[test]
-fn a_state_read_back_from_disk_goes_on_where_it_was() {
+fn a_restored_worker_continues_at_its_phase() {
     let pod = with_grace(30);
     let stored = WorkerState { desired: true, ..terminating(&pod) };
     let stored = serde_json::to_string(&stored).unwrap();
-    let state = serde_json::from_str::<WorkerState>(&stored).unwrap().read_back();
+    let state = serde_json::from_str::<WorkerState>(&stored).unwrap().restored();
     let got = step(Some(&state), &update(UpdateKind::Create, &pod), &at(25));
-    assert!(!got.state.restart_requested, "a replay is no request to begin anew");
+    assert!(!got.state.restart_requested, "a replay does not request a new worker");
     assert_eq!(got.work, Some(Work::Terminate { kill_deadline_unix_nanos: nanos(40) }));
     assert_eq!(grace_left_seconds(&got.state, &at(25)), 15);
     assert!(step(Some(&got.state), &update(UpdateKind::Create, &pod), &at(26)).state.restart_requested);
 }
 
 #[test]
-fn a_pod_that_its_source_had_dropped_begins_anew_when_it_is_back_after_a_restart() {
+fn a_removed_pod_that_returns_after_a_restart_starts_again() {
     let pod = with_grace(30);
     let stored = terminating(&pod);
     assert!(!stored.desired);
-    let got = step(Some(&stored.read_back()), &update(UpdateKind::Create, &pod), &at(25));
+    let got = step(Some(&stored.restored()), &update(UpdateKind::Create, &pod), &at(25));
     assert!(got.state.restart_requested);
 }
 
 #[test]
-fn the_grace_left_is_rounded_up_and_never_negative() {
+fn the_remaining_grace_period_is_rounded_up_and_never_negative() {
     let state = terminating(&with_grace(30));
     let mut moment = at(39);
     moment.now_unix_nanos += 1;
@@ -189,12 +189,16 @@ fn the_grace_left_is_rounded_up_and_never_negative() {
 }
 
 #[test]
-fn grace_is_found_in_order_and_zero_stays_zero() {
+fn grace_period_is_the_least_of_deletion_and_override_else_the_spec() {
     let mut pod = with_grace(30);
     assert_eq!(grace_seconds(None, Some(&pod), None), 30);
     assert_eq!(grace_seconds(None, Some(&pod), Some(60)), 60, "an override counts even when it is longer");
     assert_eq!(grace_seconds(Some(20), Some(&pod), Some(60)), 20, "it only shrinks");
-    assert_eq!(grace_seconds(Some(60), Some(&pod), None), 60, "the spec is not asked once a grace is set");
+    assert_eq!(
+        grace_seconds(Some(60), Some(&pod), None),
+        60,
+        "the spec does not count once a grace period is set"
+    );
     pod.metadata.deletion_grace_period_seconds = Some(10);
     assert_eq!(grace_seconds(None, Some(&pod), None), 10);
     assert_eq!(grace_seconds(None, Some(&pod), Some(3)), 3);
@@ -204,7 +208,7 @@ fn grace_is_found_in_order_and_zero_stays_zero() {
 }
 
 #[test]
-fn a_shorter_grace_cancels_what_is_running_and_a_longer_one_changes_nothing() {
+fn a_shorter_grace_period_cancels_the_turn_and_a_longer_one_is_ignored() {
     let mut pod = with_grace(30);
     let state = terminating(&pod);
     let evict = |seconds| Input::Killed { pod: &pod, grace_seconds: Some(seconds), patch: None };
@@ -219,7 +223,7 @@ fn a_shorter_grace_cancels_what_is_running_and_a_longer_one_changes_nothing() {
 }
 
 #[test]
-fn an_eviction_leaves_its_mark_until_the_pod_has_terminated() {
+fn an_eviction_sets_the_status_patch_until_the_pod_has_terminated() {
     let pod = with_grace(30);
     let patch = StatusPatch {
         reason: "Evicted".into(),
@@ -236,7 +240,7 @@ fn an_eviction_leaves_its_mark_until_the_pod_has_terminated() {
 }
 
 #[test]
-fn a_static_pod_that_never_started_finishes_without_any_work() {
+fn a_static_pod_that_never_started_finishes_without_work() {
     let pod = from_file(with_grace(30));
     let waiting = running(&pod);
     assert!(!waiting.started);
@@ -249,7 +253,7 @@ fn a_static_pod_that_never_started_finishes_without_any_work() {
 }
 
 #[test]
-fn a_static_pod_that_was_found_in_the_runtime_has_started() {
+fn a_static_pod_found_in_the_runtime_has_started() {
     let pod = from_file(with_grace(30));
     let observed = in_sandbox().running("a").0;
     let input = Input::Update { kind: UpdateKind::Create, pod: &pod, observed: Some(&observed) };
@@ -257,18 +261,18 @@ fn a_static_pod_that_was_found_in_the_runtime_has_started() {
 }
 
 #[test]
-fn an_orphan_is_ended_with_the_grace_of_its_records_and_then_forgotten() {
+fn an_orphan_terminates_with_the_grace_period_of_its_records() {
     let observed = in_sandbox().running("a").edit(|record| record.termination_grace_seconds = Some(7)).0;
     let got = step(None, &Input::ObservedOrphan { observed: &observed }, &at(10));
     assert_eq!(got.work, Some(Work::TerminateOrphan { kill_deadline_unix_nanos: nanos(17) }));
     assert_eq!(got.state.cause, Some(Reason::OrphanedPod));
     let done = Input::Outcome { outcome: SyncOutcome::Done, pod: None };
     let ended = step(Some(&got.state), &done, &at(11));
-    assert!(ended.forget && ended.ended && !ended.begin_anew);
+    assert!(ended.forget && ended.ended && !ended.start_new_worker);
 }
 
 #[test]
-fn what_a_source_names_is_never_ended_as_an_orphan() {
+fn a_pod_of_a_source_is_never_terminated_as_an_orphan() {
     let state = running(&with_grace(30));
     let observed = in_sandbox().running("a").0;
     let got = step(Some(&state), &Input::ObservedOrphan { observed: &observed }, &at(10));
@@ -276,23 +280,23 @@ fn what_a_source_names_is_never_ended_as_an_orphan() {
 }
 
 #[test]
-fn an_orphan_that_a_source_names_meanwhile_begins_anew_after_its_end() {
+fn an_orphan_that_a_source_sends_starts_again_after_its_termination() {
     let observed = in_sandbox().running("a").0;
     let orphan = step(None, &Input::ObservedOrphan { observed: &observed }, &at(10)).state;
     let named = step(Some(&orphan), &update(UpdateKind::Create, &with_grace(30)), &at(11)).state;
     let done = Input::Outcome { outcome: SyncOutcome::Done, pod: None };
     let ended = step(Some(&named), &done, &at(12));
-    assert!(ended.forget && ended.begin_anew);
+    assert!(ended.forget && ended.start_new_worker);
 }
 
 #[test]
-fn a_removal_of_a_uid_without_a_worker_concerns_nobody() {
+fn the_removal_of_a_uid_without_a_worker_is_ignored() {
     let got = step(None, &Input::Removed { pod: None }, &at(0));
     assert!(got.forget && got.work.is_none());
 }
 
 #[test]
-fn predicates_answer_for_known_and_unknown_uids() {
+fn queries_answer_for_known_and_unknown_uids() {
     let pod = with_grace(30);
     let sync = running(&pod);
     let of = |phase| WorkerState { phase, ..sync.clone() };
@@ -308,12 +312,12 @@ fn predicates_answer_for_known_and_unknown_uids() {
     ];
     for (state, seen_all, expected) in rows {
         let got = [
-            ask::known_terminated(state),
-            ask::could_run(state, seen_all),
-            ask::should_be_finished(state, seen_all),
-            ask::termination_requested(state),
-            ask::runtime_should_be_removed(state, seen_all),
-            ask::content_should_be_removed(state, seen_all),
+            queries::known_terminated(state),
+            queries::could_run(state, seen_all),
+            queries::should_be_finished(state, seen_all),
+            queries::termination_requested(state),
+            queries::runtime_should_be_removed(state, seen_all),
+            queries::content_should_be_removed(state, seen_all),
         ];
         assert_eq!(got, expected, "{state:?}");
     }
@@ -321,12 +325,12 @@ fn predicates_answer_for_known_and_unknown_uids() {
     let deleted = WorkerState { deleted: true, ..terminated };
     let evicted = WorkerState { evicted: true, ..sync };
     for state in [removed, deleted, evicted] {
-        assert!(ask::content_should_be_removed(Some(&state), false));
+        assert!(queries::content_should_be_removed(Some(&state), false));
     }
 }
 
 #[test]
-fn the_next_attempt_comes_as_the_result_says() {
+fn the_next_turn_is_due_by_the_result_of_the_last() {
     let minute = 60 * SECOND;
     for (next, random, expected) in [
         (NextAttempt::Resync, 0.0, 60),
@@ -343,9 +347,9 @@ fn the_next_attempt_comes_as_the_result_says() {
     assert!(next_run_unix_nanos(NextAttempt::Failed, 4 * SECOND, 1.0, &at(0)) < nanos(6));
 }
 
-/// What a random history is made of.
+/// The events of a random history.
 #[derive(Clone, Debug)]
-enum Happens {
+enum HistoryEvent {
     Create,
     Update { deleting: Option<i64>, terminal: bool },
     Removed,
@@ -355,7 +359,7 @@ enum Happens {
     Outcome(SyncOutcome),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn history_event() -> impl Strategy<Value = HistoryEvent> {
     let outcomes = prop::sample::select(vec![
         SyncOutcome::Done,
         SyncOutcome::Terminal,
@@ -363,21 +367,21 @@ fn happens() -> impl Strategy<Value = Happens> {
         SyncOutcome::Cancelled,
     ]);
     prop_oneof![
-        2 => Just(Happens::Create),
+        2 => Just(HistoryEvent::Create),
         2 => (prop::option::weighted(0.2, 0..40_i64), prop::bool::weighted(0.1))
-            .prop_map(|(deleting, terminal)| Happens::Update { deleting, terminal }),
-        1 => Just(Happens::Removed),
-        1 => prop::option::of(0..40_i64).prop_map(Happens::Killed),
-        1 => Just(Happens::Orphan),
-        1 => Just(Happens::Started),
-        4 => outcomes.prop_map(Happens::Outcome),
+            .prop_map(|(deleting, terminal)| HistoryEvent::Update { deleting, terminal }),
+        1 => Just(HistoryEvent::Removed),
+        1 => prop::option::of(0..40_i64).prop_map(HistoryEvent::Killed),
+        1 => Just(HistoryEvent::Orphan),
+        1 => Just(HistoryEvent::Started),
+        4 => outcomes.prop_map(HistoryEvent::Outcome),
     ]
 }
 
 /// The pod as it is when the event happens.
-fn pod_at(event: &Happens, base: &Pod) -> Pod {
+fn pod_at(event: &HistoryEvent, base: &Pod) -> Pod {
     let mut pod = base.clone();
-    if let Happens::Update { deleting: grace, terminal } = event {
+    if let HistoryEvent::Update { deleting: grace, terminal } = event {
         if let Some(grace) = grace {
             pod = deleting(pod);
             pod.metadata.deletion_grace_period_seconds = Some(*grace);
@@ -389,7 +393,7 @@ fn pod_at(event: &Happens, base: &Pod) -> Pod {
     pod
 }
 
-/// What must hold of every transition.
+/// Invariants of every transition.
 fn check(before: Option<&WorkerState>, got: &Transition) -> Result<(), TestCaseError> {
     if let Some(before) = before {
         prop_assert!(got.state.phase >= before.phase);
@@ -402,7 +406,7 @@ fn check(before: Option<&WorkerState>, got: &Transition) -> Result<(), TestCaseE
         prop_assert!(before.phase < WorkerPhase::Terminated || !got.ended);
     }
     prop_assert!(got.state.phase != WorkerPhase::Finished || got.work.is_none());
-    prop_assert!(!got.begin_anew || got.forget);
+    prop_assert!(!got.start_new_worker || got.forget);
     let deadline_set = got.state.kill_deadline_unix_nanos.is_some();
     prop_assert!(got.state.phase != WorkerPhase::Terminating || deadline_set);
     Ok(())
@@ -416,7 +420,7 @@ fn count(counts: &mut BTreeMap<String, usize>, before: Option<&WorkerState>, got
         ("cancel", got.cancel_running),
         ("ended", got.ended),
         ("forget", got.forget),
-        ("begin anew", got.begin_anew),
+        ("start new worker", got.start_new_worker),
         ("runtime only", got.state.runtime_only),
         ("shrunk", shrunk),
     ] {
@@ -425,9 +429,9 @@ fn count(counts: &mut BTreeMap<String, usize>, before: Option<&WorkerState>, got
 }
 
 #[test]
-fn any_history_moves_forward_only_and_its_grace_only_shrinks() {
+fn phases_only_move_forward_and_the_grace_period_only_shrinks() {
     let counts: RefCell<BTreeMap<String, usize>> = RefCell::default();
-    let histories = (prop::collection::vec((happens(), 0..20_i64), 1..25), any::<bool>());
+    let histories = (prop::collection::vec((history_event(), 0..20_i64), 1..25), any::<bool>());
     let mut runner = TestRunner::new(Config { cases: 2000, ..Config::with_source_file(file!()) });
     let result = runner.run(&histories, |(history, is_static)| {
         let base = if is_static { from_file(with_grace(30)) } else { with_grace(30) };
@@ -437,14 +441,16 @@ fn any_history_moves_forward_only_and_its_grace_only_shrinks() {
             now += passed;
             let pod = pod_at(&event, &base);
             let input = match &event {
-                Happens::Create => update(UpdateKind::Create, &pod),
-                Happens::Update { .. } => update(UpdateKind::Update, &pod),
-                Happens::Removed => Input::Removed { pod: Some(&pod) },
-                Happens::Killed(grace) => Input::Killed { pod: &pod, grace_seconds: *grace, patch: None },
-                Happens::Orphan => Input::ObservedOrphan { observed: &observed },
-                Happens::Started => Input::Started,
-                Happens::Outcome(_) if state.is_none() => continue,
-                Happens::Outcome(result) => outcome(*result, &pod),
+                HistoryEvent::Create => update(UpdateKind::Create, &pod),
+                HistoryEvent::Update { .. } => update(UpdateKind::Update, &pod),
+                HistoryEvent::Removed => Input::Removed { pod: Some(&pod) },
+                HistoryEvent::Killed(grace) => {
+                    Input::Killed { pod: &pod, grace_seconds: *grace, patch: None }
+                }
+                HistoryEvent::Orphan => Input::ObservedOrphan { observed: &observed },
+                HistoryEvent::Started => Input::Started,
+                HistoryEvent::Outcome(_) if state.is_none() => continue,
+                HistoryEvent::Outcome(result) => outcome(*result, &pod),
             };
             let got = step(state.as_ref(), &input, &at(now));
             count(&mut counts.borrow_mut(), state.as_ref(), &got);
@@ -459,13 +465,13 @@ fn any_history_moves_forward_only_and_its_grace_only_shrinks() {
 }
 
 #[test]
-fn marks_once_made_stay() {
+fn worker_flags_started_and_deleted_are_never_reset() {
     let (api, file) = (with_grace(5), from_file(with_grace(5)));
     let killed = |pod| Input::Killed { pod, grace_seconds: None, patch: None };
-    // Whoever is killed without a worker is one that a source names; one that was removed stays removed.
+    // A pod that is killed without a worker is desired; a removed pod stays removed.
     assert!(step(None, &killed(&api), &at(0)).state.desired);
     assert!(!step(Some(&terminating(&api)), &killed(&api), &at(11)).state.desired);
-    // Only a static pod may not have begun.
+    // Only a static pod may not have started.
     assert!(step(None, &killed(&api), &at(0)).state.started);
     assert!(!step(None, &killed(&file), &at(0)).state.started);
     let begun = step(Some(&running(&file)), &Input::Started, &at(1)).state;
@@ -479,9 +485,11 @@ fn marks_once_made_stay() {
 }
 
 #[test]
-fn a_sandbox_or_a_container_alone_says_that_a_static_pod_has_begun() {
+fn a_static_pod_with_a_sandbox_or_a_container_has_started() {
     let pod = from_file(with_grace(5));
-    for (observed, begun) in [(seen().0, false), (in_sandbox().0, true), (seen().exited("a", 0).0, true)] {
+    for (observed, begun) in
+        [(empty_observation().0, false), (in_sandbox().0, true), (empty_observation().exited("a", 0).0, true)]
+    {
         let input = Input::Update { kind: UpdateKind::Create, pod: &pod, observed: Some(&observed) };
         assert_eq!(step(None, &input, &at(0)).state.started, begun, "{observed:?}");
     }
@@ -491,7 +499,7 @@ fn a_sandbox_or_a_container_alone_says_that_a_static_pod_has_begun() {
 }
 
 #[test]
-fn only_a_beginning_end_cancels_what_is_done_and_only_a_real_one_is_told() {
+fn only_a_new_termination_cancels_and_only_a_real_end_is_reported() {
     let pod = with_grace(5);
     let again = step(Some(&running(&pod)), &update(UpdateKind::Update, &pod), &at(1));
     assert!(!again.cancel_running && !again.ended);
@@ -500,7 +508,7 @@ fn only_a_beginning_end_cancels_what_is_done_and_only_a_real_one_is_told() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_gives_no_more_than_the_whole_grace() {
+fn a_clock_set_back_never_extends_the_grace_period() {
     let state = terminating(&with_grace(5));
     assert_eq!(grace_left_seconds(&state, &at(12)), 3);
     assert_eq!(grace_left_seconds(&state, &at(-3600)), 5);

@@ -60,31 +60,31 @@ fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn devices_come_before_the_spec_and_services_after_it() {
+fn device_variables_come_before_the_spec_and_services_after_it() {
     let env = build_env(json!({"env": [{"name": "B", "value": "1"}]})).unwrap();
     let names: Vec<&str> = env.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["DEVICE", "A", "B", "DB_SERVICE_HOST"]);
-    assert_eq!(value(&env, "A"), Some("device-a"), "a service never replaces what is there");
+    assert_eq!(value(&env, "A"), Some("device-a"), "a service never replaces another variable");
 }
 
 #[test]
-fn later_sources_override_earlier_ones() {
+fn later_env_from_sources_override_earlier_ones() {
     let from = json!([{"configMapRef": {"name": "cfg"}}, {"secretRef": {"name": "key"}}]);
     let env = build_env(json!({ "envFrom": from })).unwrap();
     assert_eq!((value(&env, "A"), value(&env, "token")), (Some("key-a"), Some("t")));
-    assert_eq!(value(&env, "not-a-c-name"), Some("x"), "every key is taken as it is");
+    assert_eq!(value(&env, "not-a-c-name"), Some("x"), "keys are not validated");
     let env = build_env(json!({"envFrom": from, "env": [{"name": "A", "value": "own"}]})).unwrap();
     assert_eq!(value(&env, "A"), Some("own"));
 }
 
 #[test]
-fn a_prefix_is_put_before_each_key() {
+fn env_from_prefix_is_put_before_each_key() {
     let env = build_env(json!({"envFrom": [{"prefix": "P_", "configMapRef": {"name": "cfg"}}]})).unwrap();
     assert_eq!(value(&env, "P_A"), Some("cfg-a"));
 }
 
 #[test]
-fn values_see_what_was_defined_before_and_then_services() {
+fn env_values_expand_earlier_variables_and_then_services() {
     let env = build_env(json!({"env": [
         {"name": "EARLY", "value": "$(LATE)"},
         {"name": "LATE", "value": "x"},
@@ -96,7 +96,7 @@ fn values_see_what_was_defined_before_and_then_services() {
 }
 
 #[test]
-fn each_kind_of_reference_has_its_value() {
+fn each_kind_of_env_reference_is_resolved() {
     let env = build_env(json!({"env": [
         {"name": "F", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "R", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu"}}},
@@ -111,7 +111,7 @@ fn each_kind_of_reference_has_its_value() {
 }
 
 #[test]
-fn what_is_missing_is_an_error_unless_optional() {
+fn a_missing_env_source_is_an_error_unless_optional() {
     let cases = [
         (json!({"envFrom": [{"configMapRef": {"name": "none"}}]}), "configmap \"none\" not found"),
         (json!({"envFrom": [{"secretRef": {"name": "none"}}]}), "secret \"none\" not found"),
@@ -142,7 +142,7 @@ fn what_is_missing_is_an_error_unless_optional() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_even_when_optional() {
+fn an_unreadable_env_source_is_an_error_even_if_optional() {
     let map = json!({"envFrom": [{"configMapRef": {"name": "broken", "optional": true}}]});
     assert!(build_env(map).unwrap_err().to_string().contains("timeout"));
     let file = json!({"volumeName": "v", "path": "bad.env", "key": "k", "optional": true});
@@ -160,13 +160,13 @@ fn an_unknown_field_path_is_an_error_that_names_the_variable() {
 }
 
 #[test]
-fn the_objects_needed_are_named_once() {
+fn referenced_objects_are_listed_once() {
     let pod = pod(json!({"containers": [{"name": "a",
         "envFrom": [{"configMapRef": {"name": "cfg"}}, {"secretRef": {"name": "key"}}],
         "env": [
             {"name": "X", "valueFrom": {"configMapKeyRef": {"name": "cfg", "key": "k"}}},
             {"name": "Y", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]}]}));
-    let (maps, secrets) = needs_objects(&pod.spec.containers[0]);
+    let (maps, secrets) = referenced_objects(&pod.spec.containers[0]);
     assert_eq!((maps, secrets), (vec!["cfg".to_owned()], vec!["key".to_owned(), "other".to_owned()]));
     assert_eq!(NoObjects.config_map("x"), Ok(None));
     assert_eq!(NoObjects.secret("x"), Ok(None));
@@ -174,11 +174,11 @@ fn the_objects_needed_are_named_once() {
 }
 
 #[test]
-fn keys_of_files_are_asked_for_once_each() {
+fn referenced_files_are_listed_once() {
     let file = |key: &str| json!({"name": key, "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": key}}});
     let pod = pod(
         json!({ "containers": [{"name": "a", "env": [file("A"), file("B"), file("A"), {"name": "X"}]}] }),
     );
     let wanted = |key: &str| ("v".to_owned(), "p".to_owned(), key.to_owned());
-    assert_eq!(needs_files(&pod.spec.containers[0]), [wanted("A"), wanted("B")]);
+    assert_eq!(referenced_files(&pod.spec.containers[0]), [wanted("A"), wanted("B")]);
 }

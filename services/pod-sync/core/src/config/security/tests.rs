@@ -31,7 +31,7 @@ fn good(pod_context: Value, context: Value) -> ContainerSecurity {
 }
 
 #[test]
-fn the_containers_value_goes_before_the_pods_and_the_images() {
+fn container_security_context_overrides_pod_and_image() {
     let image = ImageUser { uid: Some(7), username: "" };
     let named = ImageUser { uid: None, username: "app" };
     for (pods, own, image, user, name) in [
@@ -52,7 +52,7 @@ fn the_containers_value_goes_before_the_pods_and_the_images() {
 fn run_as_non_root_is_verified() {
     let root = "container has runAsNonRoot and image will run as root";
     let image = |uid, username| ImageUser { uid, username };
-    for (own, image, problem) in [
+    for (own, image, detail) in [
         (json!({"runAsUser": 0}), image(Some(5), ""), Some("container's runAsUser breaks non-root policy")),
         (json!({"runAsUser": 5}), image(Some(0), ""), None),
         (json!({}), image(Some(0), ""), Some(root)),
@@ -67,14 +67,14 @@ fn run_as_non_root_is_verified() {
         ),
     ] {
         let got = of(json!({"runAsNonRoot": true}), own, &SecurityInputs { image_user: image, ..inputs() });
-        let expected = problem.map(|problem| format!("{problem} (pod: \"web_shop(u-1)\", container: a)"));
+        let expected = detail.map(|detail| format!("{detail} (pod: \"web_shop(u-1)\", container: a)"));
         assert_eq!(got.err().map(|error| error.to_string()), expected);
     }
     assert!(of(json!({"runAsNonRoot": true}), json!({"runAsNonRoot": false}), &inputs()).is_ok());
 }
 
 #[test]
-fn groups_are_those_of_the_files_of_the_pod_and_of_its_volumes() {
+fn supplemental_groups_are_fsgroup_pod_groups_and_volume_groups() {
     let context = json!({"fsGroup": 1, "supplementalGroups": [2, 3], "supplementalGroupsPolicy": "Strict"});
     let with = SecurityInputs { volume_groups: &[9], ..inputs() };
     let got = of(context.clone(), json!({}), &with).unwrap();
@@ -84,7 +84,7 @@ fn groups_are_those_of_the_files_of_the_pod_and_of_its_volumes() {
 }
 
 #[test]
-fn seccomp_is_unconfined_unless_said_otherwise() {
+fn seccomp_is_unconfined_by_default() {
     let profile = |type_: &str| match type_ {
         "Localhost" => json!({"seccompProfile": {"type": type_, "localhostProfile": "p.json"}}),
         _ => json!({"seccompProfile": {"type": type_}}),
@@ -103,7 +103,7 @@ fn seccomp_is_unconfined_unless_said_otherwise() {
 }
 
 #[test]
-fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
+fn apparmor_profile_is_field_then_annotation_then_pod_field() {
     let field = |type_: &str| match type_ {
         "Localhost" => json!({"appArmorProfile": {"type": type_, "localhostProfile": "p"}}),
         _ => json!({"appArmorProfile": {"type": type_}}),
@@ -130,7 +130,7 @@ fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
 }
 
 #[test]
-fn switches_and_capabilities_are_passed_on_as_typed() {
+fn capabilities_and_flags_are_passed_unchanged() {
     let got = good(
         json!({}),
         json!({"privileged": true, "readOnlyRootFilesystem": true,
@@ -145,7 +145,7 @@ fn switches_and_capabilities_are_passed_on_as_typed() {
 }
 
 #[test]
-fn selinux_is_the_containers_or_the_pods() {
+fn selinux_options_of_the_container_override_the_pods() {
     let label = |level: &str| json!({"seLinuxOptions": {"level": level}});
     let level = |pods, own| good(pods, own).selinux.map(|selinux| selinux.level);
     assert_eq!(level(label("s0"), json!({})).as_deref(), Some("s0"));
@@ -154,7 +154,7 @@ fn selinux_is_the_containers_or_the_pods() {
 }
 
 #[test]
-fn paths_are_hidden_unless_proc_is_unmasked() {
+fn paths_are_masked_unless_proc_mount_is_unmasked() {
     let further = ["/sys/devices/system/cpu/cpu0/thermal_throttle".to_owned()];
     let with = SecurityInputs { masked_paths: &further, ..inputs() };
     let got = of(json!({}), json!({}), &with).unwrap();
@@ -168,7 +168,7 @@ fn paths_are_hidden_unless_proc_is_unmasked() {
 }
 
 #[test]
-fn namespaces_follow_the_pod() {
+fn namespaces_follow_the_pod_spec() {
     use NamespaceMode::{Container, Node, Pod};
     for (spec, network, ipc, pid) in [
         (json!({}), Pod, Pod, Container),
@@ -183,7 +183,7 @@ fn namespaces_follow_the_pod() {
 }
 
 #[test]
-fn an_ephemeral_container_sees_the_processes_of_its_target() {
+fn an_ephemeral_container_joins_the_pid_namespace_of_its_target() {
     let target = SecurityInputs { target_id: Some("cid"), ..inputs() };
     let got = of(json!({}), json!({}), &target).unwrap().namespaces;
     assert_eq!((got.pid, got.target_id.as_str()), (NamespaceMode::Target, "cid"));
@@ -193,7 +193,7 @@ fn an_ephemeral_container_sees_the_processes_of_its_target() {
 }
 
 #[test]
-fn the_sandbox_is_privileged_when_any_container_is() {
+fn the_sandbox_is_privileged_if_any_container_is() {
     let privileged = json!({"name": "p", "securityContext": {"privileged": true}});
     for (spec, expected) in [
         (json!({"containers": [{"name": "a"}]}), false),
@@ -205,7 +205,7 @@ fn the_sandbox_is_privileged_when_any_container_is() {
 }
 
 #[test]
-fn the_sandboxes_group_needs_a_user() {
+fn run_as_group_of_the_sandbox_needs_a_user() {
     let run = |context: Value| {
         let got = of_sandbox(&pod(json!({ "securityContext": context })), &[], None);
         (got.run_as_user, got.run_as_group)
@@ -215,7 +215,7 @@ fn the_sandboxes_group_needs_a_user() {
 }
 
 #[test]
-fn what_is_not_known_is_an_error_and_never_the_weaker_choice() {
+fn unknown_security_values_are_errors_never_the_weaker_choice() {
     for (pods, own, expected) in [
         (
             json!({"seccompProfile": {"type": "Localhost"}}),
@@ -268,7 +268,7 @@ fn what_is_not_known_is_an_error_and_never_the_weaker_choice() {
 }
 
 #[test]
-fn an_unknown_kind_of_profile_is_an_error_even_where_nothing_was_checked_before() {
+fn an_unknown_profile_kind_is_an_error_even_without_admission() {
     let own = |field: &str, kind: &str| -> SecurityContext {
         serde_json::from_value(json!({ field: {"type": kind} })).unwrap()
     };

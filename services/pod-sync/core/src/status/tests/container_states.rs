@@ -2,10 +2,13 @@ use super::*;
 use crate::observation::UserObservation;
 
 #[test]
-fn before_its_first_record_a_container_waits() {
-    assert_eq!(waiting(only(&generate(&plain("Always", &["a"]), &seen()))), Some(("ContainerCreating", "")));
-    assert_eq!(waiting(only(&generate(&with_init(), &seen()))), Some(("PodInitializing", "")));
-    assert_eq!(only(&generate(&plain("Always", &["a"]), &seen())).image, "app:v1");
+fn a_container_without_a_record_is_waiting() {
+    assert_eq!(
+        waiting(only(&generate(&plain("Always", &["a"]), &empty_observation()))),
+        Some(("ContainerCreating", ""))
+    );
+    assert_eq!(waiting(only(&generate(&with_init(), &empty_observation()))), Some(("PodInitializing", "")));
+    assert_eq!(only(&generate(&plain("Always", &["a"]), &empty_observation())).image, "app:v1");
 }
 
 #[test]
@@ -26,7 +29,7 @@ fn a_created_record_waits_without_a_reason() {
 }
 
 #[test]
-fn an_exited_record_shows_the_runtimes_words() {
+fn an_exited_record_shows_the_runtimes_reason_and_message() {
     let seen = in_sandbox().exited("a", 3).edit(|record| {
         record.message = "boom".into();
         record.termination_message = "last words".into();
@@ -41,10 +44,10 @@ fn an_exited_record_shows_the_runtimes_words() {
 }
 
 #[test]
-fn the_user_is_the_one_that_the_runtime_reports_in_each_list() {
+fn container_users_are_those_that_the_runtime_reports() {
     let pod = pod(json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
         "initContainers": [{"name": "i"}], "ephemeralContainers": [{"name": "e"}]}));
-    let as_user = |seen: Seen, uid: i64, groups: &[i64]| {
+    let as_user = |seen: ObservationBuilder, uid: i64, groups: &[i64]| {
         let user = UserObservation { uid, gid: uid * 2, supplemental_groups: groups.to_vec() };
         seen.edit(|record| record.user = Some(Box::new(user)))
     };
@@ -58,7 +61,7 @@ fn the_user_is_the_one_that_the_runtime_reports_in_each_list() {
         list.iter().map(user).collect::<Vec<_>>()
     };
     assert_eq!(users(&status.init_container_statuses), [json!({"linux": {"uid": 7, "gid": 14}})]);
-    // Of the newest record, of one of which it is not told, and of a container without a record.
+    // The newest record, a record without a reported user, and a container without a record.
     let regular = [json!({"linux": {"uid": 0, "gid": 0}}), Value::Null, Value::Null];
     assert_eq!(users(&status.container_statuses), regular);
     let groups = json!({"linux": {"uid": 1000, "gid": 2000, "supplementalGroups": [2000, 3000]}});
@@ -73,19 +76,19 @@ fn the_second_newest_record_is_the_last_state() {
 }
 
 #[test]
-fn an_unknown_record_of_what_was_running_counts_as_lost() {
+fn an_unknown_record_of_a_running_container_is_lost() {
     let pod = plain("Always", &["a"]);
     let old = generate(&pod, &in_sandbox().running("a"));
     let status = then(&pod, &in_sandbox().unknown("a"), &old);
     assert_eq!(ended(&only(&status).state), Some((137, STATUS_UNKNOWN_REASON)));
     let message = &only(&status).state.terminated.as_ref().unwrap().message;
-    assert_eq!(message, "The container was running before, and the runtime cannot tell its state");
+    assert_eq!(message, "The container was running before, and the runtime reports its state as unknown");
     assert_eq!(only(&status).restart_count, 1);
     assert_eq!(waiting(only(&generate(&pod, &in_sandbox().unknown("a")))), Some(("", "")));
 }
 
 #[test]
-fn a_lost_record_of_what_was_running_is_told_in_the_last_state() {
+fn a_missing_record_of_a_running_container_is_lost_in_the_last_state() {
     let pod = plain("Always", &["a"]);
     let old = generate(&pod, &in_sandbox().running("a"));
     let status = then(&pod, &in_sandbox(), &old);
@@ -96,14 +99,14 @@ fn a_lost_record_of_what_was_running_is_told_in_the_last_state() {
 }
 
 #[test]
-fn a_terminated_status_stays_when_its_record_is_gone() {
+fn a_terminated_status_is_kept_when_its_record_is_removed() {
     let pod = plain("Never", &["a"]);
     let old = generate(&pod, &in_sandbox().exited("a", 3));
     assert_eq!(then(&pod, &in_sandbox(), &old).container_statuses, old.container_statuses);
 }
 
 #[test]
-fn restart_count_and_last_state_are_carried_while_waiting() {
+fn restart_count_and_last_state_are_kept_while_waiting() {
     let pod = plain("Always", &["a"]);
     let mut old = generate(&pod, &in_sandbox());
     old.container_statuses[0].restart_count = 4;
@@ -114,10 +117,10 @@ fn restart_count_and_last_state_are_carried_while_waiting() {
 }
 
 #[test]
-fn a_failed_start_shows_its_reason_and_moves_the_end_to_the_last_state() {
+fn a_failed_start_shows_its_reason_and_moves_the_exit_to_the_last_state() {
     let pod = plain("Always", &["a"]);
-    let failures = StartFailures::from([("a".into(), ("ErrImagePull".into(), "no such host".into()))]);
-    let inputs = StatusInputs { failures, ..inputs() };
+    let start_errors = StartErrors::from([("a".into(), ("ErrImagePull".into(), "no such host".into()))]);
+    let inputs = StatusInputs { start_errors, ..inputs() };
     let fresh = generate_status(&pod, &in_sandbox().0, None, &inputs, &at(60));
     assert_eq!(waiting(only(&fresh)), Some(("ErrImagePull", "no such host")));
     let again = generate_status(&pod, &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
@@ -125,11 +128,11 @@ fn a_failed_start_shows_its_reason_and_moves_the_end_to_the_last_state() {
     assert_eq!(ended(&only(&again).last_state), Some((1, "Error")));
     let done =
         generate_status(&plain("Never", &["a"]), &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
-    assert_eq!(ended(&only(&done).state), Some((1, "Error")), "it will not start again");
+    assert_eq!(ended(&only(&done).state), Some((1, "Error")), "it does not restart");
 }
 
 #[test]
-fn a_back_off_shows_as_crash_loop() {
+fn back_off_is_shown_as_crash_loop_back_off() {
     let pod = plain("Always", &["a"]);
     let wait = |reason| {
         [ContainerWait {
@@ -153,17 +156,17 @@ fn a_back_off_shows_as_crash_loop() {
 
 #[test]
 fn a_completed_init_container_is_never_shown_as_waiting() {
-    let failures = StartFailures::from([("i".into(), ("X".into(), String::new()))]);
-    let inputs = StatusInputs { failures, ..inputs() };
+    let start_errors = StartErrors::from([("i".into(), ("X".into(), String::new()))]);
+    let inputs = StatusInputs { start_errors, ..inputs() };
     let status = generate_status(&with_init(), &in_sandbox().exited("i", 0).0, None, &inputs, &at(60));
     assert_eq!(ended(&status.init_container_statuses[0].state), Some((0, "Completed")));
     assert!(status.init_container_statuses[0].ready);
 }
 
 #[test]
-fn an_init_container_that_could_not_be_begun_shows_why() {
-    let failures = StartFailures::from([("i".into(), ("ErrImagePull".into(), "no such host".into()))]);
-    let inputs = StatusInputs { failures, ..inputs() };
+fn an_init_container_that_failed_to_start_shows_the_reason() {
+    let start_errors = StartErrors::from([("i".into(), ("ErrImagePull".into(), "no such host".into()))]);
+    let inputs = StatusInputs { start_errors, ..inputs() };
     for seen in [in_sandbox(), in_sandbox().created("i"), in_sandbox().exited("i", 1)] {
         let status = generate_status(&with_init(), &seen.0, None, &inputs, &at(60));
         assert_eq!(waiting(&status.init_container_statuses[0]), Some(("ErrImagePull", "no such host")));
@@ -171,11 +174,11 @@ fn an_init_container_that_could_not_be_begun_shows_why() {
 }
 
 #[test]
-fn at_the_end_what_may_have_run_and_has_not_ended_is_lost() {
+fn the_final_status_declares_started_containers_without_an_exit_lost() {
     let entry = |state: serde_json::Value, ready: bool| json!({"name": "x", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "state": state});
     let (waits, runs) = (json!({"waiting": {"reason": "X"}}), json!({"running": {}}));
     for (inits, regular, initialised, lost) in [
-        // Something ran, although its init container never was ready.
+        // A regular container ran, although its init container was never ready.
         (
             vec![entry(waits.clone(), false)],
             vec![entry(runs, false), entry(waits.clone(), false)],
@@ -201,7 +204,7 @@ fn at_the_end_what_may_have_run_and_has_not_ended_is_lost() {
 }
 
 #[test]
-fn an_init_container_without_a_record_has_completed_when_a_regular_one_was_made() {
+fn an_init_container_without_a_record_completed_if_a_regular_one_exists() {
     let status = generate(&with_init(), &in_sandbox().running("a"));
     let got = status.init_container_statuses[0].state.terminated.clone().unwrap();
     assert_eq!((got.exit_code, got.reason.as_str()), (0, "Completed"));
@@ -214,11 +217,14 @@ fn an_init_container_without_a_record_has_completed_when_a_regular_one_was_made(
 }
 
 #[test]
-fn regular_ones_are_sorted_by_name_and_init_ones_as_in_the_spec() {
+fn container_statuses_are_sorted_by_name_and_init_ones_as_in_the_spec() {
     let names = |list: &[ContainerStatus]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&generate(&plain("Always", &["b", "a"]), &seen()).container_statuses), ["a", "b"]);
+    assert_eq!(
+        names(&generate(&plain("Always", &["b", "a"]), &empty_observation()).container_statuses),
+        ["a", "b"]
+    );
     let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "z"}, {"name": "y"}]}));
-    assert_eq!(names(&generate(&pod, &seen()).init_container_statuses), ["z", "y"]);
+    assert_eq!(names(&generate(&pod, &empty_observation()).init_container_statuses), ["z", "y"]);
 }
 
 fn pod_of(resources: serde_json::Value) -> Pod {
@@ -226,7 +232,7 @@ fn pod_of(resources: serde_json::Value) -> Pod {
 }
 
 #[test]
-fn volume_mounts_and_resources_are_told() {
+fn volume_mounts_and_resources_are_in_the_container_status() {
     let pod =
         pod(json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}, "volumeMounts": [
         {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"},
@@ -234,24 +240,24 @@ fn volume_mounts_and_resources_are_told() {
         {"name": "x", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": "Enabled"}]}]}));
     let mounts = |recursive_read_only| {
         let inputs = StatusInputs { recursive_read_only, ..inputs() };
-        let status = generate_status(&pod, &seen().0, None, &inputs, &at(60));
+        let status = generate_status(&pod, &empty_observation().0, None, &inputs, &at(60));
         only(&status).volume_mounts.iter().map(|m| m.recursive_read_only.clone()).collect::<Vec<_>>()
     };
     let text = |word: &str| Some(word.to_owned());
     assert_eq!(mounts(true), [text("Enabled"), None, text("Enabled")]);
     assert_eq!(mounts(false), [text("Disabled"), None, text("Enabled")]);
-    let status = generate(&pod, &seen());
+    let status = generate(&pod, &empty_observation());
     assert_eq!(only(&status).allocated_resources, pod.spec.containers[0].resources.requests);
     assert!(only(&status).resources.is_some());
-    assert_eq!(only(&generate(&plain("Always", &["a"]), &seen())).resources, None);
+    assert_eq!(only(&generate(&plain("Always", &["a"]), &empty_observation())).resources, None);
     let limited = pod_of(json!({"limits": {"cpu": "1"}}));
-    assert!(only(&generate(&limited, &seen())).resources.is_some());
+    assert!(only(&generate(&limited, &empty_observation())).resources.is_some());
 }
 
 #[test]
-fn readiness_is_what_probes_say_and_false_for_what_does_not_run() {
+fn readiness_follows_probes_and_is_false_for_stopped_containers() {
     let pod = plain("Always", &["a"]);
-    let run = |seen: &Seen, readiness| {
+    let run = |seen: &ObservationBuilder, readiness| {
         let inputs = StatusInputs { readiness: BTreeMap::from([("a".to_owned(), readiness)]), ..inputs() };
         let status = generate_status(&pod, &seen.0, None, &inputs, &at(60));
         (only(&status).ready, only(&status).started)
@@ -263,14 +269,14 @@ fn readiness_is_what_probes_say_and_false_for_what_does_not_run() {
 }
 
 #[test]
-fn what_was_removed_so_that_all_begin_anew_waits_for_that_and_counts_one_more() {
+fn a_container_removed_by_restart_all_waits_with_one_more_restart() {
     let rule = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let pod =
         pod(json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "restartPolicy": "Never"}],
         "containers": [{"name": "a", "restartPolicy": "Never", "restartPolicyRules": rule}, {"name": "b"}]}));
     let runs = generate(&pod, &in_sandbox().exited("i", 0).running("a").running("b"));
     assert_eq!(condition(&runs, "AllContainersRestarting"), ("False", "", ""));
-    // The one that asked is removed last.
+    // The triggering container is removed last.
     let half = then(&pod, &in_sandbox().exited("a", 42), &runs);
     assert_eq!(condition(&half, "AllContainersRestarting"), ("True", "RestartAllContainersStarted", ""));
     assert_eq!(ended(&only(&half).state), Some((42, "Error")));
@@ -291,7 +297,7 @@ fn what_was_removed_so_that_all_begin_anew_waits_for_that_and_counts_one_more() 
 }
 
 #[test]
-fn a_container_that_never_started_shows_the_epoch() {
+fn a_container_that_never_started_terminated_at_the_epoch() {
     let pod = plain("Never", &["a"]);
     let mut seen = in_sandbox().exited("a", 128);
     for record in &mut seen.0.containers {

@@ -1,0 +1,7 @@
+//! What sets pods in motion: the streams of pod-config, runtime-shim and resource-manager, and the requests of [`server`].
+
+pub mod evictions;
+pub mod machine;
+pub mod pod_cidr;
+pub mod server;
+pub mod streams;

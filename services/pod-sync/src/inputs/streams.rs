@@ -1,0 +1,426 @@
+//! The two main inputs: the desired pods of pod-config and the observations of runtime-shim.
+
+use std::collections::BTreeSet;
+use std::future::ready;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use keelson_kube_model::Pod;
+use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
+use keelson_proto::keelson::pod_config::v1 as config;
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
+use keelson_proto::keelson::runtime::v1 as runtime;
+use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Observation;
+use keelson_service_kit::{LoopHandle, ObjectRef, Signal, follow};
+
+use crate::effects::Effects;
+use crate::inputs::evictions;
+use crate::inputs::evictions::EvictionOrders;
+use crate::node::RuntimeView;
+use crate::state::observed::{Observed, observation};
+use crate::state::pod_state::{DesiredPod, PodState};
+use crate::state::registry::PodRegistry;
+use crate::turn::lifecycle::begin_worker;
+use crate::turn::{lifecycle, panic_quarantine};
+
+/// How much of the two streams has arrived.
+#[derive(Debug, Default)]
+pub struct Sources {
+    state: Mutex<State>,
+    /// The orders to end pods, which a pod may arrive after.
+    pub orders: Arc<EvictionOrders>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// UIDs that pod-config has sent since the stream was opened.
+    sent: BTreeSet<String>,
+    /// Sources that have reported all of their pods.
+    reported: BTreeSet<String>,
+    /// All sources.
+    configured: BTreeSet<String>,
+    /// Every source has reported, and its pods are in the registry.
+    ready: bool,
+    /// The replay of runtime-shim is complete.
+    runtime_synced: bool,
+    runtime: RuntimeView,
+    /// UIDs of that replay, until it is complete.
+    replayed: BTreeSet<String>,
+}
+
+impl Sources {
+    /// Without anything received yet.
+    pub fn new(orders: Arc<EvictionOrders>) -> Self {
+        Self { state: Mutex::default(), orders }
+    }
+
+    /// Records a UID of runtime-shim's replay, until the replay is complete.
+    fn record_replayed(&self, uid: &str) {
+        let mut state = self.state();
+        if !state.runtime_synced {
+            state.replayed.insert(uid.to_owned());
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether every source of pods has reported.
+    pub fn ready(&self) -> bool {
+        self.state().ready
+    }
+}
+
+/// Follows the desired pods of pod-config.
+pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
+    let context = effects.context.clone();
+    let clients = effects.clients.clone();
+    let open = move || {
+        let mut client = clients.pods();
+        async move { client.watch_pods(config::WatchPodsRequest {}).await }
+    };
+    let on = move |signal: Signal<config::WatchPodsResponse>| {
+        match signal {
+            Signal::Opened => {
+                let mut state = sources.state();
+                state.sent.clear();
+                state.reported.clear();
+            }
+            Signal::Message(message) => {
+                if let Some(item) = message.item {
+                    receive_desired(&effects, &sources, item);
+                }
+            }
+            Signal::Lost(status) => {
+                tracing::debug!(
+                    error = status.message(),
+                    "pod-config is unavailable; the desired pods stay in effect"
+                );
+            }
+        }
+        ready(())
+    };
+    follow("pod-config", &context.progress, &context.shutdown, open, on).await;
+}
+
+fn receive_desired(effects: &Arc<Effects>, sources: &Sources, item: Desired) {
+    match item {
+        Desired::Pod(pod) => {
+            sources.state().sent.insert(pod.uid.clone());
+            let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
+            let uid = pod.uid.clone();
+            // A panic must not end the loop that all pods arrive through.
+            let accepted = panic_quarantine::guard(effects, object, || accept(effects, sources, pod));
+            if accepted.is_none() {
+                begin_worker(effects, &uid);
+            }
+            if let Some(Err(error)) = accepted {
+                tracing::error!(%error, "cannot decode a pod of pod-config; it is not started");
+            }
+        }
+        Desired::GoneUid(uid) => {
+            sources.state().sent.remove(&uid);
+            if sources.ready() {
+                lifecycle::remove(effects, &uid);
+            }
+        }
+        Desired::SourceReady(ready) => {
+            let mut state = sources.state();
+            state.configured = ready.configured.into_iter().collect();
+            state.reported.insert(ready.source);
+        }
+        Desired::Synced(_) => {
+            let ready = {
+                let mut state = sources.state();
+                // An empty list of sources never counts as ready.
+                state.ready = !state.configured.is_empty() && state.configured.is_subset(&state.reported);
+                state.ready
+            };
+            if ready {
+                all_sources_ready(effects, sources);
+            }
+        }
+    }
+}
+
+/// Accepts a pod of pod-config: stores it, and wakes or starts its worker. Before every source has reported, what the runtime holds of its UID
+/// belongs to the pod itself; what it holds later belongs to an earlier incarnation.
+fn accept(
+    effects: &Arc<Effects>,
+    sources: &Sources,
+    sent: config::DesiredPod,
+) -> Result<(), serde_json::Error> {
+    let uid = sent.uid.clone();
+    let raw = sent.pod_json;
+    if came_back(effects, &uid, sent.added_unix_nanos) {
+        tracing::info!(
+            pod = format!("{}/{}", sent.namespace, sent.name),
+            uid,
+            "the pod was removed from its source and added again; restarting it"
+        );
+        lifecycle::remove(effects, &uid);
+    }
+    let known =
+        effects.registry.with(&uid, |e| (e.worker.desired, e.desired.as_ref().is_some_and(|w| w.raw == raw)));
+    if known == Some((true, true)) {
+        return Ok(());
+    }
+    let mut pod: Pod = serde_json::from_slice(&raw)?;
+    if pod.is_mirror() {
+        // The static pod itself comes from its own source.
+        return Ok(());
+    }
+    pod.shrink_to_fit();
+    let pod = Arc::new(pod);
+    let desired = DesiredPod {
+        pod: Arc::clone(&pod),
+        // A copy: the bytes of the message keep its whole receive buffer alive.
+        raw: Bytes::copy_from_slice(&raw),
+        source: sent.source,
+        origin: sent.origin,
+        traceparent: sent.traceparent,
+        revision: sent.revision,
+        added_unix_nanos: sent.added_unix_nanos,
+    };
+    if sources.ready() && lifecycle::await_cleanup(effects, &desired) {
+        return Ok(());
+    }
+    let kind =
+        if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
+    let observed = effects.registry.unclaimed().remove(&uid);
+    if let Some(observed) = &observed
+        && !observed.sandboxes.is_empty()
+        && observed.any_sandbox_ready()
+    {
+        effects.registry.adopt_name(&pod);
+    }
+    begin(effects, sources, &desired, kind, observed);
+    effects.publisher.report_refused_resize(&desired);
+    Ok(())
+}
+
+/// Whether a known pod was removed from its source and added again since it was sent last. pod-config may have sent only the addition.
+fn came_back(effects: &Effects, uid: &str, added: i64) -> bool {
+    let is_other = |state: &mut PodState| {
+        state.worker.desired && state.desired.as_ref().is_some_and(|known| known.added_unix_nanos != added)
+    };
+    added != 0 && effects.registry.with(uid, is_other) == Some(true)
+}
+
+fn begin(
+    effects: &Arc<Effects>,
+    sources: &Sources,
+    desired: &DesiredPod,
+    kind: UpdateKind,
+    observed: Option<Observed>,
+) {
+    let uid = desired.pod.metadata.uid.as_str();
+    lifecycle::set_desired(effects, desired, kind, observed);
+    // It may have been observed before it was put into the registry.
+    let late = effects.registry.unclaimed().remove(uid);
+    if let Some(late) = late {
+        effects.registry.record_observation(uid, late);
+    }
+    effects.publisher.publish_first(uid);
+    begin_worker(effects, uid);
+    evictions::carry_out(effects, &sources.orders, uid);
+}
+
+/// Every source has reported: pods that none has are ended, and the other services may remove what they do not know.
+fn all_sources_ready(effects: &Arc<Effects>, sources: &Sources) {
+    let sent = sources.state().sent.clone();
+    for uid in effects.registry.uids().into_iter().filter(|uid| !sent.contains(uid)) {
+        let known = effects.registry.with(&uid, |e| {
+            let restored = std::mem::take(&mut e.restored);
+            e.wake.notify_one();
+            (e.incarnation, e.worker.clone(), e.desired.is_some(), restored, Arc::clone(&e.observed))
+        });
+        let Some((incarnation, state, has_pod, restored, observed)) = known else { continue };
+        if state.desired {
+            lifecycle::remove(effects, &uid);
+        } else if restored && state.phase == WorkerPhase::Finished {
+            lifecycle::forget(effects, &uid, incarnation);
+        } else if state.phase == WorkerPhase::Sync && !has_pod {
+            // The pod left its source while this service was down: what runs of it is an orphan.
+            lifecycle::forget_as_orphan(effects, &uid, incarnation, observed);
+        }
+    }
+    effects.publisher.documents.complete();
+    effects.registry.desired_state.sets.sources_are_ready();
+    end_orphans(effects, sources);
+}
+
+/// Ends what the runtime runs and no source has. Only after all sources and the runtime have reported everything.
+fn end_orphans(effects: &Arc<Effects>, sources: &Sources) {
+    let orphans: Vec<(String, Observed)> = {
+        let state = sources.state();
+        if !state.ready || !state.runtime_synced {
+            return;
+        }
+        drop(state);
+        let live = |o: &Observed| o.anything_running() || o.any_sandbox_ready();
+        effects
+            .registry
+            .unclaimed()
+            .iter()
+            .filter(|(_, o)| live(o))
+            .map(|(u, o)| (u.clone(), Arc::clone(o)))
+            .collect()
+    };
+    for (uid, observed) in orphans {
+        tracing::info!(uid, pod = observed.name, "ending a pod that runs although no source has it");
+        let begun = lifecycle::apply(effects, &uid, &Input::ObservedOrphan { observed: &observed });
+        if begun.is_some_and(|transition| transition.work.is_some()) {
+            effects.publisher.metrics.pods.orphan();
+        }
+        effects.registry.unclaimed().remove(&uid);
+    }
+}
+
+/// Follows the observations of runtime-shim.
+pub async fn follow_runtime(effects: Arc<Effects>, sources: Arc<Sources>) {
+    let context = effects.context.clone();
+    let clients = effects.clients.clone();
+    let open = move || {
+        let mut client = clients.runtime();
+        async move { client.watch_pods(runtime::WatchPodsRequest::default()).await }
+    };
+    let on = move |signal: Signal<runtime::WatchPodsResponse>| {
+        match signal {
+            Signal::Opened => {
+                let mut state = sources.state();
+                state.runtime_synced = false;
+                state.replayed.clear();
+            }
+            Signal::Message(message) => {
+                if let Some(item) = message.item {
+                    receive_observation(&effects, &sources, item);
+                }
+            }
+            Signal::Lost(status) => {
+                let message = format!("runtime-shim is unavailable: {}", status.message());
+                sources.state().runtime_synced = false;
+                effects.registry.node.runtime.send_modify(|view| {
+                    view.ready = false;
+                    view.message = message;
+                });
+            }
+        }
+        ready(())
+    };
+    follow("runtime-shim", &context.progress, &context.shutdown, open, on).await;
+}
+
+fn receive_observation(effects: &Arc<Effects>, sources: &Sources, item: Observation) {
+    match item {
+        Observation::Pod(pod) => {
+            let uid = pod.uid.clone();
+            sources.record_replayed(&uid);
+            record(effects, sources, &uid, observation(pod));
+        }
+        Observation::GoneUid(uid) => gone(effects, &uid),
+        Observation::State(state) => {
+            sources.state().runtime = RuntimeView {
+                name: state.name,
+                version: state.version,
+                ready: state.ready,
+                network_ready: state.network_ready,
+                message: state.message,
+                // Of the default handler; handlers of runtime classes are not looked at.
+                recursive_read_only: state
+                    .handlers
+                    .iter()
+                    .any(|handler| handler.name.is_empty() && handler.recursive_read_only_mounts),
+            };
+            publish_runtime(effects, sources);
+        }
+        Observation::Synced(_) => {
+            let missing: Vec<String> = {
+                let mut state = sources.state();
+                state.runtime_synced = true;
+                let replayed = std::mem::take(&mut state.replayed);
+                effects.registry.unclaimed().retain(|uid, _| replayed.contains(uid));
+                effects.registry.uids().into_iter().filter(|uid| !replayed.contains(uid)).collect()
+            };
+            for uid in missing {
+                gone(effects, &uid);
+            }
+            publish_runtime(effects, sources);
+            end_orphans(effects, sources);
+        }
+    }
+}
+
+/// The runtime has nothing of the pod any more. What is known here may be newer than this message, so a fresh read decides.
+fn gone(effects: &Arc<Effects>, uid: &str) {
+    effects.registry.with(uid, |state| {
+        if state.awaits_cleanup {
+            state.wake.notify_one();
+        } else if state.has_leftovers() || state.freshness.stale().is_some() {
+            // During a read too, which may still have found what is gone by now.
+            state.freshness.invalidate();
+            state.wake.notify_one();
+        }
+        state.gone = true;
+    });
+    // The order matters: if the UID is forgotten between the two, it is added to `unclaimed`.
+    effects.registry.unclaimed().remove(uid);
+}
+
+fn record(effects: &Arc<Effects>, sources: &Sources, uid: &str, observed: Observed) {
+    if effects.registry.record_observation(uid, Arc::clone(&observed)) {
+        return;
+    }
+    effects.registry.unclaimed().insert(uid.to_owned(), Arc::clone(&observed));
+    // The UID may have arrived between the two.
+    if effects.registry.record_observation(uid, observed) {
+        effects.registry.unclaimed().remove(uid);
+        return;
+    }
+    end_orphans(effects, sources);
+}
+
+fn publish_runtime(effects: &Effects, sources: &Sources) {
+    let view = {
+        let state = sources.state();
+        RuntimeView { ready: state.runtime.ready && state.runtime_synced, ..state.runtime.clone() }
+    };
+    effects.registry.node.runtime.send_if_modified(|current| {
+        let changed = *current != view;
+        *current = view;
+        changed
+    });
+}
+
+/// Reports progress at each heartbeat and updates the gauges.
+pub async fn heartbeat(effects: Arc<Effects>, progress: LoopHandle, gauge: impl Fn(&PodRegistry) + Send) {
+    loop {
+        progress.tick();
+        gauge(&effects.registry);
+        tokio::select! {
+            () = effects.context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use keelson_config::{Config, ServiceName};
+    use keelson_service_kit::Context;
+
+    #[tokio::test]
+    async fn uids_of_runtime_shim_are_recorded_only_during_its_replay() {
+        let context = Context::detached(ServiceName::PodSync, Config::default());
+        let (effects, sources) = (Effects::new(context, None), Sources::default());
+        let pod = |uid: &str| Observation::Pod(runtime::RuntimePod { uid: uid.into(), ..Default::default() });
+        receive_observation(&effects, &sources, pod("replayed"));
+        assert_eq!(sources.state().replayed.len(), 1);
+        receive_observation(&effects, &sources, Observation::Synced(Default::default()));
+        receive_observation(&effects, &sources, pod("later"));
+        assert!(sources.state().replayed.is_empty());
+        assert!(effects.registry.unclaimed().contains_key("replayed"), "the replay contained it");
+    }
+}

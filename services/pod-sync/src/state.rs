@@ -1,0 +1,13 @@
+//! The state of pod-sync: one [`pod_state::PodState`] per UID in the [`registry::PodRegistry`], what the other services are to hold of
+//! each pod, and the records that outlive the process. Nothing here calls another service.
+
+pub mod desired_state;
+pub mod eviction_inputs;
+pub mod observed;
+pub mod pending_trigger;
+pub mod pod_state;
+pub mod probe_tasks;
+pub mod registry;
+pub mod store;
+pub mod sync_streams;
+pub mod volume_messages;

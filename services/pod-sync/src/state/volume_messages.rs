@@ -1,0 +1,371 @@
+//! A pod's volumes as messages to volume-manager, which reads no Pod JSON.
+
+use std::collections::BTreeSet;
+
+use keelson_kube_model::{
+    Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList,
+    ServiceAccountTokenProjection, Volume, VolumeProjection,
+};
+use keelson_pod_sync_core::config::{DownwardValue, TokenAccess, downward_value, token_access};
+use keelson_proto::keelson::volume_manager::v1 as volume;
+use keelson_proto::keelson::volume_manager::v1::file_source::Source as FileSource;
+use keelson_proto::keelson::volume_manager::v1::file_volume::Kind;
+use keelson_proto::keelson::volume_manager::v1::volume::Source;
+
+/// The API's default for the lifetime of a token, in seconds (volumes.md §9.6).
+const TOKEN_SECONDS: i64 = 3600;
+
+/// The volumes that some container of a pod mounts (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
+/// pods may use of the machine, empty while it is unknown; `tokens`: the control plane issues service account tokens.
+pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volume::Volume> {
+    let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name));
+    let message = |volume: &Volume| volume::Volume {
+        name: volume.name.clone(),
+        source: Some(source(pod, volume, allocatable, tokens)),
+    };
+    used.map(message).collect()
+}
+
+/// The sizes in bytes of the huge pages that a pod requests, in any container or as a whole (volumes.md §10.1).
+pub fn huge_page_sizes(pod: &Pod) -> Vec<i64> {
+    let own = containers(pod).map(|container| &container.resources);
+    let lists = own.chain(&pod.spec.resources).flat_map(|resources| [&resources.requests, &resources.limits]);
+    let requested = lists.flatten().filter(|(_, amount)| amount.value() > 0);
+    let sizes: BTreeSet<i64> = requested
+        .filter_map(|(name, _)| Quantity::parse(name.strip_prefix("hugepages-")?).ok())
+        .map(|size| size.value())
+        .collect();
+    sizes.into_iter().collect()
+}
+
+/// Every container of a pod, of each kind.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.containers().map(|(_, container)| container)
+}
+
+fn is_used(pod: &Pod, name: &str) -> bool {
+    containers(pod).any(|container| {
+        container.volume_mounts.iter().any(|mount| mount.name == name)
+            || container.volume_devices.iter().any(|device| device.name == name)
+    })
+}
+
+fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {
+    if let Some(empty) = &volume.empty_dir {
+        return Source::EmptyDir(volume::EmptyDir {
+            medium: empty.medium.clone(),
+            size_limit_bytes: empty.size_limit.as_ref().map_or(0, Quantity::value),
+        });
+    }
+    if let Some(host) = &volume.host_path {
+        return Source::HostPath(volume::HostPath {
+            path: host.path.clone(),
+            r#type: host.type_.clone().unwrap_or_default(),
+        });
+    }
+    let (kind, sources, mode) = if let Some(map) = &volume.config_map {
+        let source = object("ConfigMap", &map.name, &map.items, map.optional);
+        (Kind::ConfigMap, vec![source], map.default_mode)
+    } else if let Some(secret) = &volume.secret {
+        let source = object("Secret", &secret.secret_name, &secret.items, secret.optional);
+        (Kind::Secret, vec![source], secret.default_mode)
+    } else if let Some(fields) = &volume.downward_api {
+        let source = downward(pod, &fields.items, allocatable);
+        (Kind::DownwardApi, vec![source], fields.default_mode)
+    } else if let Some(projected) = &volume.projected {
+        (Kind::Projected, projections(pod, projected, allocatable, tokens), projected.default_mode)
+    } else {
+        return Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned());
+    };
+    Source::Files(volume::FileVolume {
+        kind: kind.into(),
+        sources: sources.into_iter().map(|source| volume::FileSource { source: Some(source) }).collect(),
+        default_mode: mode.map(bits),
+        nested: nested(pod, &volume.name),
+    })
+}
+
+fn projections(
+    pod: &Pod,
+    projected: &ProjectedVolumeSource,
+    allocatable: &ResourceList,
+    tokens: bool,
+) -> Vec<FileSource> {
+    let one = |source: &VolumeProjection| {
+        if let Some(map) = &source.config_map {
+            return object("ConfigMap", &map.name, &map.items, map.optional);
+        }
+        if let Some(secret) = &source.secret {
+            return object("Secret", &secret.name, &secret.items, secret.optional);
+        }
+        if let Some(fields) = &source.downward_api {
+            return downward(pod, &fields.items, allocatable);
+        }
+        if let Some(projection) = source.service_account_token.as_ref().filter(|_| tokens) {
+            return token(pod, projection);
+        }
+        let field = match source {
+            VolumeProjection { service_account_token: Some(_), .. } => "serviceAccountToken",
+            VolumeProjection { cluster_trust_bundle: Some(_), .. } => "clusterTrustBundle",
+            VolumeProjection { pod_certificate: Some(_), .. } => "podCertificate",
+            _ => "a source of an unknown kind",
+        };
+        FileSource::Unsupported(field.to_owned())
+    };
+    projected.sources.iter().map(one).collect()
+}
+
+/// A token of the pod's service account.
+fn token(pod: &Pod, projection: &ServiceAccountTokenProjection) -> FileSource {
+    let TokenAccess { mode, owner } = token_access(pod);
+    FileSource::Token(volume::ServiceAccountToken {
+        service_account: pod.spec.service_account_name.clone(),
+        audience: projection.audience.clone(),
+        expiration_seconds: projection.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+        path: projection.path.clone(),
+        mode,
+        owner_uid: owner,
+    })
+}
+
+fn object(kind: &str, name: &str, items: &[KeyToPath], optional: Option<bool>) -> FileSource {
+    let item = |item: &KeyToPath| volume::KeyFile {
+        key: item.key.clone(),
+        path: item.path.clone(),
+        mode: item.mode.map(bits),
+    };
+    FileSource::Object(volume::ObjectFiles {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        items: items.iter().map(item).collect(),
+        optional: optional == Some(true),
+    })
+}
+
+fn downward(pod: &Pod, items: &[DownwardApiVolumeFile], allocatable: &ResourceList) -> FileSource {
+    use volume::downward_file::Value;
+    let one = |item: &DownwardApiVolumeFile| {
+        let value = match downward_value(pod, item, allocatable) {
+            DownwardValue::Value(text) => Value::Content(text.into_bytes()),
+            DownwardValue::Invalid(why) => Value::Error(why),
+            DownwardValue::NeedsAllocatable => {
+                Value::WaitsFor("resource-manager to report what pods may use of the machine".to_owned())
+            }
+        };
+        volume::DownwardFile { path: item.path.clone(), mode: item.mode.map(bits), value: Some(value) }
+    };
+    FileSource::Downward(volume::DownwardFiles { files: items.iter().map(one).collect() })
+}
+
+/// Permission bits; 0 for a value that validation refuses.
+fn bits(mode: i32) -> u32 {
+    u32::try_from(mode).unwrap_or(0)
+}
+
+/// Folders in a volume at which a container mounts another volume, the outermost of each branch, relative to the
+/// volume (volumes.md §9.1).
+fn nested(pod: &Pod, name: &str) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for container in containers(pod) {
+        let mounts = &container.volume_mounts;
+        for own in mounts.iter().filter(|mount| mount.name == name) {
+            let own = parts(&own.mount_path);
+            let others =
+                mounts.iter().filter(|mount| mount.name != name).map(|mount| parts(&mount.mount_path));
+            let below: BTreeSet<Vec<&str>> = others
+                .filter(|other| other.len() > own.len() && other.starts_with(&own))
+                .map(|other| other[own.len()..].to_vec())
+                .collect();
+            let is_outermost =
+                |path: &&Vec<&str>| !below.iter().any(|o| o.len() < path.len() && path.starts_with(o));
+            found.extend(below.iter().filter(is_outermost).map(|path| path.join("/")));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// The components of a path of a container.
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(mounts: serde_json::Value, volumes: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "labels": {"tier": "front"}},
+            "spec": {
+                "containers": [{"name": "c", "volumeMounts": mounts}],
+                "initContainers": [{"name": "i", "volumeMounts": [{"name": "early", "mountPath": "/e"}]}],
+                "volumes": volumes
+            }
+        }))
+        .unwrap()
+    }
+
+    fn only(mounts: serde_json::Value, volume: serde_json::Value) -> volume::FileVolume {
+        let messages = messages(&pod(mounts, json!([volume])), &ResourceList::new(), false);
+        match messages.into_iter().next().and_then(|volume| volume.source) {
+            Some(Source::Files(files)) => files,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn at(path: &str) -> serde_json::Value {
+        json!([{"name": "v", "mountPath": path}])
+    }
+
+    #[test]
+    fn config_map_secret_and_downward_volumes_have_sources_modes_and_optional() {
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "configMap": {"name": "m", "defaultMode": 420, "optional": true,
+                "items": [{"key": "k", "path": "p", "mode": 256}]}}),
+        );
+        assert_eq!((files.kind(), files.default_mode), (Kind::ConfigMap, Some(0o644)));
+        let item = volume::KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
+        let object = |kind: &str, name: &str, items, optional| {
+            let (kind, name) = (kind.to_owned(), name.to_owned());
+            FileSource::Object(volume::ObjectFiles { kind, name, items, optional })
+        };
+        assert_eq!(files.sources[0].source, Some(object("ConfigMap", "m", vec![item], true)));
+        let files = only(at("/v"), json!({"name": "v", "secret": {"secretName": "s"}}));
+        assert_eq!((files.kind(), files.default_mode), (Kind::Secret, None));
+        assert_eq!(files.sources[0].source, Some(object("Secret", "s", vec![], false)));
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "downwardAPI": {"items": [
+                {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['tier']"}},
+                {"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}},
+                {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}},
+            ]}}),
+        );
+        assert_eq!(files.kind(), Kind::DownwardApi);
+        let Some(FileSource::Downward(fields)) = &files.sources[0].source else { panic!("{files:?}") };
+        use volume::downward_file::Value;
+        assert_eq!(fields.files[0].value, Some(Value::Content(b"front".to_vec())));
+        assert!(matches!(&fields.files[1].value, Some(Value::Error(why)) if why.contains("status.podIP")));
+        assert!(
+            matches!(&fields.files[2].value, Some(Value::WaitsFor(what)) if what.contains("resource-manager"))
+        );
+    }
+
+    #[test]
+    fn projected_sources_keep_their_order_and_unsupported_ones_are_named() {
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "projected": {"defaultMode": 256, "sources": [
+                {"secret": {"name": "s"}},
+                {"serviceAccountToken": {"path": "token"}},
+                {"downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                {"clusterTrustBundle": {"path": "ca"}},
+                {"configMap": {"name": "m"}},
+                {"podCertificate": {"signerName": "x/y"}},
+            ]}}),
+        );
+        assert_eq!((files.kind(), files.default_mode), (Kind::Projected, Some(0o400)));
+        let names: Vec<String> = files
+            .sources
+            .into_iter()
+            .map(|source| match source.source.unwrap() {
+                FileSource::Object(object) => format!("{}/{}", object.kind, object.name),
+                FileSource::Downward(_) => "downward".to_owned(),
+                FileSource::Token(token) => format!("token {}", token.path),
+                FileSource::Unsupported(field) => field,
+            })
+            .collect();
+        let desired = [
+            "Secret/s",
+            "serviceAccountToken",
+            "downward",
+            "clusterTrustBundle",
+            "ConfigMap/m",
+            "podCertificate",
+        ];
+        assert_eq!(names, desired);
+    }
+
+    #[test]
+    fn a_projected_token_has_its_account_lifetime_and_mode() {
+        let volume = json!({"name": "v", "projected": {"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"serviceAccountToken": {"path": "other", "audience": "vault"}},
+        ]}});
+        let mut pod = pod(at("/v"), json!([volume]));
+        pod.spec.service_account_name = "web".into();
+        let sources = |pod: &Pod| match messages(pod, &ResourceList::new(), true).remove(0).source {
+            Some(Source::Files(files)) => files.sources.into_iter().filter_map(|source| source.source),
+            other => panic!("{other:?}"),
+        };
+        let token = |audience: &str, expiration_seconds, path: &str, mode| {
+            FileSource::Token(volume::ServiceAccountToken {
+                service_account: "web".into(),
+                audience: audience.into(),
+                expiration_seconds,
+                path: path.into(),
+                mode,
+                owner_uid: None,
+            })
+        };
+        let both = |mode| vec![token("", 3607, "token", mode), token("vault", 3600, "other", mode)];
+        assert_eq!(sources(&pod).collect::<Vec<_>>(), both(None));
+        pod.spec.security_context = serde_json::from_value(json!({"fsGroup": 5})).unwrap();
+        assert_eq!(sources(&pod).collect::<Vec<_>>(), both(Some(0o600)));
+    }
+
+    #[test]
+    fn volumes_that_no_container_mounts_are_left_out() {
+        let map = |name: &str| json!({"name": name, "configMap": {"name": "m"}});
+        let unused = [
+            json!({"name": "none", "emptyDir": {}}),
+            json!({"name": "host", "hostPath": {"path": "/none", "type": "Directory"}}),
+            json!({"name": "claim", "persistentVolumeClaim": {"claimName": "none"}}),
+        ];
+        let mut volumes =
+            vec![map("v"), map("early"), map("unused"), json!({"name": "disk", "emptyDir": {}})];
+        volumes.extend(unused);
+        let mut pod = pod(at("/v"), json!(volumes));
+        let device = json!([{"name": "disk", "devicePath": "/dev/x"}]);
+        pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
+        let names: Vec<String> =
+            messages(&pod, &ResourceList::new(), false).into_iter().map(|volume| volume.name).collect();
+        assert_eq!(names, ["v", "early", "disk"]);
+    }
+
+    #[test]
+    fn huge_page_sizes_are_those_requested_once_each() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web"},
+            "spec": {
+                "resources": {"requests": {"hugepages-64Ki": "64Ki"}},
+                "containers": [
+                    {"name": "a", "resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}},
+                    {"name": "b", "resources": {"requests": {"hugepages-2Mi": "2Mi", "hugepages-1Mi": "0"}}},
+                ],
+                "initContainers": [{"name": "i", "resources": {"limits": {"hugepages-1Gi": "1Gi"}}}],
+            }
+        }))
+        .unwrap();
+        assert_eq!(huge_page_sizes(&pod), [64 << 10, 2 << 20, 1 << 30]);
+        let none: Pod = serde_json::from_value(json!({"metadata": {}, "spec": {"containers": []}})).unwrap();
+        assert!(huge_page_sizes(&none).is_empty());
+    }
+
+    #[test]
+    fn nested_mount_points_are_the_outermost_ones_below_a_volume() {
+        let mounts = json!([
+            {"name": "v", "mountPath": "/etc/app/"},
+            {"name": "a", "mountPath": "/etc/app/one"},
+            {"name": "b", "mountPath": "/etc/app/one/two"},
+            {"name": "c", "mountPath": "/etc/./app//deep/er"},
+            {"name": "d", "mountPath": "/etc/application"},
+            {"name": "e", "mountPath": "/etc"},
+        ]);
+        let files = only(mounts, json!({"name": "v", "secret": {"secretName": "s"}}));
+        assert_eq!(files.nested, ["deep/er", "one"]);
+    }
+}
