@@ -1,20 +1,20 @@
 //! The command line.
 
+mod candidates;
 mod etcd;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use clap_complete::ArgValueCandidates;
+use clap::{ArgAction, Args, Parser, Subcommand};
 use keelson_config::ServiceName;
 
+pub(crate) use self::candidates::Candidates;
 pub(crate) use self::etcd::EtcdArgs;
-use crate::cmd::completion;
-use crate::cmd::config::ConfigArgs;
 use crate::human::{parse_duration, parse_interval};
 use crate::metrics::Sort;
+use crate::output::Format;
 
 /// The default run folder of an agent.
 pub(crate) const DEFAULT_RUN_DIR: &str = "/run/keelson";
@@ -67,19 +67,6 @@ pub(crate) struct Global {
     pub(crate) no_color: bool,
     #[command(flatten)]
     pub(crate) etcd: EtcdArgs,
-}
-
-/// Output format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// Aligned columns
-    Table,
-    /// More columns
-    Wide,
-    /// JSON
-    Json,
-    /// YAML
-    Yaml,
 }
 
 #[derive(Debug, Subcommand)]
@@ -207,7 +194,7 @@ pub(crate) enum GetWhat {
     #[command(visible_aliases = ["pod", "po"])]
     Pods {
         /// Names of pods [default: all of the namespace]
-        #[arg(add = ArgValueCandidates::new(completion::pods))]
+        #[arg(add = Candidates::Pods)]
         names: Vec<String>,
         #[command(flatten)]
         watch: WatchArgs,
@@ -216,7 +203,7 @@ pub(crate) enum GetWhat {
     #[command(visible_aliases = ["service", "svc"])]
     Services {
         /// Names of services [default: all]
-        #[arg(add = ArgValueCandidates::new(completion::services))]
+        #[arg(add = Candidates::Services)]
         names: Vec<String>,
         #[command(flatten)]
         watch: WatchArgs,
@@ -242,7 +229,7 @@ pub(crate) enum GetWhat {
     #[command(visible_aliases = ["volume", "vol"])]
     Volumes {
         /// Names of pods [default: all of the namespace]
-        #[arg(add = ArgValueCandidates::new(completion::pods))]
+        #[arg(add = Candidates::Pods)]
         pods: Vec<String>,
         #[command(flatten)]
         watch: WatchArgs,
@@ -289,7 +276,7 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     /// Name of the pod
-    #[arg(add = ArgValueCandidates::new(completion::pods))]
+    #[arg(add = Candidates::Pods)]
     pub(crate) pod: String,
     /// Container [default: the annotated one, else the first]
     #[arg(short, long, value_name = "NAME")]
@@ -308,7 +295,7 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// Name of the pod
-    #[arg(add = ArgValueCandidates::new(completion::pods))]
+    #[arg(add = Candidates::Pods)]
     pub(crate) pod: String,
     /// Container [default: the annotated one, else the first]
     #[arg(short, long, value_name = "NAME")]
@@ -348,7 +335,7 @@ pub(crate) enum DescribeWhat {
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
         /// Names of pods [default: all of the namespace]
-        #[arg(add = ArgValueCandidates::new(completion::pods))]
+        #[arg(add = Candidates::Pods)]
         names: Vec<String>,
     },
     /// The node: conditions, sizes, pods
@@ -410,7 +397,7 @@ pub(crate) enum PodNames {
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
         /// Names of pods
-        #[arg(required = true, add = ArgValueCandidates::new(completion::pods))]
+        #[arg(required = true, add = Candidates::Pods)]
         names: Vec<String>,
     },
 }
@@ -429,7 +416,7 @@ pub(crate) enum DeleteWhat {
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
         /// Names of pods
-        #[arg(required = true, add = ArgValueCandidates::new(completion::pods))]
+        #[arg(required = true, add = Candidates::Pods)]
         names: Vec<String>,
     },
     /// With --etcd: the configuration under the node's key, so that only its files are in effect
@@ -469,7 +456,7 @@ pub(crate) enum ServicesWhat {
     /// Restart services and wait until they serve again; containers keep running
     Restart {
         /// Names of services
-        #[arg(required_unless_present = "all", add = ArgValueCandidates::new(completion::supervised))]
+        #[arg(required_unless_present = "all", add = Candidates::SupervisedServices)]
         names: Vec<String>,
         /// All services but init, one after the other
         #[arg(long, conflicts_with = "names")]
@@ -497,20 +484,36 @@ pub(crate) enum GrpcWhat {
 #[derive(Debug, Args)]
 pub(crate) struct GrpcListArgs {
     /// Name of a service
-    #[arg(add = ArgValueCandidates::new(completion::services))]
+    #[arg(add = Candidates::Services)]
     pub(crate) service: Option<ServiceName>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GrpcCallArgs {
     /// Name of the service
-    #[arg(add = ArgValueCandidates::new(completion::services))]
+    #[arg(add = Candidates::Services)]
     pub(crate) service: ServiceName,
     /// Name of the method, prefixed with its API where two APIs have one of that name
     pub(crate) method: String,
     /// The request as JSON, or - for standard input; for a stream, several one after another
     #[arg(default_value = "{}", value_name = "JSON")]
     pub(crate) message: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) what: ConfigWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigWhat {
+    /// Show each value of the KubeletConfiguration in force, and the default, file, drop-in or flag that sets it
+    Show {
+        /// Show what the services read instead, resolved from flags, files and the machine
+        #[arg(long)]
+        resolved: bool,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use keelson_config::ServiceName;
 
 use crate::host::Group;
-use crate::output::{Colour, notice};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +99,14 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// The error of a command about keys of etcd without `--etcd`.
+    pub(crate) fn only_with_etcd(command: &str) -> Self {
+        Self::Usage {
+            message: format!("`keelson {command}` is about a key of etcd"),
+            hint: "--etcd names the members, as `etcd.endpoints` of the KeelsonConfiguration does".into(),
+        }
+    }
+
     /// What the person can do about it, where that is known.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
@@ -181,20 +188,6 @@ impl CliError {
                 | Self::EtcdUnavailable { .. }
                 | Self::NodeUnreachable { .. }
         )
-    }
-
-    /// Prints an `error:` line, and a `try:` line where there is a hint. An error of several lines, such as one of a
-    /// manifest, gets an `error:` line for each.
-    pub(crate) fn print(&self, colour: Colour) {
-        if matches!(self, Self::CommandEnded { .. } | Self::Signalled { .. }) {
-            return;
-        }
-        for line in self.to_string().lines() {
-            notice(&format!("{} {}", colour.paint("1;31", "error:"), crate::table::printable(line)));
-        }
-        if let Some(hint) = self.hint() {
-            notice(&format!("{} {hint}", colour.paint("1;36", "try:")));
-        }
     }
 }
 

@@ -6,14 +6,17 @@
 //!
 //! The README and `keelson --help` list the exit codes; [`error`] maps each error to one.
 //!
-//! [`cmd`] has one module per command. [`agent`] is the only module that calls a service, and [`watch`] follows one across its
-//! restarts. [`fleet`] talks to etcd instead of an agent, for a fleet of nodes. [`status`], [`human`], [`suggest`],
-//! [`row_tracker`], [`metrics`] and [`waterfall`] do no I/O.
+//! The layers, from the top: [`dispatch`] selects the command; [`fleet`] has the commands that talk to etcd instead of an agent, for
+//! a fleet of nodes; [`cmd`] has one module per command; [`session`] is what every command gets; [`pods`] resolves the names of
+//! pods, and [`watch`] follows a service across its restarts; [`agent`] is the only module that calls a service; [`args`] is the
+//! command line; [`output`] and [`error`] are at the bottom. [`status`], [`human`], [`suggest`], [`row_tracker`], [`metrics`] and
+//! [`waterfall`] do no I/O.
 
 mod agent;
 mod args;
 mod cmd;
 mod describer;
+mod dispatch;
 mod error;
 mod fleet;
 mod host;
@@ -25,6 +28,8 @@ mod row_tracker;
 mod sanitize;
 mod screen;
 mod service_manager;
+mod session;
+mod sources;
 mod status;
 mod suggest;
 mod table;
@@ -62,7 +67,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match run_to_end(cli) {
         Ok(()) | Err(CliError::BrokenPipe) => ExitCode::SUCCESS,
         Err(error) => {
-            error.print(colour);
+            output::print_error(&error, colour);
             ExitCode::from(error.exit_code())
         }
     }
@@ -73,7 +78,7 @@ fn run_to_end(cli: Cli) -> Result<(), CliError> {
         .enable_all()
         .build()
         .map_err(|source| CliError::AsyncRuntime { source })?
-        .block_on(cmd::dispatch(cli))
+        .block_on(dispatch::run(cli))
 }
 
 #[cfg(test)]

@@ -2,13 +2,27 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::args::Format;
 use crate::error::CliError;
 use crate::sanitize;
+use crate::table::printable;
+
+/// Output format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Aligned columns
+    Table,
+    /// More columns
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
 
 /// Writes `text` to standard output and flushes it. Control characters are escaped, except colour sequences where standard output
 /// is a terminal.
@@ -36,6 +50,20 @@ pub(crate) fn notice(text: &str) {
     // Ignore an error: there is no other place to report that standard error is closed.
     let text = sanitize::lines(text, io::stderr().is_terminal());
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Prints an `error:` line, and a `try:` line where there is a hint. An error of several lines, such as one of a
+/// manifest, gets an `error:` line for each.
+pub(crate) fn print_error(error: &CliError, colour: Colour) {
+    if matches!(error, CliError::CommandEnded { .. } | CliError::Signalled { .. }) {
+        return;
+    }
+    for line in error.to_string().lines() {
+        notice(&format!("{} {}", colour.paint("1;31", "error:"), printable(line)));
+    }
+    if let Some(hint) = error.hint() {
+        notice(&format!("{} {hint}", colour.paint("1;36", "try:")));
+    }
 }
 
 /// Whether the format is for programs.

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::agent::Agent;
 use crate::error::CliError;
 use crate::human;
+use crate::sources;
 use crate::suggest::similar_names;
 
 /// A pod of this node.
@@ -189,7 +190,7 @@ pub(crate) async fn resolve<'a>(
                 Some(first) => format!(
                     "`keelson get sources`: {} manifest errors, the first at {}: {}",
                     problems.len(),
-                    crate::cmd::get_sources::location(first),
+                    sources::location(first),
                     crate::table::printable(&first.message)
                 ),
                 None => hint,

@@ -11,9 +11,9 @@ use serde_json::json;
 use tonic::{Response, Status, Streaming};
 
 use crate::agent::Agent;
-use crate::args::{Format, WatchArgs};
+use crate::args::WatchArgs;
 use crate::error::CliError;
-use crate::output;
+use crate::output::{self, Format};
 use crate::row_tracker::{Change, Row};
 use crate::table::GrowingTable;
 

@@ -12,15 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{
-    ApiFile, ApiTls, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, Paths, ServiceName, UrlHeaders,
+    ApiFile, ApiTls, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName, UrlHeaders,
 };
-use keelson_init_core::{Document, KubeconfigError, flatten_kubeconfig, set_exec_credential};
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::Value;
 
 use crate::certificates::{self, ClientKubeconfig, UnusedPair};
-use crate::exec_login::{CredentialStore, Login};
-use crate::yaml;
+use crate::kubeconfig::KubeconfigFileError;
 
 /// The services that connect to the control plane.
 pub(crate) const CONTROL_PLANE_CLIENTS: [ServiceName; 2] = [ServiceName::PodConfig, ServiceName::NodeStatus];
@@ -37,18 +35,9 @@ pub(crate) enum CopyError {
     /// It cannot be read.
     #[error("cannot read {} that {field} names", path.display())]
     Read { path: PathBuf, field: &'static str, source: io::Error },
-    /// It is not a valid kubeconfig, or names something unavailable.
-    #[error("invalid kubeconfig: {}", path.display())]
-    Kubeconfig { path: PathBuf, source: KubeconfigError },
-    /// Its user has an exec plugin that has not returned a credential yet.
-    #[error("invalid kubeconfig: {}: {field}: {command} has returned no credential yet", path.display())]
-    Login { path: PathBuf, field: String, command: String },
-    /// It is not YAML.
-    #[error("invalid kubeconfig")]
-    Yaml(#[source] yaml::ReadError),
-    /// The kubeconfig for a requested certificate cannot be written.
-    #[error("cannot write the kubeconfig {}", path.display())]
-    WriteKubeconfig { path: PathBuf, source: io::Error },
+    /// The kubeconfig cannot be used or written.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigFileError),
     /// A certificate from node-status is not accepted.
     #[error(transparent)]
     Collect(certificates::CollectError),
@@ -80,10 +69,7 @@ impl CopyError {
 
     /// Whether the kubeconfig is invalid or incomplete, which can be fixed at any time.
     pub(crate) fn is_kubeconfig_error(&self) -> bool {
-        matches!(
-            self,
-            Self::Kubeconfig { .. } | Self::Login { .. } | Self::Yaml(_) | Self::WriteKubeconfig { .. }
-        )
+        matches!(self, Self::Kubeconfig(_))
     }
 }
 
@@ -161,7 +147,9 @@ impl CopySet {
     fn add_kubelets_pair(&mut self, tls: &ApiTls, now: i64) {
         let (pair, unused_pair) = match certificates::self_signed_pair(tls, now) {
             Ok(pair) => (pair, None),
-            Err(UnusedPair::Incomplete(error)) => return self.errors.push(error),
+            Err(UnusedPair::Incomplete { certificate, key }) => {
+                return self.errors.push(CopyError::IncompletePair { certificate, key });
+            }
             Err(UnusedPair::Unusable(why)) => (None, Some(why)),
         };
         self.unused_pair = unused_pair;
@@ -175,7 +163,7 @@ impl CopySet {
                 Ok(Some(ClientKubeconfig::Own(flat))) => (Some(flat), None),
                 Ok(Some(ClientKubeconfig::Bootstrap(flat))) => (None, Some(flat)),
                 Ok(None) => (None, None),
-                Err(error) => return self.errors.push(error),
+                Err(error) => return self.errors.push(error.into()),
             };
         self.uses_bootstrap = bootstrap.is_some();
         self.is_pending |= self.uses_bootstrap;
@@ -252,38 +240,6 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, CopyError> {
     fs::read(path).map_err(|source| CopyError::Read { path: path.to_owned(), field, source })
 }
 
-/// The kubeconfig in the file of `flag`.
-pub(crate) fn kubeconfig_document(flag: &'static str, path: &Path) -> Result<Document, CopyError> {
-    yaml::read(flag, path).map_err(CopyError::Yaml)
-}
-
-/// A self-contained kubeconfig, and the exec plugin of its user.
-fn flat_and_login(flag: &'static str, path: &Path) -> Result<(Value, Option<Login>), CopyError> {
-    let document = kubeconfig_document(flag, path)?;
-    let mut from_disk = |path: &Path| fs::read(path).map_err(|error| error.to_string());
-    let flat = flatten_kubeconfig(&document.root, Path::new(&document.folder), &mut from_disk)
-        .map_err(|source| CopyError::Kubeconfig { path: path.to_owned(), source })?;
-    let login = Login::of(&flat, &document.root);
-    Ok((flat.document, login))
-}
-
-/// The exec plugin of the user of a kubeconfig, if it has one.
-pub(crate) fn login(flag: &'static str, path: &Path) -> Result<Option<Login>, CopyError> {
-    flat_and_login(flag, path).map(|(_, login)| login)
-}
-
-/// A self-contained kubeconfig, with the credential from its exec plugin.
-pub(crate) fn flat_kubeconfig(paths: &Paths, flag: &'static str, path: &Path) -> Result<Value, CopyError> {
-    let (mut flat, login) = flat_and_login(flag, path)?;
-    let Some(login) = login else { return Ok(flat) };
-    let Some((credential, generation)) = CredentialStore::read(paths).get(&login) else {
-        let (field, command) = (login.exec.field, login.exec.command);
-        return Err(CopyError::Login { path: path.to_owned(), field, command });
-    };
-    set_exec_credential(&mut flat, &credential, &generation);
-    Ok(flat)
-}
-
 /// The result of an update of the copies.
 #[derive(Debug)]
 pub(crate) struct CopyReport {
@@ -327,7 +283,7 @@ pub(crate) fn update_copies(config: &Config) -> CopyReport {
         match certificates::write_kubeconfig(api) {
             // It may refer to a pair that is stored already.
             Ok(()) => copies = CopySet::of(config, now),
-            Err(error) => errors.push(error),
+            Err(error) => errors.push(error.into()),
         }
     }
     copies.write(config);

@@ -1,6 +1,7 @@
+use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use keelson_config::Kubernetes;
+use keelson_config::{Kubernetes, ServiceName};
 use keelson_service_kit::Progress;
 use serde_json::json;
 

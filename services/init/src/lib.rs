@@ -15,10 +15,12 @@ mod credential_copies;
 mod credential_providers;
 mod dirs;
 mod drop_ins;
+mod exec_credentials;
 mod exec_login;
 mod flags_file;
 mod foreign_kubelet;
 mod host;
+mod kubeconfig;
 pub mod launch;
 pub mod leftover_processes;
 pub mod lock;
@@ -41,7 +43,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use keelson_config::{Beside, Config, ControlPlane, ServiceName};
+use keelson_config::{Config, ConfigExtras, ControlPlane, ServiceName};
 use keelson_init_core::{
     Level, Note, Resolved, configuration_line, folders, load_error, merge_error, startup_error,
 };
@@ -57,6 +59,7 @@ use tonic::service::Routes;
 use crate::cli::Cli;
 use crate::credential_copies::{CopyError, CopyReport};
 use crate::credential_providers::ProvidersCopy;
+use crate::kubeconfig::KubeconfigFileError;
 use crate::launch::Launcher;
 use crate::node_configuration::{ConfigInputs, NodeConfiguration};
 use crate::reload::{Reload, Stamp};
@@ -234,7 +237,7 @@ fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
 }
 
 /// Writes the file alone, without the part for one service only.
-fn store_config(config: &Config, extras: Beside<'_>) -> anyhow::Result<()> {
+fn store_config(config: &Config, extras: ConfigExtras<'_>) -> anyhow::Result<()> {
     let path = config.paths.config_file();
     config
         .store_with(&path, extras)
@@ -271,7 +274,8 @@ fn copy_credentials(config: &Config) -> anyhow::Result<CopyReport> {
 fn maintain_copies(context: &Context) -> anyhow::Result<()> {
     let report = copy_credentials(&context.config)?;
     // All other errors are reported by the condition. A plugin that has not answered yet needs no operator.
-    let is_pending_login = |error: &&CopyError| matches!(error, CopyError::Login { .. });
+    let is_pending_login =
+        |error: &&CopyError| matches!(error, CopyError::Kubeconfig(KubeconfigFileError::Login { .. }));
     for error in report.errors.iter().filter(|error| error.is_kubeconfig_error() && !is_pending_login(error))
     {
         tracing::error!("{}", status::chain(error));

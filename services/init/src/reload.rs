@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::{Beside, Config, ServiceName, feature_gates, kubelet_configuration};
+use keelson_config::{Config, ConfigExtras, ServiceName, feature_gates, kubelet_configuration};
 use keelson_init_core::{
     ActiveConfig, CREDENTIAL_CONFIG_FLAG, PendingChanges, Resolved, ServiceState, apply_live, pending_changes,
 };
@@ -241,8 +241,8 @@ fn write_pending(config: &Config, new: &PendingFiles) -> anyhow::Result<()> {
     store_config(config, new.resolved.config_extras())
 }
 
-fn extras<'a>(in_force: &'a ActiveConfig, waiting: Option<&'a Map<String, Value>>) -> Beside<'a> {
-    Beside {
+fn extras<'a>(in_force: &'a ActiveConfig, waiting: Option<&'a Map<String, Value>>) -> ConfigExtras<'a> {
+    ConfigExtras {
         kubelet_configuration: Some(&in_force.kubelet_configuration),
         feature_gates: &in_force.feature_gates,
         waiting: waiting.filter(|values| !values.is_empty()),
@@ -274,7 +274,7 @@ fn in_force(config: &Config) -> Result<ActiveConfig, String> {
     })
 }
 
-fn write(config: &Config, extras: Beside<'_>) -> Result<(), String> {
+fn write(config: &Config, extras: ConfigExtras<'_>) -> Result<(), String> {
     store_config(config, extras).map_err(|error| format!("{error:#}; {UNCHANGED}"))
 }
 

@@ -8,8 +8,8 @@ use keelson_config::{Paths, ServiceName};
 use keelson_init_core::{Exit, Poll, ServiceState};
 use keelson_proto::keelson::supervisor::v1 as pb;
 use keelson_service_kit::{
-    CancellationToken, Context, EventRing, LoopHandle, ObjectRef, Peer, WatchHub, last_words, now_unix_nanos,
-    status,
+    CancellationToken, Context, EventRing, LoopHandle, ObjectRef, Peer, WatchHub, exit_reason,
+    now_unix_nanos, status,
 };
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait, waitpid};
 use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
@@ -294,8 +294,8 @@ impl Supervisor {
             self.units.iter_mut().find(|unit| unit.process().is_some_and(|process| process.pid == raw));
         match unit {
             Some(unit) => {
-                let last_words = last_words::take(&self.paths, unit.name);
-                let failed = unit.on_exit(now, exit, last_words.as_deref(), fastrand::f64());
+                let exit_reason = exit_reason::take(&self.paths, unit.name);
+                let failed = unit.on_exit(now, exit, exit_reason.as_deref(), fastrand::f64());
                 if self.stopping {
                     unit.phase = Phase::Stopped;
                 } else if let Some(why) = failed {

@@ -151,7 +151,7 @@ mod tests {
             enabled,
         };
         let gates = [gate("AllAlpha", "ALPHA", false), gate("ImageVolume", "", true)];
-        let extras = keelson_config::Beside { feature_gates: &gates, ..Default::default() };
+        let extras = keelson_config::ConfigExtras { feature_gates: &gates, ..Default::default() };
         keelson_config::Config::default().store_with(&file, extras).unwrap();
         let metrics = Metrics::new();
         register_gates(&metrics, &file);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::NodeCondition;
 use keelson_node_status_core::Cursor;
-use keelson_service_kit::{Kept, StateFile};
+use keelson_service_kit::{StateFile, StoredState};
 use serde::{Deserialize, Serialize};
 
 /// The content of the state file.
@@ -39,10 +39,11 @@ impl Checkpoint {
     }
 }
 
-impl Kept for Checkpoint {
+impl StoredState for Checkpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "some events are then reported twice, and the node counts as new";
-    const UNWRITTEN: &'static str = "the folder must be writable by the user of node-status";
+    const CONSEQUENCE_OF_LOSS: &'static str =
+        "some events are then reported twice, and the node counts as new";
+    const CONSEQUENCE_OF_WRITE_ERROR: &'static str = "the folder must be writable by the user of node-status";
 }
 
 /// `<state-dir>/node-status/report.json`.

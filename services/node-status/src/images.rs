@@ -13,7 +13,7 @@ use keelson_service_kit::{Context, Peer};
 use tokio::sync::watch;
 use tonic::{Request, Status};
 
-use crate::inputs::ObservedState;
+use crate::observed_state::ObservedState;
 
 /// How long after an answer the images are listed again (node-and-api.md §9.4). The runtime sends no events when images change.
 const INTERVAL: Duration = Duration::from_secs(30);

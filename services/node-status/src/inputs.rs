@@ -5,7 +5,6 @@ use std::future::ready;
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_kube_model::ContainerImage;
 use keelson_node_status_core::{Machine, RuntimeHandler, RuntimeState};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
@@ -16,32 +15,8 @@ use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::watch;
 
 use crate::images::{self, CriImages};
+use crate::observed_state::ObservedState;
 use crate::peer_health::Clock;
-
-/// The last data of both. It stays in effect while they are down, which the watchdog reports.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct ObservedState {
-    pub(crate) machine: Option<Machine>,
-    pub(crate) runtime: Option<RuntimeState>,
-    /// Since when runtime-shim has had no answer of the runtime, after an earlier one.
-    pub(crate) runtime_unknown_since_ms: Option<u64>,
-    /// The runtime's images that the Node lists; `None` before the first answer. Only the first list wakes watchers.
-    pub(crate) images: Option<Arc<[ContainerImage]>>,
-}
-
-impl ObservedState {
-    /// Stores a state of the runtime. While the runtime does not answer, or a restarted runtime-shim has not asked it yet, the
-    /// last answer stays in effect; only the time since when is stored.
-    pub(crate) fn store_runtime(&mut self, state: RuntimeState, now_ms: u64) {
-        let unknown = state.unreachable || state.name.is_empty();
-        if unknown && self.runtime.as_ref().is_some_and(|known| !known.name.is_empty()) {
-            self.runtime_unknown_since_ms.get_or_insert(now_ms);
-        } else {
-            self.runtime = Some(state);
-            self.runtime_unknown_since_ms = None;
-        }
-    }
-}
 
 /// Follows both until the shutdown, and lists the images.
 pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<ObservedState>) {
@@ -142,35 +117,5 @@ fn handler_of(message: rt::RuntimeHandler) -> RuntimeHandler {
         name: message.name,
         recursive_read_only_mounts: message.recursive_read_only_mounts,
         user_namespaces: message.user_namespaces,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn state(name: &str, ready: bool, unreachable: bool) -> RuntimeState {
-        let name = name.to_owned();
-        RuntimeState { name, ready, network_ready: ready, unreachable, ..RuntimeState::default() }
-    }
-
-    #[test]
-    fn the_last_runtime_state_is_kept_while_the_runtime_is_unreachable() {
-        let (good, bad) = (state("containerd", true, false), state("containerd", false, false));
-        let (away, unasked) = (state("containerd", false, true), state("", false, false));
-        let mut observed = ObservedState::default();
-        for (now, taken, expected, since) in [
-            (0, &unasked, &unasked, None),
-            (1, &good, &good, None),
-            (2, &unasked, &good, Some(2)),
-            (3, &away, &good, Some(2)),
-            (4, &bad, &bad, None),
-            (5, &away, &bad, Some(5)),
-            (6, &good, &good, None),
-        ] {
-            observed.store_runtime(taken.clone(), now);
-            assert_eq!(observed.runtime.as_ref(), Some(expected), "at {now}");
-            assert_eq!(observed.runtime_unknown_since_ms, since, "at {now}");
-        }
     }
 }

@@ -32,6 +32,7 @@ mod kubernetes;
 mod lease_and_events;
 mod metrics;
 mod node;
+mod observed_state;
 mod peer_health;
 mod pods;
 mod queue;
@@ -80,7 +81,7 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let file = checkpoint::state_file(&ctx.config);
     let stored = file.load().await?;
     let checkpoint = Arc::new(watch::Sender::new(stored.clone()));
-    let (observed, observed_rx) = watch::channel(inputs::ObservedState::default());
+    let (observed, observed_rx) = watch::channel(observed_state::ObservedState::default());
     let clock = peer_health::Clock::start();
     let (health, health_rx) = watch::channel(peer_health::watchdog());
     let (published, node) = watch::channel(None);

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::checkpoint::Checkpoint;
-use crate::inputs::ObservedState;
+use crate::observed_state::ObservedState;
 use crate::peer_health::Clock;
 use crate::writer::ControlPlaneWriter;
 

@@ -18,6 +18,9 @@ use keelson_service_kit::{Context, LoopHandle};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use tokio::sync::Notify;
 
+/// Prefix of the keys of everything that was read from an API server.
+pub const API_KEY_PREFIX: &str = "api:";
+
 type Table = TableDefinition<'static, &'static str, &'static [u8]>;
 const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");

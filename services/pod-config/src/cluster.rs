@@ -7,15 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
+use keelson_kube_api::{Change, Follower, KubeApi, KubeError, Object, Range, Resource, WatchEvent};
 use keelson_pod_config_core::service_env::{Services, checkpoint_object, service, variables};
 use keelson_pod_config_core::token::{IssuedToken, TokenRequest, parse_response, request_object};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, Progress};
 use serde_json::Value;
 
-use crate::checkpoint::Checkpoint;
-use crate::kubernetes_source::CHECKPOINT_PREFIX;
+use crate::checkpoint::{API_KEY_PREFIX, Checkpoint};
 
 /// The condition for the connection to services.
 const CONDITION: &str = "control-plane-services";
@@ -71,7 +70,7 @@ struct State {
 }
 
 fn prefix() -> String {
-    format!("{CHECKPOINT_PREFIX}services/")
+    format!("{API_KEY_PREFIX}services/")
 }
 
 fn key_of(namespace: &str, name: &str) -> String {
@@ -148,11 +147,13 @@ impl Cluster {
                 event = follower.next() => event,
             };
             match event {
-                News::Listed(objects) => self.apply_list(&objects),
-                News::Changed(Change::Put(object)) => self.apply(&object),
-                News::Changed(Change::Deleted(object)) => self.forget(object.namespace(), object.name()),
-                News::InTouch => {}
-                News::Lost(error) => {
+                WatchEvent::Listed(objects) => self.apply_list(&objects),
+                WatchEvent::Changed(Change::Put(object)) => self.apply(&object),
+                WatchEvent::Changed(Change::Deleted(object)) => {
+                    self.forget(object.namespace(), object.name())
+                }
+                WatchEvent::Contact => {}
+                WatchEvent::Lost(error) => {
                     let text = format!("{}; the last known services stay in effect", chain(&error));
                     progress.condition(CONDITION, Err(text));
                     continue;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use keelson_config::{Config, Etcd as Settings, Offline, ServiceName};
-use keelson_etcd::keys::Named;
-use keelson_etcd::{Change, Entry, Etcd, Follower, News, NodeKeys};
+use keelson_etcd::keys::KeyKind;
+use keelson_etcd::{Change, Entry, Etcd, Follower, NodeKeys, WatchEvent};
 use keelson_kube_model::pod_ext::ETCD;
 use keelson_pod_config_core::files::{NameOwners, SourceFiles};
 use keelson_pod_config_core::manifest::Kind;
@@ -162,12 +162,12 @@ impl EtcdSource {
                 }
             };
             match event {
-                News::Listed(entries) => {
+                WatchEvent::Listed(entries) => {
                     self.record_contact();
                     self.apply_list(entries);
                     return self.set();
                 }
-                News::Changed(changes) => {
+                WatchEvent::Changed(changes) => {
                     self.record_contact();
                     for change in changes {
                         match change {
@@ -177,8 +177,8 @@ impl EtcdSource {
                     }
                     return self.set();
                 }
-                News::InTouch => self.record_contact(),
-                News::Lost(error) => {
+                WatchEvent::Contact => self.record_contact(),
+                WatchEvent::Lost(error) => {
                     self.last_contact.record_loss();
                     let waiting = self.waiting.values().flatten().count();
                     let text = format!(
@@ -270,8 +270,8 @@ impl EtcdSource {
     fn read(&self, key: &str, value: &[u8], create: i64) -> Result<FileContent, Vec<ManifestError>> {
         let wrong_kind = |text: String| Err(vec![ManifestError::file(ManifestErrorKind::WrongKind, text)]);
         let expected = match self.keys.named(key) {
-            Some(Named::Pod { namespace, name }) => ExpectedObject { kind: Kind::Pod, namespace, name },
-            Some(Named::Object { kind, namespace, name }) => match Kind::parse(kind) {
+            Some(KeyKind::Pod { namespace, name }) => ExpectedObject { kind: Kind::Pod, namespace, name },
+            Some(KeyKind::Object { kind, namespace, name }) => match Kind::parse(kind) {
                 Some(kind) if kind != Kind::Pod => ExpectedObject { kind, namespace, name },
                 _ => {
                     return wrong_kind(format!("there are keys for Secret and ConfigMap, none for {kind:?}"));
@@ -298,7 +298,7 @@ impl EtcdSource {
     /// Removes the key from the checkpoint and from the stored Secrets.
     fn forget_stored(&mut self, key: &str) {
         self.checkpoint.remove(key);
-        if let Some(Named::Object { kind, namespace, name }) = self.keys.named(key)
+        if let Some(KeyKind::Object { kind, namespace, name }) = self.keys.named(key)
             && kind == Kind::Secret.as_str()
         {
             self.secrets.remove(&(namespace.to_owned(), name.to_owned()));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_config::{ControlPlane, ObjectsBy, ServiceName};
-use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
+use keelson_kube_api::{Change, Follower, KubeApi, KubeError, Object, Range, Resource, WatchEvent};
 use keelson_kube_model::pod_ext::API;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
@@ -20,9 +20,8 @@ use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{API_KEY_PREFIX, Checkpoint};
 use crate::control_plane::{ControlPlaneError, ObjectRequest};
-use crate::kubernetes_source::CHECKPOINT_PREFIX;
 use crate::secrets::Secrets;
 
 /// How long an unused object is still followed: its user may be restarting.
@@ -96,12 +95,11 @@ fn resource(kind: &str) -> Option<Resource> {
 
 fn checkpoint_key(wanted: &ObjectRequest) -> String {
     let ObjectRequest { kind, namespace, name } = wanted;
-    format!("{CHECKPOINT_PREFIX}objects/{kind}/{namespace}/{name}")
+    format!("{API_KEY_PREFIX}objects/{kind}/{namespace}/{name}")
 }
 
 fn parse_checkpoint_key(key: &str) -> Option<ObjectRequest> {
-    let mut parts =
-        key.strip_prefix(CHECKPOINT_PREFIX)?.strip_prefix("objects/")?.split('/').map(str::to_owned);
+    let mut parts = key.strip_prefix(API_KEY_PREFIX)?.strip_prefix("objects/")?.split('/').map(str::to_owned);
     let (Some(kind), Some(namespace), Some(name), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
@@ -291,11 +289,11 @@ impl ObjectCache {
                 event = follower.next() => event,
             };
             match event {
-                News::Listed(objects) => self.update(&wanted, objects.into_iter().next()),
-                News::Changed(Change::Put(object)) => self.update(&wanted, Some(object)),
-                News::Changed(Change::Deleted(_)) => self.update(&wanted, None),
-                News::InTouch => {}
-                News::Lost(error) => self.record_error(&wanted, &error),
+                WatchEvent::Listed(objects) => self.update(&wanted, objects.into_iter().next()),
+                WatchEvent::Changed(Change::Put(object)) => self.update(&wanted, Some(object)),
+                WatchEvent::Changed(Change::Deleted(_)) => self.update(&wanted, None),
+                WatchEvent::Contact => {}
+                WatchEvent::Lost(error) => self.record_error(&wanted, &error),
             }
         }
     }

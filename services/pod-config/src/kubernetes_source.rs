@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use keelson_config::{Config, CredentialRefusal, Kubernetes as Settings, Offline, ServiceName};
 use keelson_kube_api::{
-    Change, Follower, KubeApi, Limiter, News, Object, Range, Resource, RestMetrics, user_agent,
+    Change, Follower, KubeApi, Limiter, Object, Range, Resource, RestMetrics, WatchEvent, user_agent,
 };
 use keelson_kube_model::pod_ext::API;
 use keelson_pod_config_core::ManifestError;
@@ -25,7 +25,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::boot_state::BootState;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{API_KEY_PREFIX, Checkpoint};
 use crate::control_plane::{
     ControlPlane, ControlPlaneError, ControlPlanePods, NodeState, ObjectRequest, standalone,
 };
@@ -33,8 +33,6 @@ use crate::kubernetes_objects::ObjectCache;
 use crate::last_contact::{LastContact, now_unix_seconds, waiting_suffix};
 use crate::reviews::Reviewer;
 
-/// Prefix of all checkpoint keys of the API.
-pub const CHECKPOINT_PREFIX: &str = "api:";
 /// The condition for the connection to pods.
 const CONDITION: &str = "control-plane";
 /// The condition for the connection to the Node.
@@ -75,11 +73,11 @@ fn pod_key(namespace: &str, name: &str) -> String {
 
 /// Prefix of the checkpoint keys of pods.
 fn pods_prefix() -> String {
-    format!("{CHECKPOINT_PREFIX}pods/")
+    format!("{API_KEY_PREFIX}pods/")
 }
 
 fn node_key() -> String {
-    format!("{CHECKPOINT_PREFIX}node")
+    format!("{API_KEY_PREFIX}node")
 }
 
 /// A client for the configured server.
@@ -211,18 +209,18 @@ impl NodeSource {
         }
         loop {
             let object = match self.follower.next().await {
-                News::Listed(objects) => {
+                WatchEvent::Listed(objects) => {
                     self.record_contact();
                     self.read.send_replace(true);
                     objects.into_iter().next()
                 }
-                News::Changed(Change::Put(object)) => Some(object),
-                News::Changed(Change::Deleted(_)) => None,
-                News::InTouch => {
+                WatchEvent::Changed(Change::Put(object)) => Some(object),
+                WatchEvent::Changed(Change::Deleted(_)) => None,
+                WatchEvent::Contact => {
                     self.record_contact();
                     continue;
                 }
-                News::Lost(error) => {
+                WatchEvent::Lost(error) => {
                     self.progress.condition(NODE_CONDITION, Err(chain(&error)));
                     continue;
                 }
@@ -308,12 +306,12 @@ impl PodSource {
                 }
             };
             match event {
-                News::Listed(objects) => {
+                WatchEvent::Listed(objects) => {
                     self.record_contact();
                     self.apply_list(objects);
                     return self.set();
                 }
-                News::Changed(change) => {
+                WatchEvent::Changed(change) => {
                     self.record_contact();
                     match change {
                         Change::Put(object) => self.apply_object(object),
@@ -321,8 +319,8 @@ impl PodSource {
                     }
                     return self.set();
                 }
-                News::InTouch => self.record_contact(),
-                News::Lost(error) => {
+                WatchEvent::Contact => self.record_contact(),
+                WatchEvent::Lost(error) => {
                     self.last_contact.record_loss();
                     let text = format!(
                         "{}; the last known state stays in effect{}",
@@ -337,7 +335,7 @@ impl PodSource {
 
     fn set(&self) -> ControlPlanePods {
         let errors = self.errors.iter().map(|(key, error)| SourceError {
-            origin: key.trim_start_matches(CHECKPOINT_PREFIX).to_owned(),
+            origin: key.trim_start_matches(API_KEY_PREFIX).to_owned(),
             error: error.clone(),
             kept_pods: self.pods.get(key).map(SourcePod::full_name).into_iter().collect(),
         });

@@ -54,13 +54,13 @@ use keelson_service_kit::server::CallerPolicy;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
 use tonic::service::Routes;
 
-use crate::checkpoint::{Checkpoint, Restored};
+use crate::checkpoint::{API_KEY_PREFIX, Checkpoint, Restored};
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired_state::{DesiredState, FILE, HTTP, MANIFEST};
 use crate::etcd_source::{EtcdControlPlane, RestoredState};
 use crate::file_source::FileSource;
-use crate::kubernetes_source::{CHECKPOINT_PREFIX, KubernetesControlPlane};
+use crate::kubernetes_source::KubernetesControlPlane;
 use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
 use crate::secrets::Secrets;
@@ -96,7 +96,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let (etcd_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
         file_rows.into_iter().partition(|(path, _)| path.starts_with(NODES));
     let (mut api_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        file_rows.into_iter().partition(|(path, _)| path.starts_with(CHECKPOINT_PREFIX));
+        file_rows.into_iter().partition(|(path, _)| path.starts_with(API_KEY_PREFIX));
     let (mut url_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
         file_rows.into_iter().partition(|(path, _)| is_url(path));
     let desired = DesiredState::new(&ctx, &sources, checkpoint.clone(), pods);

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use keelson_config::AssignedConfiguration;
-use keelson_etcd::{Change, Entry, Etcd, Follower, News, NodeKeys, Range};
+use keelson_etcd::{Change, Entry, Etcd, Follower, NodeKeys, Range, WatchEvent};
 use keelson_service_kit::{Context, LoopHandle};
 
 /// The condition for whether the file has the value of the key.
@@ -43,8 +43,8 @@ pub(crate) async fn run(ctx: Context, etcd: Etcd) {
             () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
         };
         match event {
-            News::Listed(entries) => pending = Some(entries.into_iter().next().map(assigned)),
-            News::Changed(changes) => {
+            WatchEvent::Listed(entries) => pending = Some(entries.into_iter().next().map(assigned)),
+            WatchEvent::Changed(changes) => {
                 for change in changes {
                     pending = Some(match change {
                         Change::Put(entry) => Some(assigned(entry)),
@@ -53,7 +53,7 @@ pub(crate) async fn run(ctx: Context, etcd: Etcd) {
                 }
             }
             // The source of pods reports that etcd is down.
-            News::InTouch | News::Lost(_) => {}
+            WatchEvent::Contact | WatchEvent::Lost(_) => {}
         }
     }
 }

@@ -11,7 +11,8 @@ use keelson_resource_manager_core::system_cgroups::SystemCgroup;
 use keelson_service_kit::now_unix_nanos;
 
 use crate::cgroup::Tree;
-use crate::statistics::{boot_unix_nanos, network, newest_running};
+use crate::procfs::{boot_unix_nanos, network};
+use crate::runtime_pods::newest_running;
 use crate::wire_stats as wire;
 
 /// All cgroups: from the root down to the QoS classes, then the system cgroups, then pods. Blocks.

@@ -9,7 +9,7 @@ use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 pub(crate) use keelson_resource_manager_core::driver::ReportedDriver;
 use keelson_resource_manager_core::driver::{DriverChoice, choose};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Backoff, Context, Kept, Peer, StateFile};
+use keelson_service_kit::{Backoff, Context, Peer, StateFile, StoredState};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -29,11 +29,11 @@ struct DriverCheckpoint {
     cgroup_driver: String,
 }
 
-impl Kept for DriverCheckpoint {
+impl StoredState for DriverCheckpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str =
+    const CONSEQUENCE_OF_LOSS: &'static str =
         "the configured cgroup driver is used when the container runtime does not answer";
-    const UNWRITTEN: &'static str = "a restart without the container runtime would use the configured cgroup driver: free \
+    const CONSEQUENCE_OF_WRITE_ERROR: &'static str = "a restart without the container runtime would use the configured cgroup driver: free \
                                      disk space and make the directory writable";
 }
 

@@ -8,11 +8,14 @@
 //! |---|---|
 //! | `server` | the gRPC API; wire types end here and in `wire` |
 //! | `manager` | one task that owns the set of desired pods, a slot per pod, and admission |
+//! | `commands` | the commands to the manager |
+//! | `admission` | the admission state of a pod, and the decision on it |
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
 //! | `cgroup` | the cgroup tree behind a port: v1 and v2, created, scanned and removed, directly or by systemd |
 //! | `tree_loop` | sets the tree up, enforces node allocatable, and updates the weight of the burstable class |
 //! | `driver` | follows the cgroup driver that the container runtime reports, and checkpoints it |
 //! | `statistics`, `storage` | the usage of pods and of the node, read on request |
+//! | `procfs`, `runtime_pods` | what statistics read from `/proc` and from runtime-shim |
 //! | `details` | the detailed usage of cgroups, for `/metrics/cadvisor` |
 //! | `machine_loop`, `host` | capacity, allocatable and identity of the machine |
 //! | `eviction` | node-pressure eviction and local storage limits |
@@ -22,10 +25,12 @@
 //! | `tunables`, `oom` | sets kernel tunables at startup; reports victims of the system OOM killer |
 //!
 //! The decisions are in `keelson-resource-manager-core`; what all receivers of a `Sync` stream share is in
-//! `keelson-sync-callee`.
+//! `keelson-pod-reconciler`.
 
+mod admission;
 mod cgroup;
 mod cgroup_version;
+mod commands;
 mod details;
 mod driver;
 mod eviction;
@@ -36,6 +41,8 @@ mod manager;
 mod metrics;
 mod oom;
 mod placement;
+mod procfs;
+mod runtime_pods;
 mod server;
 mod statistics;
 mod storage;

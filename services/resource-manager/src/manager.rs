@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use keelson_pod_reconciler::{PodEvent, Pods};
 use keelson_resource_manager_core::admit::{Rejection, admit};
 use keelson_resource_manager_core::desire::{Amounts, PodDesire, Want};
 use keelson_resource_manager_core::eviction::order::Order;
@@ -11,75 +12,15 @@ use keelson_resource_manager_core::layout::Qos;
 use keelson_resource_manager_core::plan::reserves;
 use keelson_resource_manager_core::pressure::{check_pressure, must_wait_for_older};
 use keelson_service_kit::{CancellationToken, LoopHandle, now_unix_nanos};
-use keelson_sync_callee::{News, Pods, Runtime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
+use crate::admission::{NO_TREE, OLDER_PODS_FIRST, PREEMPTING, PodAdmission, SET_NOT_COMPLETE, Verdict};
 use crate::cgroup::{FoundPods, PodCgroups};
-use crate::eviction::{KnownPod, Orders};
-use crate::metrics::CgroupMetrics;
-use crate::view::{MachineState, Phase, TreeState, View};
-use crate::worker::Worker;
+use crate::commands::{Command, KnownPod, ManagerRequest};
+use crate::view::{MachineState, Orders, Phase, TreeState, View};
+use crate::worker::{Worker, WorkerEnv};
 
-/// The reason when a pod cannot be decided on because no set was complete yet.
-pub(crate) const SET_NOT_COMPLETE: &str = "SetNotComplete";
-/// The reason when a pod waits because an older undecided pod could take its resources.
-pub(crate) const OLDER_PODS_FIRST: &str = "OlderPodsFirst";
-/// The reason when a critical pod waits for preempted pods to end.
-pub(crate) const PREEMPTING: &str = "Preempting";
-
-/// The reason when a pod cannot be decided on because the cgroup tree is not set up.
-pub(crate) const NO_TREE: &str = "CgroupsNotReady";
-
-/// What all workers share.
-#[derive(Debug)]
-pub(crate) struct WorkerEnv {
-    pub(crate) tree: watch::Receiver<TreeState>,
-    pub(crate) runtime: Runtime,
-    pub(crate) metrics: CgroupMetrics,
-    pub(crate) commands: mpsc::Sender<Command>,
-}
-
-/// The admission decision on a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Admitted; its resources are reserved.
-    Admitted,
-    /// Rejected.
-    Rejected(Rejection),
-    /// Not decided yet.
-    NotYet { reason: &'static str, message: String },
-}
-
-/// A command to the manager.
-pub(crate) type Command = keelson_sync_callee::Command<PodDesire, View, ManagerRequest>;
-
-/// The requests that are specific to this manager.
-#[derive(Debug)]
-pub(crate) enum ManagerRequest {
-    /// Decides whether a pod may run.
-    Admit { uid: String, reply: oneshot::Sender<Verdict> },
-    /// Defers a pod that waits for something outside this service: its resources and its turn go to other pods.
-    Defer { uid: String, reply: oneshot::Sender<()> },
-    /// Takes over the pods that were found when the tree was set up.
-    AddFound { found: FoundPods },
-    /// Lists every known pod with its desired state.
-    ListPods { reply: oneshot::Sender<BTreeMap<String, KnownPod>> },
-}
-
-/// The admission state of a pod.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct PodAdmission {
-    /// The pod may run.
-    pub(crate) admitted: bool,
-    /// Its cgroup existed at startup: an earlier run of this service has admitted it.
-    found_at_start: bool,
-    /// It was rejected or deferred.
-    rejected: bool,
-    /// Pods are being preempted for it; the resources they free are reserved for it.
-    preempting: bool,
-}
-
-type Slot = keelson_sync_callee::Slot<PodDesire, View, PodAdmission>;
+type Slot = keelson_pod_reconciler::Slot<PodDesire, View, PodAdmission>;
 
 fn reserved(slot: &Slot) -> Option<&PodDesire> {
     slot.desire().filter(|desire| reserves(desire.want, slot.note.admitted || slot.note.preempting))
@@ -143,20 +84,20 @@ impl Manager {
 
     fn handle(&mut self, command: Command) {
         match self.pods.take(command) {
-            Some(News::Named(desire)) => self.assign(desire),
-            Some(News::Complete) => self.set_complete = true,
-            Some(News::Asked(ManagerRequest::Admit { uid, reply })) => {
+            Some(PodEvent::Desired(desire)) => self.assign(desire),
+            Some(PodEvent::Complete) => self.set_complete = true,
+            Some(PodEvent::Request(ManagerRequest::Admit { uid, reply })) => {
                 let _ = reply.send(self.admit(&uid));
             }
-            Some(News::Asked(ManagerRequest::Defer { uid, reply })) => {
+            Some(PodEvent::Request(ManagerRequest::Defer { uid, reply })) => {
                 self.defer(&uid);
                 let _ = reply.send(());
             }
-            Some(News::Asked(ManagerRequest::AddFound { found })) => self.add_found(found),
-            Some(News::Asked(ManagerRequest::ListPods { reply })) => {
+            Some(PodEvent::Request(ManagerRequest::AddFound { found })) => self.add_found(found),
+            Some(PodEvent::Request(ManagerRequest::ListPods { reply })) => {
                 let _ = reply.send(self.known_pods());
             }
-            Some(News::Gone(_)) => {
+            Some(PodEvent::Removed(_)) => {
                 self.outputs.finished.send_modify(|count| *count += 1);
                 self.outputs.changes.send_modify(|count| *count += 1);
             }
@@ -209,7 +150,7 @@ impl Manager {
             slot.note.found_at_start = true;
             if slot.desire().is_some() {
                 slot.note.admitted = true;
-                slot.assign_again();
+                slot.reassign();
                 continue;
             }
             let show = |view: &mut View| {
@@ -255,7 +196,7 @@ impl Manager {
                 Verdict::Admitted => {
                     slot.note = PodAdmission { admitted: true, preempting: false, ..slot.note };
                     // Its cgroup is created while the caller continues.
-                    slot.assign_again();
+                    slot.reassign();
                 }
                 Verdict::Rejected(_) => {
                     slot.note = PodAdmission { rejected: true, preempting: false, ..slot.note }
@@ -276,7 +217,7 @@ impl Manager {
             return;
         }
         slot.note = PodAdmission { rejected: true, ..PodAdmission::default() };
-        slot.assign_again();
+        slot.reassign();
         self.outputs.changes.send_modify(|count| *count += 1);
     }
 

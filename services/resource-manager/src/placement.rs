@@ -13,8 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cgroup::Tree;
-use crate::eviction::KnownPod;
-use crate::manager::{Command, ManagerRequest};
+use crate::commands::{Command, KnownPod, ManagerRequest};
 use crate::statistics::Statistics;
 use crate::view::TreeState;
 
@@ -67,7 +66,7 @@ impl PlacementLoop {
     async fn read_pods(&self) -> Option<Vec<PodPlacement>> {
         let TreeState::Ready(tree) = self.tree.borrow().clone() else { return None };
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Ask(ManagerRequest::ListPods { reply })).await.ok()?;
+        self.commands.send(Command::Request(ManagerRequest::ListPods { reply })).await.ok()?;
         let known = answer.await.ok()?;
         let running = self.statistics.running().await.ok()?;
         let read = move || running.iter().filter_map(|pod| placement(pod, &known, &tree)).collect();

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use keelson_config::ServiceName;
+use keelson_pod_reconciler::{
+    Acks, DESIRED_TIMEOUT, ManagerHandle, QUEUE, Runtime, View as _, not_desired_error, wait_until,
+};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
     ResourceManager, ResourceManagerServer,
@@ -17,7 +20,6 @@ use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::status::error;
 use keelson_service_kit::{Context, StateFile, answer_by, now_unix_nanos};
-use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::WatchStream;
@@ -25,16 +27,15 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
+use crate::admission::{NO_TREE, OLDER_PODS_FIRST, PREEMPTING, SET_NOT_COMPLETE, Verdict};
 use crate::cgroup::{FoundPods, KernelNotifier};
+use crate::commands::{Command, ManagerRequest};
 use crate::driver::{self, DriverSelector};
-use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Orders, Settings};
+use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Settings};
 use crate::host;
 use crate::iptables;
 use crate::machine_loop::MachineLoop;
-use crate::manager::{
-    Command, Manager, ManagerOutputs, ManagerRequest, NO_TREE, OLDER_PODS_FIRST, PREEMPTING,
-    SET_NOT_COMPLETE, Verdict, WorkerEnv,
-};
+use crate::manager::{Manager, ManagerOutputs};
 use crate::metrics::{CgroupMetrics, EvictionMetrics};
 use crate::oom;
 use crate::placement::PlacementLoop;
@@ -43,8 +44,9 @@ use crate::storage::Storage;
 use crate::swap;
 use crate::tree_loop::{TreeLoop, set_up_tree};
 use crate::tunables;
-use crate::view::{MachineState, Phase, TreeState, View};
+use crate::view::{MachineState, Orders, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
+use crate::worker::WorkerEnv;
 
 /// How long admission waits for the cgroup tree: at the first start the service asks the container runtime for its driver
 /// first.
@@ -127,7 +129,7 @@ async fn start(ctx: Context, state: StartState) -> Routes {
         Statistics::new(tree.subscribe(), ctx.peer(ServiceName::RuntimeShim), storage, root.clone(), system);
     let statistics = Arc::new(statistics);
     let service = Service {
-        front: Front::new(&ctx, commands.clone()),
+        manager: ManagerHandle::new(&ctx, commands.clone()),
         reservations_known: receivers.reservations_known,
         changes: receivers.changes,
         orders: orders.clone(),
@@ -204,7 +206,7 @@ fn manager_outputs(preempt: mpsc::Sender<Vec<Order>>) -> (ManagerOutputs, Manage
 }
 
 struct Service {
-    front: Front<PodDesire, View, ManagerRequest>,
+    manager: ManagerHandle<PodDesire, View, ManagerRequest>,
     reservations_known: watch::Receiver<bool>,
     changes: watch::Receiver<u64>,
     orders: Orders,
@@ -227,11 +229,11 @@ impl Service {
         revision: u64,
         until: Instant,
     ) -> Result<watch::Receiver<View>, Status> {
-        let mut view = self.front.look(uid).await?;
-        let until = until.min(Instant::now() + NAMED_WITHIN);
+        let mut view = self.manager.watch(uid).await?;
+        let until = until.min(Instant::now() + DESIRED_TIMEOUT);
         let want = match timeout_at(until, view.wait_for(|v| v.wanted(revision).is_some())).await {
             Ok(Ok(view)) => view.wanted(revision),
-            _ => return Err(not_named(uid, revision)),
+            _ => return Err(not_desired_error(uid, revision)),
         };
         if want != Some(Want::Run) {
             let text = format!("pod {uid} should not run, so nothing is started for it");
@@ -248,8 +250,8 @@ impl Service {
         loop {
             changes.mark_unchanged();
             tree.mark_unchanged();
-            let admit = |reply| Command::Ask(ManagerRequest::Admit { uid: uid.to_owned(), reply });
-            let verdict = self.front.ask(admit).await?;
+            let admit = |reply| Command::Request(ManagerRequest::Admit { uid: uid.to_owned(), reply });
+            let verdict = self.manager.request(admit).await?;
             let is_late = match &verdict {
                 Verdict::NotYet { reason: SET_NOT_COMPLETE, .. } => {
                     timeout_at(until, known.wait_for(|known| *known)).await.is_err()
@@ -350,7 +352,7 @@ impl ResourceManager for Service {
         &self,
         request: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        Ok(Response::new(self.front.sync(request.into_inner(), wire::item).await?))
+        Ok(Response::new(self.manager.sync(request.into_inner(), wire::item).await?))
     }
 
     async fn admit_pod(
@@ -382,7 +384,7 @@ impl ResourceManager for Service {
         let request = request.into_inner();
         let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
         self.wait_until_named(&uid, request.revision, until).await?;
-        self.front.ask(|reply| Command::Ask(ManagerRequest::Defer { uid, reply })).await?;
+        self.manager.request(|reply| Command::Request(ManagerRequest::Defer { uid, reply })).await?;
         Ok(Response::new(pb::DeferPodResponse {}))
     }
 
@@ -404,8 +406,8 @@ impl ResourceManager for Service {
     ) -> Result<Response<pb::ReleasePodResponse>, Status> {
         let until = answer_by(request.metadata());
         let uid = usable_uid(request.into_inner().uid).map_err(|e| bad_field(&e))?;
-        let mut view = self.front.look(&uid).await?;
-        if becomes(&mut view, until, |v| matches!(v.phase, Phase::Unknown | Phase::Gone)).await {
+        let mut view = self.manager.watch(&uid).await?;
+        if wait_until(&mut view, until, |v| matches!(v.phase, Phase::Unknown | Phase::Gone)).await {
             return Ok(Response::new(pb::ReleasePodResponse {}));
         }
         let view = view.borrow();

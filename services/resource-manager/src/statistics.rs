@@ -16,9 +16,8 @@ use keelson_config::SystemCgroups;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
-use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_resource_manager_core::layout::is_usable_uid;
-use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces};
+use keelson_resource_manager_core::statistics::{Rate, Sample, Usage};
 use keelson_resource_manager_core::system_cgroups::{SystemCgroup, system_cgroups};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Peer, now_unix_nanos};
@@ -30,14 +29,12 @@ use crate::cgroup::Tree;
 use crate::storage::{self, Storage, StorageStats};
 use crate::view::TreeState;
 use crate::wire_stats as wire;
-use crate::{details, host};
+use crate::{details, host, procfs, runtime_pods};
 
 /// Timeout of the request for image statistics; the other statistics do not wait longer for it.
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of statfs(2); a filesystem that hangs has no statistics.
 const STATFS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of the list of running pods.
-const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads statistics, one reader at a time.
 #[derive(Debug)]
@@ -94,10 +91,10 @@ impl Statistics {
             let taken = now_unix_nanos();
             let pods = tree.layout().pods().to_string();
             pb::NodeStatsResponse {
-                boot_unix_nanos: boot_unix_nanos(),
+                boot_unix_nanos: procfs::boot_unix_nanos(),
                 usage: Some(wire::usage(tree.node_usage(), taken, |cpu| clock.rate(&mut history.node, cpu))),
                 pods: Some(wire::usage(tree.usage(&pods), taken, |cpu| clock.rate(&mut history.pods, cpu))),
-                network: if brief { None } else { network("/proc/self/net/dev") },
+                network: if brief { None } else { procfs::network("/proc/self/net/dev") },
                 root,
                 images,
                 processes: if brief { None } else { process_count() },
@@ -165,29 +162,9 @@ impl Statistics {
         reading.await.map_err(ended)
     }
 
-    /// The pods that runtime-shim has now: its replay up to `synced`, after which the stream is closed.
+    /// The pods that runtime-shim has now.
     pub(crate) async fn running(&self) -> Result<Vec<rt::RuntimePod>, Status> {
-        use rt::watch_pods_response::Item;
-        let list = async {
-            let mut client = RuntimeClient::new(self.runtime.channel());
-            let mut replay = client.watch_pods(rt::WatchPodsRequest::default()).await?.into_inner();
-            let mut pods = Vec::new();
-            while let Some(message) = replay.message().await? {
-                match message.item {
-                    Some(Item::Pod(pod)) => pods.push(pod),
-                    Some(Item::Synced(_)) => return Ok(pods),
-                    Some(Item::GoneUid(_) | Item::State(_)) | None => {}
-                }
-            }
-            Err(Status::unavailable(
-                "runtime-shim has closed the stream before its list of pods was complete",
-            ))
-        };
-        let late = |_| {
-            let text = format!("runtime-shim has not listed its pods within {} s", LIST_TIMEOUT.as_secs());
-            Err(Status::deadline_exceeded(text))
-        };
-        tokio::time::timeout(LIST_TIMEOUT, list).await.unwrap_or_else(late)
+        runtime_pods::list(&self.runtime).await
     }
 
     /// The storage statistics of pods.
@@ -290,7 +267,7 @@ impl Reader<'_> {
     /// None for a pod without running containers, or without a cgroup.
     fn pod(&mut self, pod: rt::RuntimePod) -> Option<pb::PodStatsResponse> {
         let sandbox = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
-        let running = newest_running(&pod.containers);
+        let running = runtime_pods::newest_running(&pod.containers);
         if (sandbox.is_none() && running.is_empty()) || !is_usable_uid(&pod.uid) {
             return None;
         }
@@ -326,7 +303,7 @@ impl Reader<'_> {
             stats.processes = Some(processes + of_sandbox);
             let own_network = sandbox.is_some_and(|sandbox| !sandbox.host_network);
             let pid = pid.filter(|_| own_network);
-            stats.network = pid.and_then(|pid| network(&format!("/proc/{pid}/net/dev")));
+            stats.network = pid.and_then(|pid| procfs::network(&format!("/proc/{pid}/net/dev")));
         }
         stats.usage = Some(self.usage(pod_cgroup));
         stats.pod = Some(PodRef { uid: pod.uid, namespace: pod.namespace, name: pod.name });
@@ -373,26 +350,6 @@ fn system_stats(
     stats.collect()
 }
 
-/// The newest running container of each name; `containers` has the newest first.
-pub(crate) fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
-    let mut found: Vec<&rt::Container> = Vec::new();
-    for container in containers.iter().filter(|c| c.state() == rt::ContainerState::Running) {
-        if found.iter().all(|known| known.name != container.name) {
-            found.push(container);
-        }
-    }
-    found
-}
-
-/// The interfaces of a `/proc/<pid>/net/dev`; none when the file does not exist.
-pub(crate) fn network(file: &str) -> Option<pb::Network> {
-    let interfaces = interfaces(&fs::read_to_string(file).ok()?);
-    Some(pb::Network {
-        taken_unix_nanos: now_unix_nanos(),
-        interfaces: interfaces.into_iter().map(wire::interface).collect(),
-    })
-}
-
 fn filesystem(path: &Path) -> Option<pb::FilesystemUsage> {
     match host::filesystem_usage(path) {
         Ok(usage) => Some(usage),
@@ -413,35 +370,9 @@ fn process_count() -> Option<pb::ProcessCount> {
     })
 }
 
-/// The boot time in nanoseconds since 1970; 0 when unknown.
-pub(crate) fn boot_unix_nanos() -> i64 {
-    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let seconds = boot_seconds(&stat).and_then(|seconds| i64::try_from(seconds).ok());
-    seconds.unwrap_or(0).saturating_mul(1_000_000_000)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_newest_running_container_of_each_name_is_measured() {
-        let container = |id: &str, name: &str, state: rt::ContainerState| rt::Container {
-            id: id.into(),
-            name: name.into(),
-            state: state.into(),
-            ..Default::default()
-        };
-        let containers = [
-            container("a3", "a", rt::ContainerState::Exited),
-            container("a2", "a", rt::ContainerState::Running),
-            container("a1", "a", rt::ContainerState::Running),
-            container("b1", "b", rt::ContainerState::Created),
-            container("c1", "c", rt::ContainerState::Running),
-        ];
-        let ids: Vec<&str> = newest_running(&containers).iter().map(|c| c.id.as_str()).collect();
-        assert_eq!(ids, ["a2", "c1"]);
-    }
 
     #[tokio::test]
     async fn a_hanging_filesystem_has_no_statistics_and_blocks_one_thread() {
@@ -464,7 +395,7 @@ mod tests {
     fn process_count_and_boot_time_are_available() {
         let count = process_count().unwrap();
         assert!(count.current > 0 && count.current < count.max, "{count:?}");
-        let boot = boot_unix_nanos();
+        let boot = procfs::boot_unix_nanos();
         assert!(boot > 0 && boot < now_unix_nanos(), "{boot}");
     }
 }

@@ -16,9 +16,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::cgroup::{DriverConfig, FoundPods, KernelCgroups, Slices, Systemd, Tree};
+use crate::commands::{Command, ManagerRequest};
 use crate::driver::DriverSelector;
 use crate::host;
-use crate::manager::{Command, ManagerRequest};
 use crate::metrics::CgroupMetrics;
 use crate::view::TreeState;
 
@@ -202,7 +202,7 @@ impl TreeLoop {
         self.state.send_replace(state);
         self.report();
         if ready {
-            let _ = self.commands.send(Command::Ask(ManagerRequest::AddFound { found })).await;
+            let _ = self.commands.send(Command::Request(ManagerRequest::AddFound { found })).await;
             self.burstable.mark_changed();
         }
     }

@@ -1,10 +1,12 @@
-//! The state that workers and the tree loop publish.
+//! The state that the workers, the tree loop and the eviction task publish.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use keelson_resource_manager_core::desire::{Amounts, Want};
+use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::signal::Condition;
+use keelson_service_kit::WatchHub;
 
 use crate::cgroup::Tree;
 use crate::host::Identity;
@@ -41,18 +43,21 @@ pub(crate) struct View {
     pub(crate) cgroup_parent: String,
 }
 
-impl keelson_sync_callee::View for View {
-    fn set_named(&mut self, named: Option<(u64, Want)>) {
-        self.named = named;
-        if named.is_some() && self.phase == Phase::Unknown {
+impl keelson_pod_reconciler::View for View {
+    fn set_desired(&mut self, desired: Option<(u64, Want)>) {
+        self.named = desired;
+        if desired.is_some() && self.phase == Phase::Unknown {
             self.phase = Phase::Pending;
         }
     }
 
-    fn named(&self) -> Option<(u64, Want)> {
+    fn desired(&self) -> Option<(u64, Want)> {
         self.named
     }
 }
+
+/// The eviction orders in effect, by the UIDs of their pods.
+pub(crate) type Orders = WatchHub<String, Arc<Order>>;
 
 /// The state of the cgroup tree.
 #[derive(Debug, Clone)]

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 
 use keelson_kube_model::Quantity;
+use keelson_pod_reconciler::Item;
+use keelson_pod_reconciler::wire::{MissingField, positive, want};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::desire::{
     ContainerShare, EmptyDirShare, PodCgroup, PodDesire, PodRef, Quantities,
@@ -10,8 +12,6 @@ use keelson_resource_manager_core::desire::{
 use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
 use keelson_resource_manager_core::values::MIN_SHARES;
-use keelson_sync_callee::Item;
-use keelson_sync_callee::wire::{Missing, positive, want};
 
 use crate::view::MachineState;
 
@@ -20,7 +20,7 @@ use crate::view::MachineState;
 pub(crate) enum WireError {
     /// A required field is missing.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingField),
     /// A UID that cannot be part of a cgroup name.
     #[error("uid {0:?} cannot be part of a cgroup name")]
     Uid(String),
@@ -52,7 +52,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
-        let pod = message.pod.ok_or(Missing("pod.pod"))?;
+        let pod = message.pod.ok_or(MissingField("pod.pod"))?;
         let cgroup = message.cgroup.unwrap_or_default();
         Ok(Self(PodDesire {
             pod: PodRef { uid: usable_uid(pod.uid)?, namespace: pod.namespace, name: pod.name },

@@ -4,25 +4,36 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use keelson_pod_reconciler::{Assignment, Assignments, Next, Runtime, Turn, running_pod_backoff};
 use keelson_resource_manager_core::desire::{PodDesire, Want};
 use keelson_resource_manager_core::layout::CgroupPath;
 use keelson_resource_manager_core::plan::{ObservedCgroups, Plan, Settled, plan};
 use keelson_service_kit::Backoff;
 use keelson_service_kit::status::chain;
-use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use crate::admission::PodAdmission;
 use crate::cgroup::{Tree, TreeError};
-use crate::manager::{Command, PodAdmission, WorkerEnv};
+use crate::commands::Command;
+use crate::metrics::CgroupMetrics;
 use crate::view::{Phase, TreeState, View};
 
 /// Backoff after a cgroup could not be created or removed.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
+/// What all workers share.
+#[derive(Debug)]
+pub(crate) struct WorkerEnv {
+    pub(crate) tree: watch::Receiver<TreeState>,
+    pub(crate) runtime: Runtime,
+    pub(crate) metrics: CgroupMetrics,
+    pub(crate) commands: mpsc::Sender<Command>,
+}
+
 /// The worker task of one pod.
 pub(crate) struct Worker {
     env: Arc<WorkerEnv>,
-    assignments: Orders<PodDesire, View, PodAdmission>,
+    assignments: Assignments<PodDesire, View, PodAdmission>,
     tree: watch::Receiver<TreeState>,
     observed: ObservedCgroups,
     /// Whether `observed` has the pod's cgroups from the tree.
@@ -35,7 +46,7 @@ impl Worker {
     /// `cgroups` is none when the tree was not scanned yet.
     pub(crate) fn new(
         env: Arc<WorkerEnv>,
-        assignments: Orders<PodDesire, View, PodAdmission>,
+        assignments: Assignments<PodDesire, View, PodAdmission>,
         cgroups: Option<BTreeSet<CgroupPath>>,
     ) -> Self {
         Self {
@@ -45,7 +56,7 @@ impl Worker {
             is_scanned: cgroups.is_some(),
             observed: ObservedCgroups { cgroups: cgroups.unwrap_or_default(), applied: None },
             retry: RETRY,
-            runtime_retry: still_runs(),
+            runtime_retry: running_pod_backoff(),
         }
     }
 

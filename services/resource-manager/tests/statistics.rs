@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_config::SystemCgroups;
+use keelson_pod_reconciler::testing::FakeRuntime;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
-use keelson_sync_callee::testing::FakeRuntime;
 use support::{Client, Process, Service, Sync, World, desire, eventually, prepare};
 use tonic::Code;
 

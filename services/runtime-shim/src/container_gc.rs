@@ -1,22 +1,21 @@
-//! The desired pods that pod-sync has sent, and the garbage collection of dead containers and sandboxes. Nothing else
-//! removes containers and sandboxes; images are removed by [`crate::image_gc`].
+//! Garbage collection of dead containers and sandboxes. Nothing else removes them; images are removed by
+//! [`crate::image_gc`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use keelson_config::ContainerCollection;
-use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::container_gc::{
-    ContainerGcPlan, GcPolicy, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_container_gc,
+    ContainerGcPlan, GcPolicy, ListedContainer, ListedPod, ListedSandbox, plan_container_gc,
 };
 use keelson_service_kit::{Context, EventRing, ObjectRef, now_unix_nanos};
-use tokio::sync::Notify;
 use tonic::Status;
 
 use crate::cri::{Cri, ignore_not_found};
+use crate::desired_pods::DesiredPods;
 use crate::files::Files;
 use crate::heartbeat::with_heartbeat;
 use crate::image_gc::ImageCollector;
@@ -30,135 +29,6 @@ const EXIT_BATCH_DELAY: Duration = Duration::from_millis(200);
 /// Timeout of one removal.
 pub const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 const HEARTBEAT: Duration = keelson_service_kit::LoopHandle::HEARTBEAT;
-
-/// The pods that pod-sync wants, shared by the `Sync` stream and the collector.
-#[derive(Debug, Clone, Default)]
-pub struct DesiredPods(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Number of the newest stream; messages of older streams are refused.
-    stream: u64,
-    wanted: BTreeMap<String, Wanted>,
-    /// The pods that the newest stream has sent so far, until its set is complete.
-    incoming: BTreeMap<String, Wanted>,
-    replaying: bool,
-    /// The newest stream has sent a complete set with all sources ready.
-    complete: bool,
-    /// Images of the pods, as written in their specs.
-    images: BTreeMap<String, Vec<String>>,
-}
-
-impl DesiredPods {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers a new `Sync` stream and returns its number.
-    pub fn begin(&self) -> u64 {
-        let mut state = self.state();
-        state.stream += 1;
-        state.incoming.clear();
-        state.replaying = true;
-        state.complete = false;
-        state.stream
-    }
-
-    /// Applies a message of stream `number`. Returns the epoch to acknowledge if the message completes a set.
-    ///
-    /// # Errors
-    /// ABORTED: there is a newer stream.
-    pub fn apply_message(&self, number: u64, item: pb::sync_request::Item) -> Result<Option<u64>, Status> {
-        let mut state = self.state();
-        if state.stream != number {
-            return Err(Status::aborted("a newer Sync stream has taken over"));
-        }
-        let mut completed = None;
-        match item {
-            pb::sync_request::Item::Pod(pod) => {
-                let uid = pod.pod.unwrap_or_default().uid;
-                let want = match Want::try_from(pod.want) {
-                    Ok(Want::Forget) => Wanted::Forget,
-                    Ok(Want::Unmount) => Wanted::Ended,
-                    _ => Wanted::Keep,
-                };
-                if state.replaying {
-                    state.incoming.insert(uid.clone(), want);
-                }
-                state.images.insert(uid.clone(), pod.images);
-                state.wanted.insert(uid, want);
-            }
-            pb::sync_request::Item::DroppedUid(uid) => {
-                state.wanted.remove(&uid);
-                state.incoming.remove(&uid);
-                state.images.remove(&uid);
-            }
-            pb::sync_request::Item::Complete(set) => {
-                // A set that completes before every source has reported continues with the next message.
-                if set.sources_ready && std::mem::take(&mut state.replaying) {
-                    state.wanted = std::mem::take(&mut state.incoming);
-                    let State { images, wanted, .. } = &mut *state;
-                    images.retain(|uid, _| wanted.contains_key(uid));
-                }
-                state.complete = set.sources_ready;
-                completed = Some(set.epoch);
-            }
-        }
-        drop(state);
-        self.0.changed.notify_one();
-        Ok(completed)
-    }
-
-    /// Requests a collection soon.
-    pub fn trigger(&self) {
-        self.0.changed.notify_one();
-    }
-
-    /// Whether a complete set with all sources ready is known.
-    pub fn is_complete(&self) -> bool {
-        self.state().complete
-    }
-
-    /// The images of every pod that is desired or still terminating, as written in the specs. A terminated pod needs none.
-    pub fn wanted_images(&self) -> BTreeSet<String> {
-        let state = self.state();
-        let kept = state
-            .images
-            .iter()
-            .filter(|(uid, _)| state.wanted.get(*uid).is_some_and(|want| *want == Wanted::Keep));
-        kept.flat_map(|(_, images)| images).cloned().collect()
-    }
-
-    fn snapshot(&self) -> (BTreeMap<String, Wanted>, bool) {
-        let state = self.state();
-        (state.wanted.clone(), state.complete)
-    }
-
-    /// As [`Self::snapshot`], for one pod.
-    fn snapshot_of(&self, uid: &str) -> (BTreeMap<String, Wanted>, bool) {
-        let state = self.state();
-        let wanted = state.wanted.get(uid).map(|want| (uid.to_owned(), *want));
-        (wanted.into_iter().collect(), state.complete)
-    }
-
-    /// Whether everything of the pod with this UID is to be removed.
-    fn is_forgotten(&self, uid: &str) -> bool {
-        let state = self.state();
-        state.wanted.get(uid).map_or(state.complete, |want| *want == Wanted::Forget)
-    }
-
-    /// Whether the pod with this UID is desired; before the first complete set, every pod is.
-    fn is_desired(&self, uid: &str) -> bool {
-        let state = self.state();
-        !state.complete || state.wanted.get(uid).is_some_and(|w| *w != Wanted::Forget)
-    }
-}
 
 /// The policy from the configuration.
 pub fn gc_policy(config: &ContainerCollection) -> GcPolicy {
@@ -256,7 +126,7 @@ impl Collector {
             // Every arm is cancel-safe: the next period makes up for a lost wake-up of `exits`.
             tokio::select! {
                 () = context.shutdown.cancelled() => return,
-                () = self.desired.0.changed.notified() => {}
+                () = self.desired.changed() => {}
                 _ = exits.next() => {
                     tokio::time::sleep(EXIT_BATCH_DELAY).await;
                     while exits.try_next().is_some() {}

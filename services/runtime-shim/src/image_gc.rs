@@ -24,8 +24,8 @@ use prometheus_client::metrics::family::Family;
 use tonic::Status;
 
 use crate::clock::Clock;
-use crate::container_gc::DesiredPods;
 use crate::cri::{Cri, ignore_not_found};
+use crate::desired_pods::DesiredPods;
 use crate::heartbeat::with_heartbeat;
 use crate::images::Images;
 use crate::observe::Observer;
@@ -306,8 +306,7 @@ impl ImageCollector {
         let listed_at = std::time::SystemTime::now();
         let listed = self.list().await.map_err(ImageGcError::Runtime)?;
         let ids: BTreeSet<String> = listed.iter().map(|image| image.id.clone()).collect();
-        // An error was logged; the next collection retries.
-        let _ = self.images.with_records(move |records| Ok(records.prune(&ids, listed_at))).await;
+        self.images.prune_records(ids, listed_at).await;
         let mut used_images = self.used_images().await.map_err(ImageGcError::Runtime)?;
         self.usage().record_list(listed, now);
         self.usage().mark_used(&used_images, now);
@@ -362,7 +361,7 @@ impl ImageCollector {
         let new: Vec<String> = needed.references.difference(&needed.resolved).cloned().collect();
         for reference in new {
             if let Ok(tagged) = with_default_tag(&reference) {
-                needed.ids.extend(self.images.inspect(&tagged).await?.map(|image| image.id));
+                needed.ids.extend(self.images.present().inspect(&tagged).await?.map(|image| image.id));
             }
             needed.resolved.insert(reference);
         }
@@ -387,13 +386,13 @@ impl ImageCollector {
     async fn remove_one(&self, candidate: &Candidate, reason: &str, freed: &mut Freed) {
         let id = &candidate.id;
         let minimum_idle = self.policy().minimum_age.max(ENSURED_RETENTION_NANOS);
-        if !self.images.begin_removal(id, minimum_idle) {
+        if !self.images.present().begin_removal(id, minimum_idle) {
             return;
         }
         let image = cri::ImageSpec { image: id.clone(), ..Default::default() };
         let request = cri::RemoveImageRequest { image: Some(image) };
         let result = ignore_not_found(self.cri.images().remove_image(self.cri.request(request)).await);
-        self.images.end_removal(id);
+        self.images.present().end_removal(id);
         match result {
             Ok(()) => {
                 freed.images += 1;

@@ -20,7 +20,9 @@ pub mod container_gc;
 mod credential_plugins;
 pub mod credentials;
 pub mod cri;
+pub mod desired_pods;
 mod disk_usage;
+mod ensure_response;
 mod event_metrics;
 pub mod exec;
 #[cfg(test)]
@@ -39,10 +41,12 @@ pub mod logs;
 pub mod observe;
 mod observe_metrics;
 pub mod operations;
+mod present_images;
 pub mod proxy;
 mod pull;
 pub mod pull_records;
 mod pull_watch;
+mod read_metrics;
 mod response_checks;
 pub mod rotate;
 mod runtime_config;
@@ -84,7 +88,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         credentials::Credentials::new(pod_config, config.paths.root_dir.clone()).with_plugins(plugins);
     let images = images::Images::new(cri.clone(), context.events.clone(), config.runtime.max_parallel_pulls)
         .configured(config, credentials, &context.metrics);
-    let (desired, events) = (container_gc::DesiredPods::default(), context.events.clone());
+    let (desired, events) = (desired_pods::DesiredPods::default(), context.events.clone());
     let image_collector =
         image_gc::ImageCollector::new(cri.clone(), observer.clone(), images.clone(), desired.clone(), events)
             .configured(config, &context.metrics);

@@ -20,7 +20,7 @@ use crate::clock::{Clock, Reading};
 use crate::cri::Cri;
 use crate::files::Files;
 use crate::labels;
-use crate::observe_metrics::ReadMetrics;
+use crate::read_metrics::ReadMetrics;
 
 /// Maximum number of pods whose statuses are read at the same time.
 const MAX_CONCURRENT_READS: usize = 8;

@@ -1,9 +1,7 @@
-//! The kubelet's metrics of running pods and containers, and of the reads from the runtime (node-and-api.md §15.4,
-//! pod-lifecycle.md §12).
+//! The kubelet's metrics of running pods and containers, and the registration of all metrics of an observer
+//! (node-and-api.md §15.4).
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_service_kit::Metrics;
@@ -11,69 +9,8 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use prometheus_client::metrics::histogram::Histogram;
-use tokio::time::Instant;
 
 use crate::observe::Observer;
-
-/// Upper bounds of the buckets in seconds: Prometheus' defaults.
-const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-
-/// Durations of reads, and the time of the last complete relist.
-#[derive(Debug, Clone)]
-pub(crate) struct ReadMetrics {
-    relist_seconds: Histogram,
-    relist_interval: Histogram,
-    pod_seconds: Histogram,
-    last_seen: Gauge,
-    last_start: Arc<Mutex<Option<Instant>>>,
-}
-
-impl ReadMetrics {
-    pub(crate) fn new() -> Self {
-        Self {
-            relist_seconds: Histogram::new(SECONDS),
-            relist_interval: Histogram::new(SECONDS),
-            pod_seconds: Histogram::new(SECONDS),
-            last_seen: Gauge::default(),
-            last_start: Arc::default(),
-        }
-    }
-
-    fn register(&self, metrics: &Metrics) {
-        let help = "Seconds that a read of all pods from the runtime took";
-        metrics.register("kubelet_pleg_relist_duration_seconds", help, self.relist_seconds.clone());
-        let help = "Seconds between the beginnings of two reads of all pods";
-        metrics.register("kubelet_pleg_relist_interval_seconds", help, self.relist_interval.clone());
-        let help = "Seconds that a read of one pod from the runtime took";
-        metrics.register("kubelet_pleg_pod_relist_duration_seconds", help, self.pod_seconds.clone());
-        let help = "When all pods were last read, in seconds since 1970";
-        metrics.register("kubelet_pleg_last_seen_seconds", help, self.last_seen.clone());
-    }
-
-    /// Records the start of a relist.
-    pub(crate) fn relist_started(&self) -> Instant {
-        let now = Instant::now();
-        let before = self.last_start.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
-        if let Some(before) = before {
-            self.relist_interval.observe((now - before).as_secs_f64());
-        }
-        now
-    }
-
-    /// Records the end of a relist and whether it was complete.
-    pub(crate) fn relist_ended(&self, took: Duration, complete: bool) {
-        self.relist_seconds.observe(took.as_secs_f64());
-        if complete {
-            self.last_seen.set(keelson_service_kit::now_unix_nanos() / 1_000_000_000);
-        }
-    }
-
-    /// Records a read of one pod.
-    pub(crate) fn pod_read(&self, took: Duration) {
-        self.pod_seconds.observe(took.as_secs_f64());
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ContainerState {

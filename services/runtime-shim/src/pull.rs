@@ -4,22 +4,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_cri::v1 as cri;
+use keelson_config::{Config, ImagePulls};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::image::go_duration;
+use keelson_runtime_shim_core::image::{PullBackoff, go_duration};
 use keelson_runtime_shim_core::keyring::{Credential, Origin};
 use keelson_runtime_shim_core::pull_rate::PullRate;
 use keelson_service_kit::status::{chain, is_unanswered};
-use keelson_service_kit::{Metrics, ObjectRef, TurnsLook};
+use keelson_service_kit::{EventRing, Fairness, Metrics, ObjectRef, Turns, TurnsLook};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tonic::Status;
 
-use crate::images::{EnsureImageError, Images, Progress, image_done, send_step, unavailable};
-use crate::pull_records::RecordError;
-use crate::pull_watch::AbortReason;
+use crate::clock::Clock;
+use crate::credentials::Credentials;
+use crate::cri::Cri;
+use crate::ensure_response::{EnsureImageError, Progress, image_done, send_step, unavailable};
+use crate::present_images::PresentImages;
+use crate::pull_records::{PullRecords, RecordError};
+use crate::pull_watch::{AbortReason, PullWatcher};
+
+/// A pull that others wait for keeps its turn for a minute, or for 10 s if its pod has several. After that it continues
+/// without a turn, so that a very slow registry does not block the pulls of other pods.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(10), kept: Duration::from_secs(60) };
 
 /// The credential of a pull with its origin; `None`: a pull without a credential.
 type PullCredential = Option<(Credential, Origin)>;
@@ -136,7 +145,59 @@ impl Drop for Token<'_> {
     }
 }
 
-impl Images {
+/// Pulls images.
+#[derive(Debug, Clone)]
+pub(crate) struct Puller {
+    pub(crate) cri: Cri,
+    pub(crate) present: PresentImages,
+    events: EventRing,
+    backoff: Arc<Mutex<PullBackoff>>,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) rate: Arc<Mutex<PullRate>>,
+    pub(crate) clock: Clock,
+    pub(crate) credentials: Credentials,
+    records: PullRecords,
+    pub(crate) watcher: PullWatcher,
+    metrics: PullMetrics,
+}
+
+impl Puller {
+    /// Pulls at most `parallel` images at a time, without credentials and without records.
+    pub(crate) fn new(cri: Cri, events: EventRing, parallel: u32) -> Self {
+        let pulls = ImagePulls::default();
+        let limit = Duration::from_millis(pulls.progress_timeout_ms);
+        Self {
+            present: PresentImages::new(cri.clone(), Clock::System),
+            watcher: PullWatcher::new(cri.clone(), Clock::System, limit),
+            cri,
+            events,
+            backoff: Arc::default(),
+            turns: Turns::new(parallel.max(1) as usize, FAIRNESS),
+            rate: Arc::new(Mutex::new(PullRate::new(pulls.registry_qps, pulls.registry_burst))),
+            clock: Clock::System,
+            credentials: Credentials::none(),
+            records: PullRecords::none(),
+            metrics: PullMetrics::new(),
+        }
+    }
+
+    /// Adds the limits of the configuration, credentials, and the records of earlier pulls.
+    #[must_use]
+    pub(crate) fn configured(mut self, config: &Config, credentials: Credentials, metrics: &Metrics) -> Self {
+        let pulls = &config.image_pulls;
+        let limit = Duration::from_millis(pulls.progress_timeout_ms);
+        self.watcher = PullWatcher::new(self.cri.clone(), self.clock.clone(), limit);
+        self.rate = Arc::new(Mutex::new(PullRate::new(pulls.registry_qps, pulls.registry_burst)));
+        self.credentials = credentials;
+        self.records = PullRecords::new(&config.paths.root_dir, pulls);
+        self.metrics.register(metrics);
+        self
+    }
+
+    pub(crate) fn backoff(&self) -> std::sync::MutexGuard<'_, PullBackoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Pulls an image.
     pub(crate) async fn pull(&self, pull: Pull<'_>) -> Result<pb::ImageDone, EnsureImageError> {
         if let Some(error) = self.backoff_error(pull) {
@@ -347,7 +408,7 @@ impl Images {
         if pulled.image_ref.is_empty() {
             return Err(Status::unknown("the container runtime returned no image reference for the pull"));
         }
-        let known = self.reserve(reference).await?;
+        let known = self.present.reserve(reference).await?;
         Ok(known.unwrap_or(cri::Image { id: pulled.image_ref, ..Default::default() }))
     }
 
@@ -369,7 +430,7 @@ impl Images {
     /// Reads or writes records in a blocking task.
     pub(crate) async fn with_records<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&crate::pull_records::PullRecords) -> Result<T, RecordError> + Send + 'static,
+        work: impl FnOnce(&PullRecords) -> Result<T, RecordError> + Send + 'static,
     ) -> Result<T, RecordError> {
         let (records, metrics) = (self.records.clone(), self.metrics.clone());
         let work = move || {

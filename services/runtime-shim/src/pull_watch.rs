@@ -8,7 +8,6 @@ use std::time::Duration;
 use keelson_proto::containerd::services::content::v1 as content;
 use keelson_proto::containerd::services::content::v1::content_client::ContentClient;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
 use keelson_runtime_shim_core::pull_progress::{Blob, ProgressTracker, PullPhase};
 use keelson_service_kit::status::is_unanswered;
 use tonic::metadata::MetadataValue;
@@ -16,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::clock::Clock;
 use crate::cri::Cri;
-use crate::images::Progress;
+use crate::ensure_response::{Progress, send_progress};
 
 /// Interval between two polls.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -116,10 +115,4 @@ fn message(phase: &PullPhase, text: &str) -> pb::ImageProgress {
         PullPhase::Connecting | PullPhase::Unpacking => (0, 0),
     };
     pb::ImageProgress { step: "pulling".to_owned(), bytes, total_bytes, detail: text.to_owned() }
-}
-
-/// Sends progress to the caller. A caller that does not read misses it, because the pull does not wait.
-pub(crate) fn send_progress(progress: &Progress, message: pb::ImageProgress) {
-    let item = Some(Item::Progress(message));
-    let _ = progress.try_send(Ok(pb::EnsureImageResponse { item }));
 }

@@ -9,10 +9,9 @@ use keelson_volume_manager_core::plan::Action;
 use keelson_volume_manager_core::token::{TokenLookup, TokenName};
 use tokio::sync::watch;
 
-use crate::manager::Env;
-use crate::metrics::Operation;
+use crate::metrics::{Operation, OperationMetrics};
 use crate::objects::ObjectCache;
-use crate::store::{ReadyVolume, StoreError};
+use crate::store::{ReadyVolume, Store, StoreError};
 use crate::totals::plugin_of;
 use crate::walks::FsGroupWalks;
 
@@ -44,13 +43,14 @@ impl<T: Fn(&TokenName) -> TokenLookup> SourceCache for VolumeSources<T> {
 /// but continues after an error of a volume. `current` publishes the running action, and `walks` the progress of
 /// fsGroup walks.
 pub(crate) fn carry_out(
-    env: &Env,
+    store: &Store,
+    operations: &OperationMetrics,
     sources: &impl SourceCache,
     desire: &PodDesire,
     actions: Vec<Action>,
     (current, walks): (&watch::Sender<Option<Action>>, &FsGroupWalks),
 ) -> Vec<Outcome> {
-    let (store, uid) = (&env.store, &desire.pod.uid);
+    let uid = &desire.pod.uid;
     let mut outcomes = Vec::with_capacity(actions.len());
     for action in actions {
         current.send_replace(Some(action.clone()));
@@ -71,14 +71,14 @@ pub(crate) fn carry_out(
         };
         if let Some((plugin, operation)) = operation_of(desire, &action) {
             for walk in walks.take_ended() {
-                env.operations.ended(
+                operations.ended(
                     plugin.clone(),
                     Operation::ApplyAccessControl,
                     walk.succeeded,
                     walk.duration,
                 );
             }
-            env.operations.ended(plugin, operation, result.is_ok(), started.elapsed());
+            operations.ended(plugin, operation, result.is_ok(), started.elapsed());
         }
         let stop = result.is_err() && matches!(action, Action::CreateFolders | Action::RemoveSubpaths);
         outcomes.push(Outcome { action, key, ended: Instant::now(), result });

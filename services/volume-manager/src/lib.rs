@@ -27,7 +27,7 @@
 //! | `mounts` | mount points, tmpfs, huge pages, and the shared root folder |
 //!
 //! The decisions are in `keelson-volume-manager-core`; the code that all receivers of a `Sync` stream share is in
-//! `keelson-sync-callee`.
+//! `keelson-pod-reconciler`.
 
 mod actions;
 mod atomic;

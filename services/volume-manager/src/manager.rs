@@ -2,37 +2,14 @@
 
 use std::sync::Arc;
 
-use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, WatchHub};
-use keelson_sync_callee::{News, Pods, Runtime};
+use keelson_pod_reconciler::{PodEvent, Pods};
+use keelson_service_kit::{CancellationToken, LoopHandle};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::ActualState;
 use tokio::sync::{Mutex, mpsc};
 
-use crate::metrics::{OperationMetrics, OrphanMetrics};
-use crate::objects::ObjectCache;
-use crate::store::Store;
-use crate::tokens::TokenClient;
-use crate::totals::VolumeTotals;
 use crate::view::{Phase, PodFolder, PodView, PodVolumeStatus};
-use crate::worker::Worker;
-
-/// A command to the manager.
-pub(crate) type Command = keelson_sync_callee::Command<PodDesire, PodView>;
-
-/// What all workers share.
-#[derive(Debug)]
-pub(crate) struct Env {
-    pub(crate) store: Arc<Store>,
-    pub(crate) runtime: Runtime,
-    pub(crate) objects: ObjectCache,
-    pub(crate) tokens: TokenClient,
-    pub(crate) hub: WatchHub<String, PodVolumeStatus>,
-    pub(crate) events: EventRing,
-    pub(crate) orphans: OrphanMetrics,
-    pub(crate) operations: OperationMetrics,
-    pub(crate) totals: VolumeTotals,
-    pub(crate) commands: mpsc::Sender<Command>,
-}
+use crate::worker::{Command, Env, Worker};
 
 /// The owner of the set of desired pods.
 pub(crate) struct Manager {
@@ -71,15 +48,15 @@ impl Manager {
     ) {
         while let Some(command) = self.pods.next(&mut commands, &shutdown, &handle).await {
             match self.pods.take(command) {
-                Some(News::Named(desire)) => self.pods.assign(desire, |orders| {
+                Some(PodEvent::Desired(desire)) => self.pods.assign(desire, |orders| {
                     Worker::new(Arc::clone(&self.env), orders, ActualState::default()).run()
                 }),
-                Some(News::Gone(uid)) => {
+                Some(PodEvent::Removed(uid)) => {
                     self.env.orphans.removed(&uid);
                     drop(self.env.hub.remove(&uid));
                 }
-                Some(News::Asked(never)) => match never {},
-                Some(News::Complete) => self.env.orphans.start_round(),
+                Some(PodEvent::Request(never)) => match never {},
+                Some(PodEvent::Complete) => self.env.orphans.start_round(),
                 None => {}
             }
         }

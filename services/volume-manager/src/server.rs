@@ -8,12 +8,14 @@ use anyhow::Context as _;
 use futures_util::Stream;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::Quantity;
+use keelson_pod_reconciler::{
+    Acks, DESIRED_TIMEOUT, ManagerHandle, QUEUE, Runtime, View as _, not_desired_error, wait_until,
+};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Context, ObjectRef, WatchHub, WatchItem, answer_by};
-use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use keelson_volume_manager_core::desire::{PodDesire, Want};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
@@ -22,7 +24,7 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::manager::{Env, Manager};
+use crate::manager::Manager;
 use crate::metrics::{OperationMetrics, OrphanMetrics};
 use crate::mounts::MountError;
 use crate::objects::ObjectCache;
@@ -34,6 +36,7 @@ use crate::tokens::TokenClient;
 use crate::totals::VolumeTotals;
 use crate::view::{Phase, PodView, PodVolumeStatus};
 use crate::wire::{self, path_component};
+use crate::worker::Env;
 
 /// Lists the pod folders on disk and builds the service.
 ///
@@ -80,10 +83,10 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     }
     tracing::info!(pods = found.len(), "listed the pod folders");
     let manager = Manager::new(Arc::clone(&env), found);
-    let front = Front::new(&ctx, commands);
+    let manager_handle = ManagerHandle::new(&ctx, commands);
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
-    let service = Service { front, hub, env, stats };
+    let service = Service { manager: manager_handle, hub, env, stats };
     Ok(Routes::new(VolumeManagerServer::new(service)))
 }
 
@@ -118,7 +121,7 @@ fn allocatable_memory(config: &Config) -> u64 {
 }
 
 struct Service {
-    front: Front<PodDesire, PodView>,
+    manager: ManagerHandle<PodDesire, PodView>,
     hub: WatchHub<String, PodVolumeStatus>,
     env: Arc<Env>,
     stats: Stats,
@@ -137,8 +140,8 @@ impl Service {
             let text = format!("the volumes of pod {uid} are not mounted");
             error(Code::Unavailable, "NOT_MOUNTED", text)
         };
-        let mut view = self.front.look(&uid).await?;
-        if !becomes(&mut view, deadline, PodView::is_mounted).await {
+        let mut view = self.manager.watch(&uid).await?;
+        if !wait_until(&mut view, deadline, PodView::is_mounted).await {
             return Err(not_mounted());
         }
         let folder = Arc::clone(&view.borrow().folder);
@@ -214,7 +217,7 @@ impl VolumeManager for Service {
         &self,
         request: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        Ok(Response::new(self.front.sync(request.into_inner(), wire::sync_item).await?))
+        Ok(Response::new(self.manager.sync(request.into_inner(), wire::sync_item).await?))
     }
 
     async fn mount_pod(
@@ -224,7 +227,7 @@ impl VolumeManager for Service {
         let deadline = answer_by(request.metadata());
         let request = request.into_inner();
         let uid = path_component("uid", &request.uid).map_err(|e| invalid_argument(&e))?;
-        let view = self.front.look(&uid).await?;
+        let view = self.manager.watch(&uid).await?;
         let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
         let (responses, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
@@ -239,9 +242,9 @@ impl VolumeManager for Service {
     ) -> Result<Response<pb::UnmountPodResponse>, Status> {
         let deadline = answer_by(request.metadata());
         let uid = path_component("uid", &request.into_inner().uid).map_err(|e| invalid_argument(&e))?;
-        let mut view = self.front.look(&uid).await?;
+        let mut view = self.manager.watch(&uid).await?;
         let done = |v: &PodView| matches!(v.status.phase, Phase::Unknown | Phase::Unmounted);
-        if becomes(&mut view, deadline, done).await {
+        if wait_until(&mut view, deadline, done).await {
             return Ok(Response::new(pb::UnmountPodResponse {}));
         }
         let view = view.borrow();
@@ -321,14 +324,14 @@ impl MountWait {
             // Cancel-safe: `changed` marks nothing as seen unless it returns; the other futures have no state.
             tokio::select! {
                 changed = self.view.changed() => if changed.is_err() {
-                    return self.finish(Err(not_named(&self.uid, self.revision))).await;
+                    return self.finish(Err(not_desired_error(&self.uid, self.revision))).await;
                 },
                 () = self.responses.closed() => return,
                 () = tokio::time::sleep_until(self.deadline) => {
                     return self.finish(Err(self.deadline_status(&last))).await;
                 }
-                () = tokio::time::sleep_until(not_named_since + NAMED_WITHIN), if self.is_not_named() => {
-                    return self.finish(Err(not_named(&self.uid, self.revision))).await;
+                () = tokio::time::sleep_until(not_named_since + DESIRED_TIMEOUT), if self.is_not_named() => {
+                    return self.finish(Err(not_desired_error(&self.uid, self.revision))).await;
                 }
             }
         }

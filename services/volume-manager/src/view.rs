@@ -95,15 +95,15 @@ impl PodView {
     }
 }
 
-impl keelson_sync_callee::View for PodView {
-    fn set_named(&mut self, named: Option<(u64, Want)>) {
-        self.named = named;
-        if named.is_some() && self.status.phase == Phase::Unknown {
+impl keelson_pod_reconciler::View for PodView {
+    fn set_desired(&mut self, desired: Option<(u64, Want)>) {
+        self.named = desired;
+        if desired.is_some() && self.status.phase == Phase::Unknown {
             self.status.phase = Phase::Pending;
         }
     }
 
-    fn named(&self) -> Option<(u64, Want)> {
+    fn desired(&self) -> Option<(u64, Want)> {
         self.named
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use keelson_pod_reconciler::Item;
+use keelson_pod_reconciler::wire::{MissingField, positive, want};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use keelson_sync_callee::Item;
-use keelson_sync_callee::wire::{Missing, positive, want};
 use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
 use keelson_volume_manager_core::names::is_path_component;
 use keelson_volume_manager_core::payload::{
@@ -23,7 +23,7 @@ use crate::view::{MountedVolume, PodVolumeStatus};
 pub(crate) enum WireError {
     /// A required field is missing.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingField),
     /// A name is not a single path component.
     #[error("{field} {value:?} is not a valid name")]
     InvalidName { field: &'static str, value: String },
@@ -49,7 +49,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
-        let pod = message.pod.ok_or(Missing("pod.pod"))?;
+        let pod = message.pod.ok_or(MissingField("pod.pod"))?;
         let group = |value: i64| {
             u32::try_from(value).map_err(|_| WireError::OutOfRange { field: "pod.fs_group", value })
         };
@@ -84,7 +84,7 @@ pub(crate) fn sync_item(message: pb::SyncRequest) -> Option<Item<PodDesire, Wire
 
 fn volume(message: pb::Volume) -> Result<Volume, WireError> {
     let name = path_component("pod.volumes.name", &message.name)?;
-    let source = match message.source.ok_or(Missing("pod.volumes.source"))? {
+    let source = match message.source.ok_or(MissingField("pod.volumes.source"))? {
         pb::volume::Source::EmptyDir(dir) => Source::EmptyDir {
             medium: Medium::parse(&dir.medium),
             size_limit: positive(dir.size_limit_bytes),
@@ -102,14 +102,14 @@ fn files(message: pb::FileVolume) -> Result<Files, WireError> {
         pb::file_volume::Kind::Secret => FilesKind::Secret,
         pb::file_volume::Kind::DownwardApi => FilesKind::DownwardApi,
         pb::file_volume::Kind::Projected => FilesKind::Projected,
-        pb::file_volume::Kind::Unspecified => return Err(Missing("pod.volumes.files.kind").into()),
+        pb::file_volume::Kind::Unspecified => return Err(MissingField("pod.volumes.files.kind").into()),
     };
     let sources = message.sources.into_iter().map(file_source).collect::<Result<_, _>>()?;
     Ok(Files { kind, sources, default_mode: message.default_mode, nested: message.nested })
 }
 
 fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
-    Ok(match message.source.ok_or(Missing("pod.volumes.files.sources.source"))? {
+    Ok(match message.source.ok_or(MissingField("pod.volumes.files.sources.source"))? {
         pb::file_source::Source::Object(object) => FileSource::Object(ObjectFiles {
             kind: ObjectKind::parse(&object.kind).ok_or(WireError::UnknownValue {
                 field: "pod.volumes.files.sources.object.kind",
@@ -142,7 +142,7 @@ fn token(message: pb::ServiceAccountToken) -> Result<TokenFile, WireError> {
 
 fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {
     use pb::downward_file::Value;
-    let value = match message.value.ok_or(Missing("pod.volumes.files.sources.downward.value"))? {
+    let value = match message.value.ok_or(MissingField("pod.volumes.files.sources.downward.value"))? {
         Value::Content(bytes) => DownwardValue::Content(bytes),
         Value::Error(why) => DownwardValue::Invalid(why),
         Value::WaitsFor(what) => DownwardValue::Pending(what),

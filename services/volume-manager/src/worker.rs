@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use keelson_pod_reconciler::{Assignment, Assignments, Next, Runtime, Turn, running_pod_backoff};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
-use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
+use keelson_service_kit::{Backoff, EventRing, ObjectRef, WatchHub, now_unix_nanos};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::measurement::measure_spec;
 use keelson_volume_manager_core::mount_latency::MountWaits;
@@ -14,26 +14,44 @@ use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{ObjectLookup, ObjectName, referenced_objects};
 use keelson_volume_manager_core::plan::{Action, ActualState, Plan, Settled, plan};
 use keelson_volume_manager_core::token::TokenLookup;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 use tokio::task::JoinError;
 
 use crate::actions::{Outcome, VolumeSources, carry_out};
-use crate::manager::{Command, Env};
-use crate::objects::Subscription;
+use crate::metrics::{OperationMetrics, OrphanMetrics};
+use crate::objects::{ObjectCache, Subscription};
 use crate::slow_actions::SlowActionWatch;
-use crate::store::StoreError;
-use crate::tokens::{self, PodTokens};
-use crate::totals::{PodCounts, plugin_of};
+use crate::store::{Store, StoreError};
+use crate::tokens::{self, PodTokens, TokenClient};
+use crate::totals::{PodCounts, VolumeTotals, plugin_of};
 use crate::view::{MountedVolume, Phase, PodFolder, PodView, PodVolumeStatus};
 use crate::walks::FsGroupWalks;
 
 /// The back-off of a failed volume (volumes.md §3.1).
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
 
+/// A command to the manager.
+pub(crate) type Command = keelson_pod_reconciler::Command<PodDesire, PodView>;
+
+/// What all workers share.
+#[derive(Debug)]
+pub(crate) struct Env {
+    pub(crate) store: Arc<Store>,
+    pub(crate) runtime: Runtime,
+    pub(crate) objects: ObjectCache,
+    pub(crate) tokens: TokenClient,
+    pub(crate) hub: WatchHub<String, PodVolumeStatus>,
+    pub(crate) events: EventRing,
+    pub(crate) orphans: OrphanMetrics,
+    pub(crate) operations: OperationMetrics,
+    pub(crate) totals: VolumeTotals,
+    pub(crate) commands: mpsc::Sender<Command>,
+}
+
 /// The task of one pod.
 pub(crate) struct Worker {
     env: Arc<Env>,
-    orders: Orders<PodDesire, PodView>,
+    assignments: Assignments<PodDesire, PodView>,
     actual: ActualState,
     /// The ready volumes by name.
     mounted: BTreeMap<String, MountedVolume>,
@@ -72,12 +90,16 @@ struct ActionError {
 }
 
 impl Worker {
-    pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, PodView>, actual: ActualState) -> Self {
+    pub(crate) fn new(
+        env: Arc<Env>,
+        assignments: Assignments<PodDesire, PodView>,
+        actual: ActualState,
+    ) -> Self {
         let (objects, counts) = (env.objects.subscribe(), env.totals.count_pod(&actual));
         let tokens = PodTokens::new(env.tokens.clone());
         Self {
             env,
-            orders,
+            assignments,
             actual,
             mounted: BTreeMap::new(),
             objects,
@@ -87,19 +109,19 @@ impl Worker {
             counted_foreign: BTreeSet::new(),
             counts,
             retry: RETRY,
-            runtime_backoff: still_runs(),
+            runtime_backoff: running_pod_backoff(),
         }
     }
 
     /// Runs until the manager drops the assignment.
     pub(crate) async fn run(mut self) {
-        while let Some(turn) = self.orders.present().await {
+        while let Some(turn) = self.assignments.present().await {
             if turn.is_new {
                 self.retry.reset();
                 self.runtime_backoff.reset();
                 let desire = &turn.assignment.desire;
                 self.objects.set(needed_objects(desire));
-                self.tokens.set(desire, &self.env.store.pod_folder(&self.orders.uid));
+                self.tokens.set(desire, &self.env.store.pod_folder(&self.assignments.uid));
             }
             if self.objects.has_changed() | self.tokens.has_changed() | turn.is_new {
                 self.actual.mark_files_stale(&turn.assignment.desire);
@@ -117,7 +139,7 @@ impl Worker {
                     changed = tokens.changed() => changed,
                 }
             };
-            if !self.orders.wait(next, changed).await {
+            if !self.assignments.wait(next, changed).await {
                 return;
             }
         }
@@ -156,7 +178,7 @@ impl Worker {
 
     /// Locks the pod's folder, once nothing is being prepared for a container of the pod.
     async fn lock_folder(&self, desire: &PodDesire) -> OwnedMutexGuard<PodFolder> {
-        let folder = Arc::clone(&self.orders.view.borrow().folder);
+        let folder = Arc::clone(&self.assignments.view.borrow().folder);
         if let Ok(folder) = Arc::clone(&folder).try_lock_owned() {
             return folder;
         }
@@ -222,12 +244,12 @@ impl Worker {
             &StatusDetails { gone: settled == Settled::Gone, ..StatusDetails::default() },
         );
         if settled == Settled::Gone {
-            let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
+            let _ = self.env.commands.send(Command::Gone { uid: self.assignments.uid.clone(), number }).await;
         }
     }
 
     async fn check_runtime(&mut self, desire: &PodDesire) -> Next {
-        let Err(why) = self.env.runtime.nothing_runs(&self.orders.uid).await else {
+        let Err(why) = self.env.runtime.nothing_runs(&self.assignments.uid).await else {
             self.runtime_backoff.reset();
             return Next::Now { is_quiet: true };
         };
@@ -255,7 +277,7 @@ impl Worker {
             Want::Run => Phase::Pending,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
         };
-        if !is_refresh && self.orders.view.borrow().status.phase != Phase::Failed {
+        if !is_refresh && self.assignments.view.borrow().status.phase != Phase::Failed {
             self.publish(desire, phase, &StatusDetails::default());
         }
         let started = Instant::now();
@@ -264,7 +286,7 @@ impl Worker {
             Err(error) => {
                 let delay = self.retry.next_delay();
                 let message = format!("the volume operation ended unexpectedly: {error}");
-                tracing::error!(uid = self.orders.uid, "{message}");
+                tracing::error!(uid = self.assignments.uid, "{message}");
                 let details = StatusDetails { message, next_try: Some(delay), ..StatusDetails::default() };
                 self.publish(desire, Phase::Failed, &details);
                 return Next::After(delay);
@@ -273,7 +295,7 @@ impl Worker {
         let errors = self.record_outcomes(desire, outcomes);
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         if errors.is_empty() {
-            tracing::debug!(uid = self.orders.uid, elapsed_ms, "the volumes match the desired state");
+            tracing::debug!(uid = self.assignments.uid, elapsed_ms, "the volumes match the desired state");
             return Next::Now { is_quiet: false };
         }
         // Fixing the objects does not help while the spec itself causes an error.
@@ -284,7 +306,7 @@ impl Worker {
         let delay = self.retry.next_delay();
         let message = texts.join("; ");
         tracing::warn!(
-            uid = self.orders.uid,
+            uid = self.assignments.uid,
             pod = desire.pod.name,
             namespace = desire.pod.namespace,
             elapsed_ms,
@@ -316,7 +338,8 @@ impl Worker {
         let walks = Arc::new(FsGroupWalks::default());
         let walks_in_task = Arc::clone(&walks);
         let outcomes = tokio::task::spawn_blocking(move || {
-            let outcomes = carry_out(&env, &sources, &work, actions, (&sender, &walks_in_task));
+            let (store, operations) = (&env.store, &env.operations);
+            let outcomes = carry_out(store, operations, &sources, &work, actions, (&sender, &walks_in_task));
             let is_removed = |o: &Outcome| o.action == Action::RemoveSubpaths && o.result.is_ok();
             if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
                 folder.has_subpaths = false;
@@ -360,7 +383,7 @@ impl Worker {
                 Err(error) => {
                     self.actual.record_failure(&outcome.action, outcome.key);
                     if desire.want == Want::Forget {
-                        self.env.orphans.failed(&self.orders.uid);
+                        self.env.orphans.failed(&self.assignments.uid);
                     }
                     errors.push(ActionError {
                         permanent: error.is_permanent(),
@@ -423,12 +446,12 @@ impl Worker {
         let status =
             PodVolumeStatus { pod: desire.pod.clone(), phase, mounts, message: details.message.clone() };
         if !details.gone {
-            self.env.hub.set_if_changed(self.orders.uid.clone(), status.clone());
+            self.env.hub.set_if_changed(self.assignments.uid.clone(), status.clone());
         }
         let next_try_unix_nanos = details.next_try.map_or(0, |delay| {
             now_unix_nanos().saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
         });
-        self.orders.view.send_modify(|view| {
+        self.assignments.view.send_modify(|view| {
             view.revision = desire.revision;
             view.status = status;
             view.permanent = details.permanent;

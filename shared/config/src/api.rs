@@ -10,33 +10,33 @@ use crate::{Certificates, CipherSuite, KeyExchange};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Api {
-    /// Address of the kubelet API; without `tls` it has to be on loopback.
+    /// Address of the kubelet API; without `tls` it must be a loopback address.
     pub address: String,
     /// 10250 in a kubelet; 0: off.
     pub port: u16,
-    /// Answers a part of the same without asking who it is, at the same address; 0: off.
+    /// The read-only port, which serves a part of the API without authentication at the same address; 0: off.
     #[serde(default)]
     pub read_only_port: u16,
     /// Address of the health port.
     pub healthz_address: String,
     /// 10248 in a kubelet; 0: off.
     pub healthz_port: u16,
-    /// TLS on the kubelet API, which then asks who it is; absent: HTTP, and nobody into a container.
+    /// TLS and authentication on the kubelet API; absent: HTTP, without access to containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ApiTls>,
-    /// What of the paths for debugging is answered.
+    /// Which debugging paths are served.
     #[serde(default)]
     pub handlers: ApiHandlers,
-    /// Whether it takes `create` to get into a container also where the method is `GET`, as of a WebSocket (`strictVerbs`).
+    /// Whether access to a container requires the verb `create` also for `GET` requests, as from a WebSocket (`strictVerbs`).
     #[serde(default)]
     pub strict_verbs: bool,
 }
 
-/// What of the paths for debugging the kubelet API answers (node-and-api.md §8.1, §8.2).
+/// Which debugging paths the kubelet API serves (node-and-api.md §8.1, §8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ApiHandlers {
-    /// Logs of containers, the ways into them, and what runs; without it nothing of the others either
+    /// Container logs, exec, attach, port-forward and running pods; if off, the other handlers are off too
     /// (`enableDebuggingHandlers`).
     pub debugging: bool,
     /// `/logs/` (`enableSystemLogHandler`).
@@ -57,48 +57,45 @@ impl Default for ApiHandlers {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ApiTls {
-    /// PEM file of the authorities that clients are checked against (`authentication.x509.clientCAFile`); absent: nobody is
-    /// known by a certificate.
+    /// PEM file of the CAs that verify clients (`authentication.x509.clientCAFile`); absent: no client certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca_file: Option<PathBuf>,
-    /// PEM file of our certificate (`tlsCertFile`), with `key_file`; absent: the pair in `cert_dir`, or one that we sign
-    /// ourselves.
+    /// PEM file of our certificate (`tlsCertFile`), with `key_file`; absent: the pair in `cert_dir`, or a self-signed one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_file: Option<PathBuf>,
     /// PEM file of its key (`tlsPrivateKeyFile`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
-    /// The folder in which a kubelet keeps the pair that it signs itself (`--cert-dir`); only root may be able to read it.
+    /// The folder of a kubelet's self-signed pair (`--cert-dir`); it must be readable by root only.
     pub cert_dir: PathBuf,
-    /// The API server is asked for our certificate (`serverTLSBootstrap`): the copy that init makes is of that, and of
-    /// `cert_file` only until there is one; it has the key in it. None is signed by ourselves.
+    /// The certificate is requested from the API server (`serverTLSBootstrap`): init copies that one, with its key, and
+    /// `cert_file` only until it is issued. No certificate is self-signed.
     pub asked_for: bool,
-    /// Whether the API server is asked whose bearer token it is (`authentication.webhook.enabled`).
+    /// Whether bearer tokens are authenticated by the API server (`authentication.webhook.enabled`).
     pub tokens: bool,
-    /// Whether the API server is asked what somebody may do (`authorization.mode: Webhook`); without it whoever is known may do
-    /// everything.
+    /// Whether requests are authorized by the API server (`authorization.mode: Webhook`); otherwise every authenticated
+    /// user may do everything.
     pub reviews: bool,
-    /// For how long it is remembered whose token it is, or that it is nobody's (`authentication.webhook.cacheTTL`); 0: not at
-    /// all.
+    /// How long the result of a token review is cached (`authentication.webhook.cacheTTL`); 0: not at all.
     pub token_cache_ms: u64,
-    /// For how long it is remembered that somebody may do something (`authorization.webhook.cacheAuthorizedTTL`).
+    /// How long an "allowed" decision is cached (`authorization.webhook.cacheAuthorizedTTL`).
     pub allowed_cache_ms: u64,
-    /// For how long it is remembered that somebody may not (`authorization.webhook.cacheUnauthorizedTTL`).
+    /// How long a "denied" decision is cached (`authorization.webhook.cacheUnauthorizedTTL`).
     pub denied_cache_ms: u64,
-    /// Whether who shows neither certificate nor token is let in as `system:anonymous` (`authentication.anonymous.enabled`).
+    /// Whether clients without certificate and token are accepted as `system:anonymous` (`authentication.anonymous.enabled`).
     pub anonymous: bool,
     /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
     pub only_tls13: bool,
-    /// The suites that may be spoken (`tlsCipherSuites`), beside those of TLS 1.3, which always may; empty: all.
+    /// The enabled TLS 1.2 suites (`tlsCipherSuites`); those of TLS 1.3 are always enabled; empty: all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cipher_suites: Vec<CipherSuite>,
-    /// How keys may be agreed on (`tlsCurvePreferences`); empty: in every way that there is.
+    /// The enabled key exchange groups (`tlsCurvePreferences`); empty: all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub key_exchanges: Vec<KeyExchange>,
 }
 
 impl Default for ApiTls {
-    /// TLS with a certificate that we sign ourselves, for nobody.
+    /// TLS with a self-signed certificate and no way for clients to authenticate.
     fn default() -> Self {
         Self {
             client_ca_file: None,
@@ -123,23 +120,23 @@ impl ApiTls {
     /// The names of certificate and key in `cert_dir`.
     pub const OF_A_KUBELET: [&str; 2] = ["kubelet.crt", "kubelet.key"];
 
-    /// TLS with these authorities of clients, and a certificate that we sign ourselves.
+    /// TLS with these client CAs and a self-signed certificate.
     pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
         Self { client_ca_file: Some(client_ca_file), ..Self::default() }
     }
 
-    /// Whether the pair of a kubelet in `cert_dir` is used, if there is one: no other was named or is asked for.
+    /// Whether a kubelet's pair in `cert_dir` is used, if there is one: no other pair is configured or requested.
     pub fn takes_a_kubelets_pair(&self) -> bool {
         !self.asked_for && self.cert_file.is_none()
     }
 
-    /// The same with the copies that init has put into `folder`; where there is none, with the file itself. What was asked for,
-    /// and a pair of a kubelet, are there as copies alone.
+    /// Replaces each file by the copy that init has put into `folder`, if there is one. A requested certificate and a
+    /// kubelet's pair exist only as copies.
     #[must_use]
     pub fn handed_over(&self, folder: &Path) -> Self {
         let mut own = self.clone();
         if own.asked_for || own.takes_a_kubelets_pair() {
-            // One file, so that certificate and key are never of two pairs.
+            // One file, so that certificate and key always belong together.
             let pair = folder.join(ApiFile::Cert.copy());
             own.cert_file = pair.exists().then_some(pair);
             own.key_file.clone_from(&own.cert_file);
@@ -162,7 +159,7 @@ impl ApiTls {
 /// A file that TLS on the kubelet API needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiFile {
-    /// The authorities of clients.
+    /// The CAs of clients.
     ClientCa,
     /// Our certificate.
     Cert,
@@ -192,7 +189,7 @@ impl ApiFile {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn of(self, tls: &ApiTls) -> Option<&Path> {
         match self {
             Self::ClientCa => tls.client_ca_file.as_deref(),
@@ -203,7 +200,7 @@ impl ApiFile {
 }
 
 impl Api {
-    /// The ports of the kubelet API, with and without a question who it is.
+    /// The ports of the kubelet API: with authentication, and read-only.
     pub fn ports(&self) -> [u16; 2] {
         [self.port, self.read_only_port]
     }
@@ -229,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_take_the_place_of_the_files_that_there_are() {
+    fn handed_over_copies_replace_the_configured_files() {
         let dir = std::env::temp_dir().join(format!("keelson-api-files-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut tls = ApiTls::with_client_ca("/etc/ca.pem".into());
@@ -243,7 +240,7 @@ mod tests {
         assert_eq!(own.client_ca_file, Some(dir.join("client-ca.pem")));
         assert_eq!((own.cert_file.as_ref(), own.key_file), (Some(&pair), Some("/etc/key.pem".into())));
 
-        // Asked for, or of a kubelet: one copy for both, and nothing until it is there.
+        // Requested, or a kubelet's: one copy for certificate and key, and none until it exists.
         let of_a_kubelet = ApiTls::default();
         tls.asked_for = true;
         for tls in [tls, of_a_kubelet] {

@@ -1,4 +1,4 @@
-//! The certificates that a node asks its API server for (node-and-api.md §6.3 to §6.6).
+//! The certificates that a node requests from its API server (node-and-api.md §6.3 to §6.6).
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 /// A certificate that an API server signs for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CertificateKind {
-    /// By which the node names itself to the API server.
+    /// The client certificate with which the node authenticates to the API server.
     Client,
-    /// With which its kubelet API shows itself.
+    /// The serving certificate of the kubelet API.
     Serving,
 }
 
@@ -17,7 +17,7 @@ impl CertificateKind {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Client, Self::Serving];
 
-    /// What the names of its files in the certificate folder begin with, as a kubelet's.
+    /// Prefix of its file names in the certificate folder, the same as a kubelet's.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Client => "kubelet-client",
@@ -25,7 +25,7 @@ impl CertificateKind {
         }
     }
 
-    /// The name of the file in which node-status leaves a new pair for init: certificates, the node's own first, then the key.
+    /// Name of the file in which node-status hands a new pair to init: the certificates, the node's own first, then the key.
     pub fn issued(self) -> &'static str {
         match self {
             Self::Client => "client.pem",
@@ -33,7 +33,7 @@ impl CertificateKind {
         }
     }
 
-    /// In words.
+    /// The name for messages.
     pub fn word(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -42,19 +42,19 @@ impl CertificateKind {
     }
 }
 
-/// How a node comes by its certificates.
+/// How a node gets its certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Certificates {
-    /// The folder that they are kept in, in a kubelet's layout (`--cert-dir`); only root may be able to read it.
+    /// The certificate folder, in a kubelet's layout (`--cert-dir`); it must be readable by root only.
     pub dir: PathBuf,
-    /// The kubeconfig with which a client certificate is asked for while there is none that holds
+    /// The kubeconfig for requesting a client certificate while there is no valid one
     /// (`--bootstrap-kubeconfig`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Whether a client certificate that is there is replaced before it ends (`rotateCertificates`).
+    /// Whether an existing client certificate is replaced before it expires (`rotateCertificates`).
     pub rotate: bool,
-    /// Whether the certificate of the kubelet API is asked for (`serverTLSBootstrap`).
+    /// Whether the serving certificate of the kubelet API is requested (`serverTLSBootstrap`).
     pub serving: bool,
 }
 
@@ -65,17 +65,17 @@ impl Default for Certificates {
 }
 
 impl Certificates {
-    /// The name of the copy of the bootstrap kubeconfig that node-status gets, while it is needed.
+    /// File name of the copy of the bootstrap kubeconfig that node-status gets while it needs it.
     pub const BOOTSTRAP_COPY: &str = "bootstrap-kubeconfig.json";
-    /// The name of the file with the serving certificates in force, without their key, that node-status gets.
+    /// File name of the current serving certificates, without the key, that node-status gets.
     pub const SERVING_COPY: &str = "serving.crt";
 
-    /// The link to the pair in force.
+    /// The symbolic link to the current pair.
     pub fn current(&self, kind: CertificateKind) -> PathBuf {
         self.dir.join(format!("{}-current.pem", kind.prefix()))
     }
 
-    /// Whether node-status asks for any.
+    /// Whether node-status requests any certificate.
     pub fn any(&self) -> bool {
         self.rotate || self.serving || self.bootstrap_kubeconfig.is_some()
     }

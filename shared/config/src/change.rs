@@ -1,18 +1,18 @@
-//! Which values may change while the agent runs, and who has to be started again for the others.
+//! Which values may change while the agent runs, and which services must be restarted for the others.
 
 use serde_json::Value;
 
 use crate::{Config, ServiceName};
 use ServiceName::{NodeApi, NodeStatus, PodConfig, PodSync, ResourceManager, RuntimeShim, VolumeManager};
 
-/// How a change of a value comes into force.
+/// How a change of a value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Takes {
-    /// Services take it while they run ([`Config::take_live`]).
+    /// Services apply it while they run ([`Config::take_live`]).
     Live,
-    /// By a start of every service that reads it.
+    /// Every service that reads it is restarted.
     Services,
-    /// By a start of the agent: init itself, its locks or the folders of all services hang on it.
+    /// The agent is restarted: init itself, its locks or the folders of all services depend on it.
     Agent,
 }
 
@@ -21,12 +21,12 @@ pub enum Takes {
 pub struct Part {
     /// Its dotted path in `config.json`, with everything below it.
     pub path: &'static str,
-    /// How a change of it comes into force.
+    /// How a change of it takes effect.
     pub takes: Takes,
-    /// Who reads it; empty: whoever, for those that take a start of the agent.
+    /// The services that read it; empty for parts that need a restart of the agent.
     pub readers: &'static [ServiceName],
-    /// The fields of a KubeletConfiguration that set it, also by their dotted paths with everything below; for parts that
-    /// services are started again for none is named, they are all the others.
+    /// The fields of a KubeletConfiguration that set it, by dotted path with everything below. Parts that need a restart of
+    /// services list none: all other fields belong to them.
     pub fields: &'static [&'static str],
 }
 
@@ -45,7 +45,7 @@ const fn agent(path: &'static str, fields: &'static [&'static str]) -> Part {
 const EVERYBODY: &[ServiceName] =
     &[PodConfig, RuntimeShim, VolumeManager, ResourceManager, PodSync, NodeStatus, NodeApi];
 
-/// Every part. Who reads one is told rather once too often: a service that is started again adopts what runs.
+/// Every part. The readers of a part list rather one service too many: a restarted service adopts what runs.
 pub const PARTS: &[Part] = &[
     live("logging.level", EVERYBODY, &["logging.verbosity"]),
     live(
@@ -100,7 +100,7 @@ pub const PARTS: &[Part] = &[
     services("sources", &[PodConfig]),
     services("tracing", EVERYBODY),
     services("volumes", &[VolumeManager]),
-    // Certificates and keys are handed over when the agent starts.
+    // Certificates and keys are handed to services when the agent starts.
     agent(
         "api.tls",
         &[
@@ -127,7 +127,7 @@ pub const PARTS: &[Part] = &[
             "serverTLSBootstrap",
         ],
     ),
-    // All lines of the agent, init's among them, are of one format.
+    // All log lines of the agent, including init's, have one format.
     agent("logging.format", &["logging.format"]),
     agent("manageHost", &[]),
     agent("nodeConfiguration", &[]),
@@ -143,12 +143,12 @@ pub const PARTS: &[Part] = &[
 ];
 
 impl Part {
-    /// Its value in a configuration as JSON; none where it is left out.
+    /// Its value in a configuration as JSON; `None` where it is absent.
     pub fn of<'a>(&self, config: &'a Value) -> Option<&'a Value> {
         self.path.split('.').try_fold(config, |value, name| value.get(name))
     }
 
-    /// Whether a field of a KubeletConfiguration is named by this part.
+    /// Whether this part lists the field of a KubeletConfiguration.
     pub fn is_set_by(&self, field: &str) -> bool {
         let below =
             |own: &str| field.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -156,13 +156,13 @@ impl Part {
     }
 }
 
-/// How a change of a field of a KubeletConfiguration comes into force.
+/// How a change of a field of a KubeletConfiguration takes effect.
 pub fn takes_of_field(field: &str) -> Takes {
     PARTS.iter().find(|part| part.is_set_by(field)).map_or(Takes::Services, |part| part.takes)
 }
 
 impl Config {
-    /// Takes over from `other` what services take while they run.
+    /// Applies the values of `other` that may change while services run.
     pub fn take_live(&mut self, other: &Self) {
         self.logging.level.clone_from(&other.logging.level);
         self.container_logs.clone_from(&other.container_logs);
@@ -170,8 +170,8 @@ impl Config {
         self.node_status.max_images = other.node_status.max_images;
     }
 
-    /// Whether a service that runs with `self` need not be started again for `other`: nothing differs but what it takes
-    /// while it runs, where values come from, and when they were resolved.
+    /// Whether a service that runs with `self` needs no restart for `other`: only live values, the provenance and the time
+    /// of resolution differ.
     pub fn differs_live_alone(&self, other: &Self) -> bool {
         let mut taken = self.clone();
         taken.take_live(other);
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::{ApiTls, KUBELET_FIELDS, Tracing};
 
-    /// A configuration in which nothing is left out.
+    /// A configuration with every optional value set.
     fn whole() -> Config {
         let mut config = Config::default();
         config.api.tls = Some(ApiTls::with_client_ca("/ca".into()));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_those_of_a_kubelet_and_stand_once() {
+    fn part_fields_are_kubelet_fields_and_unique() {
         let fields: Vec<&str> = PARTS.iter().flat_map(|part| part.fields).copied().collect();
         assert_eq!(fields.iter().collect::<BTreeSet<_>>().len(), fields.len());
         for field in fields {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_live_is_what_the_table_says() {
+    fn take_live_matches_the_table_of_parts() {
         let mut other = whole();
         other.logging.level = "debug".into();
         other.container_logs.max_files = 77;

@@ -1,4 +1,4 @@
-//! Where the control plane is.
+//! How this node reaches its control plane.
 
 use std::path::{Path, PathBuf};
 
@@ -20,53 +20,53 @@ pub enum ControlPlane {
 }
 
 impl ControlPlane {
-    /// Whether a configuration of the node may come from it.
+    /// Whether the control plane may assign a configuration to the node.
     pub fn may_assign_a_configuration(&self) -> bool {
         matches!(self, Self::Etcd(_))
     }
 }
 
-/// An API server, and how this node names itself to it.
+/// An API server, and how this node authenticates to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Kubernetes {
-    /// The kubeconfig that says both (`--kubeconfig`). It may name other files, and only root may be able to read them.
+    /// The kubeconfig with both (`--kubeconfig`). It may refer to other files, which must be readable by root only.
     pub kubeconfig: PathBuf,
-    /// Whether the Node is made where there is none (`registerNode`).
+    /// Whether the Node object is created when it does not exist (`registerNode`).
     #[serde(default = "yes")]
     pub register_node: bool,
-    /// Seconds without a sign of life after which the node counts as gone (`nodeLeaseDurationSeconds`).
+    /// Seconds without a lease renewal after which the node counts as lost (`nodeLeaseDurationSeconds`).
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u32,
-    /// What keeps pods from a Node that is made here (`registerWithTaints`, and the one for a cloud).
+    /// Taints of a Node that is registered here (`registerWithTaints`, and the one for a cloud provider).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
-    /// What the cloud calls this machine (`providerID`).
+    /// The cloud provider's id of this machine (`providerID`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Requests to the API server a second, at least 1 (`kubeAPIQPS`, where 0 stands for 5). Signs of life are not among them.
+    /// Requests to the API server per second, at least 1 (`kubeAPIQPS`, where 0 means 5). Lease renewals are not counted.
     #[serde(default = "qps")]
     pub qps: u32,
-    /// Requests to it at once, at least 1 (`kubeAPIBurst`).
+    /// Burst of requests to it, at least 1 (`kubeAPIBurst`).
     #[serde(default = "burst")]
     pub burst: u32,
-    /// How it is heard that a ConfigMap or a Secret has changed (`configMapAndSecretChangeDetectionStrategy`).
+    /// How changes of ConfigMaps and Secrets are detected (`configMapAndSecretChangeDetectionStrategy`).
     #[serde(default)]
     pub objects_by: ObjectsBy,
-    /// How the node comes by its certificates.
+    /// How the node gets its certificates.
     #[serde(default)]
     pub certificates: Certificates,
 }
 
-/// How it is heard that an object that pods refer to has changed.
+/// How changes of objects that pods refer to are detected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectsBy {
-    /// The server tells, by a watch for each.
+    /// By a watch of each object.
     #[default]
     Watch,
-    /// Each is read again when it is a minute old, or as old as the Node's `node.alpha.kubernetes.io/ttl` says.
+    /// Each cached object is read again after a minute, or after the Node's `node.alpha.kubernetes.io/ttl`.
     Cache,
-    /// As `Cache`, and whenever somebody needs it.
+    /// As `Cache`, and also on every use.
     Get,
 }
 
@@ -84,10 +84,10 @@ pub struct Taint {
 }
 
 impl Kubernetes {
-    /// The name of the copy that a service gets: one that names no other file.
+    /// File name of the copy that a service gets, which refers to no other file.
     pub const COPY: &str = "kubeconfig.json";
 
-    /// A kubeconfig, and otherwise as a kubelet is by default.
+    /// With this kubeconfig and otherwise the kubelet's defaults.
     pub fn of(kubeconfig: PathBuf) -> Self {
         Self {
             kubeconfig,
@@ -102,8 +102,8 @@ impl Kubernetes {
         }
     }
 
-    /// The copy that init puts into `folder`, also while it is not there yet: it comes once the kubeconfig does, or once there is
-    /// a certificate. Where there is no such folder, nobody hands anything over: the file itself.
+    /// Path of the copy that init puts into `folder`. It may not exist yet: init writes it once the kubeconfig or a
+    /// certificate exists. Without such a folder there is no init, and this is the kubeconfig itself.
     pub fn handed_over(&self, folder: &Path) -> PathBuf {
         if folder.is_dir() || self.certificates.bootstrap_kubeconfig.is_some() {
             folder.join(Self::COPY)
@@ -113,13 +113,13 @@ impl Kubernetes {
     }
 }
 
-/// An etcd cluster, and how this node names itself to it. Files are read at each new connection.
+/// An etcd cluster, and how this node authenticates to it. Files are read at each new connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Etcd {
     /// `http://` or `https://`, host and port of each member; at least one.
     pub endpoints: Vec<String>,
-    /// PEM file of the authorities that members are checked against; must be there with `https`.
+    /// PEM file of the CAs that verify the members; required with `https`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<PathBuf>,
     /// PEM file of our certificate; with `key_file`.
@@ -131,10 +131,10 @@ pub struct Etcd {
     /// User of etcd; with `password_file`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// File with the user's password; blanks around it do not count.
+    /// File with the user's password; surrounding white space is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
-    /// Seconds without a sign of life after which the node's lease ends (`nodeLeaseDurationSeconds`).
+    /// Seconds without a renewal after which the node's lease expires (`nodeLeaseDurationSeconds`).
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u32,
 }
@@ -153,7 +153,7 @@ impl Etcd {
         }
     }
 
-    /// The same with the copies that init has put into `folder`; where there is none, with the file itself.
+    /// Replaces each file by the copy that init has put into `folder`, if there is one.
     #[must_use]
     pub fn handed_over(&self, folder: &Path) -> Self {
         let mut own = self.clone();
@@ -170,7 +170,7 @@ impl Etcd {
 /// A file that a connection to etcd needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EtcdFile {
-    /// The authorities of the members.
+    /// The CAs of the members.
     Ca,
     /// Our certificate.
     Cert,
@@ -194,7 +194,7 @@ impl EtcdFile {
         }
     }
 
-    /// The name of the copy that a service gets.
+    /// File name of the copy that a service gets.
     pub fn copy(self) -> &'static str {
         match self {
             Self::Ca => "etcd-ca.pem",
@@ -204,7 +204,7 @@ impl EtcdFile {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn of(self, etcd: &Etcd) -> Option<&Path> {
         match self {
             Self::Ca => etcd.ca_file.as_deref(),
@@ -236,11 +236,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// What an endpoint must be.
+    /// The rule for endpoints, for messages.
     pub const RULE: &str =
         "must be http:// or https:// with a host and a port, for example https://10.0.0.1:2379";
 
-    /// Reads `https://host:2379`; `None` for what [`Endpoint::RULE`] forbids.
+    /// Parses `https://host:2379`; `None` for text that [`Endpoint::RULE`] forbids.
     pub fn parse(text: &str) -> Option<Self> {
         let (secure, rest) = match text.strip_prefix("https://") {
             Some(rest) => (true, rest),
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubeconfig_is_waited_for_where_init_hands_it_over() {
+    fn handed_over_kubeconfig_path_is_used_before_the_copy_exists() {
         let api = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
         let dir = std::env::temp_dir().join(format!("keelson-config-kubeconfig-{}", std::process::id()));
         assert_eq!(api.handed_over(&dir), api.kubeconfig, "nobody hands anything over");

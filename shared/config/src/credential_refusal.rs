@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use crate::{Paths, ServiceName};
 
-/// How a service reports to init that the API server refuses its credential (401). Only a credential that a program of the
-/// kubeconfig has given (`users[].user.exec`) is reported: the file in the service's state folder holds its generation, the
-/// field [`Self::FIELD`] of the handed kubeconfig. init then runs the program again.
+/// How a service reports to init that the API server refuses its credential (401). Only credentials from an exec plugin of
+/// the kubeconfig (`users[].user.exec`) are reported: the file in the service's state folder holds its generation, the
+/// field [`Self::FIELD`] of the handed kubeconfig. init then runs the plugin again.
 #[derive(Debug)]
 pub struct CredentialRefusal;
 
 impl CredentialRefusal {
-    /// The field of a handed kubeconfig with the generation of its credential.
+    /// The field of the handed-over kubeconfig with the generation of its credential.
     pub const FIELD: &str = "keelsonCredential";
-    /// A longer file is none of ours.
+    /// A longer file was not written by Keelson.
     const MOST_BYTES: u64 = 64;
 
     /// The file of `service`.
@@ -34,7 +34,7 @@ impl CredentialRefusal {
         fs::rename(&temporary, file)
     }
 
-    /// The generation that `service` has reported last; `None`: there is none, or the file is none of ours.
+    /// The last generation that `service` reported; `None` when there is none or the file was not written by Keelson.
     pub fn read(paths: &Paths, service: ServiceName) -> Option<String> {
         let file = Self::file(paths, service);
         let meta = fs::symlink_metadata(&file).ok()?;

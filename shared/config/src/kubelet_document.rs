@@ -1,4 +1,4 @@
-//! The kubelet's own configuration file, as far as more than one reader knows it.
+//! What several readers need to know of the kubelet's own configuration file.
 
 use serde_json::{Map, Value};
 
@@ -7,10 +7,10 @@ pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Its kind.
 pub const KUBELET_KIND: &str = "KubeletConfiguration";
 
-/// The field of `config.json` that holds the KubeletConfiguration in force; the provenance names its values below it.
+/// The field of `config.json` with the effective KubeletConfiguration; also the prefix of its values in the provenance.
 pub const KUBELET_CONFIGURATION: &str = "kubeletConfiguration";
 
-/// Each value of `map` that is no map with something in it, with the names that lead to it.
+/// Each leaf of `map` (any value except a non-empty map) with its path.
 pub fn leaves(map: &Map<String, Value>) -> Vec<(Vec<&str>, &Value)> {
     let mut all = Vec::new();
     for (name, value) in map {

@@ -1,7 +1,7 @@
 //! The resolved configuration: what init writes to `<run-dir>/config.json` and every service reads.
 //!
-//! Nothing is parsed twice: flags, the KubeletConfiguration and the keelson file are merged by init alone,
-//! and the services take the result as it is. The file is replaced by rename and holds no secrets.
+//! Only init parses and merges flags, the KubeletConfiguration and the keelson file; the services use the result as it is.
+//! The file is replaced by rename and holds no secrets.
 
 mod api;
 mod certificates;
@@ -60,7 +60,7 @@ pub use tls::{CipherSuite, KeyExchange};
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Shown as the kubelet's version: what kubelet we stand in for, and who stands in.
+/// The reported kubelet version: the kubelet release that Keelson corresponds to, with Keelson's own name.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
 
 /// Everything that a service needs to know before it binds its socket.
@@ -69,14 +69,14 @@ pub const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VE
 pub struct Config {
     /// See [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// When init resolved it, unix nanoseconds, which tells one start of the agent from another; 0: unknown.
+    /// When init resolved it, in unix nanoseconds, which identifies a start of the agent; 0: unknown.
     #[serde(default)]
     pub resolved_unix_nanos: i64,
     /// The name of this node, lower case.
     pub node_name: String,
     /// Folders.
     pub paths: Paths,
-    /// Who the services run as.
+    /// The users that the services run as.
     pub users: Users,
     /// The container runtime.
     pub runtime: Runtime,
@@ -85,10 +85,10 @@ pub struct Config {
     /// The control plane of this node.
     #[serde(default)]
     pub control_plane: ControlPlane,
-    /// How a configuration under this node's key is tried.
+    /// How a configuration under this node's key is put on trial.
     #[serde(default)]
     pub node_configuration: NodeConfiguration,
-    /// What starts after a reboot while the control plane does not answer.
+    /// Which pods start after a reboot while the control plane does not answer.
     #[serde(default)]
     pub offline: Offline,
     /// The HTTP ports.
@@ -113,10 +113,10 @@ pub struct Config {
     /// How pods are kept running, and what they may set.
     #[serde(default)]
     pub pods: Pods,
-    /// What the Node object shows.
+    /// Settings of the Node object.
     #[serde(default)]
     pub node_status: NodeStatus,
-    /// How the processes of the agent run.
+    /// Process settings of the agent.
     #[serde(default)]
     pub own_processes: OwnProcesses,
     /// Log output.
@@ -124,12 +124,12 @@ pub struct Config {
     /// Traces over OTLP; absent: off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
-    /// Whether this agent owns what exists once per machine: kernel tunables, iptables hints, kmsg.
+    /// Whether this agent manages what exists once per machine: kernel tunables, iptables hints, kmsg.
     pub manage_host: bool,
-    /// Whether the chains of a kubelet are kept in iptables (`makeIPTablesUtilChains`), by the agent that manages the host.
+    /// Whether the agent that manages the host maintains a kubelet's iptables chains (`makeIPTablesUtilChains`).
     #[serde(default = "control_plane::yes")]
     pub iptables_util_chains: bool,
-    /// For each value that was set: where it came from, keyed by its dotted path.
+    /// The provenance of each value that was set, keyed by its dotted path.
     #[serde(default)]
     pub provenance: BTreeMap<String, String>,
 }
@@ -150,10 +150,10 @@ pub struct Users {
 pub struct Runtime {
     /// `unix://` and a path.
     pub endpoint: String,
-    /// Where images are asked for (`imageServiceEndpoint`); absent: at `endpoint`.
+    /// Endpoint of the image service (`imageServiceEndpoint`); absent: `endpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_endpoint: Option<String>,
-    /// Bound of most CRI calls, milliseconds (`runtimeRequestTimeout`).
+    /// Timeout of most CRI calls in milliseconds (`runtimeRequestTimeout`).
     pub request_timeout_ms: u64,
     /// `cgroupfs` or `systemd`.
     pub cgroup_driver: String,
@@ -161,12 +161,12 @@ pub struct Runtime {
     pub cgroup_root: String,
     /// Pulls at the same time; 1 is the kubelet's `serializeImagePulls`.
     pub max_parallel_pulls: u32,
-    /// Image that is never collected although no container names it.
+    /// Image that is never garbage-collected, although no container uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_image: Option<String>,
     /// Milliseconds between two full relists while events flow.
     pub relist_period_ms: u64,
-    /// How many pods are started at the same time.
+    /// Maximum number of concurrent pod starts.
     pub start_parallelism: u32,
     /// DNS servers of `ClusterFirst` pods.
     #[serde(default)]
@@ -199,13 +199,13 @@ pub struct Resources {
     /// Reservations and how they are enforced.
     #[serde(default)]
     pub node_allocatable: NodeAllocatable,
-    /// When pods are ended for the node's sake.
+    /// When pods are evicted.
     #[serde(default)]
     pub eviction: Eviction,
-    /// Cgroups beside those of pods that have statistics of their own.
+    /// Cgroups other than those of pods that have their own statistics.
     #[serde(default)]
     pub system_cgroups: SystemCgroups,
-    /// Where the machine has its names.
+    /// Files with the machine's ids.
     #[serde(default)]
     pub identity_files: IdentityFiles,
     /// Labels of the Node object (`--node-labels`).
@@ -223,7 +223,7 @@ pub struct ContainerLogs {
     pub max_files: u32,
     /// Logs that are rotated at the same time, at least 1 (`containerLogMaxWorkers`).
     pub max_workers: u32,
-    /// Milliseconds between two looks at the size of each log (`containerLogMonitorInterval`).
+    /// Milliseconds between two checks of the size of each log (`containerLogMonitorInterval`).
     pub monitor_interval_ms: u64,
 }
 
@@ -241,9 +241,9 @@ pub struct ImageCollection {
     pub high_threshold_percent: u32,
     /// Usage down to which images are removed (`imageGCLowThresholdPercent`).
     pub low_threshold_percent: u32,
-    /// Milliseconds for which a new image stays whatever the usage (`imageMinimumGCAge`).
+    /// Milliseconds for which a new image is kept regardless of disk usage (`imageMinimumGCAge`).
     pub minimum_age_ms: u64,
-    /// Milliseconds without use after which an image goes whatever the usage (`imageMaximumGCAge`); 0: never.
+    /// Milliseconds without use after which an image is removed regardless of disk usage (`imageMaximumGCAge`); 0: never.
     pub maximum_age_ms: u64,
 }
 
@@ -266,7 +266,7 @@ pub struct ImagePulls {
     pub registry_qps: u32,
     /// Pulls that may begin at once (`registryBurst`).
     pub registry_burst: u32,
-    /// Milliseconds without any progress after which a pull is given up.
+    /// Milliseconds without progress after which a pull is cancelled.
     pub progress_timeout_ms: u64,
     /// `imagePullCredentialsVerificationPolicy`.
     pub credentials_verification: String,
@@ -292,7 +292,7 @@ impl Default for ImagePulls {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerCollection {
-    /// Milliseconds for which a container stays after it was made (`--minimum-container-ttl-duration`).
+    /// Milliseconds for which a container is kept after its creation (`--minimum-container-ttl-duration`).
     pub minimum_age_ms: u64,
     /// Dead containers that are kept of each name in a pod (`--maximum-dead-containers-per-container`); below 0: all.
     pub max_per_container: i32,
@@ -310,8 +310,8 @@ impl Default for ContainerCollection {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Volumes {
-    /// Milliseconds between two measurements of a pod's volumes (`volumeStatsAggPeriod`), stretched at random up to
-    /// twice that; 0: never.
+    /// Milliseconds between two measurements of a pod's volumes (`volumeStatsAggPeriod`), extended at random up to twice
+    /// that; 0: never.
     pub stats_period_ms: u64,
 }
 
@@ -449,25 +449,25 @@ struct Stored<'a> {
     #[serde(flatten)]
     config: &'a Config,
     #[serde(flatten)]
-    beside: Beside<'a>,
+    extras: ConfigExtras<'a>,
 }
 
-/// What the file holds beside the configuration of the services. None of it is a field: no service needs it in memory.
+/// Additional content of the file. It is not part of [`Config`] because no service needs it in memory.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Beside<'a> {
-    /// The whole KubeletConfiguration in force, for [`kubelet_configuration`].
+pub struct ConfigExtras<'a> {
+    /// The complete effective KubeletConfiguration, for [`kubelet_configuration`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_configuration: Option<&'a Map<String, Value>>,
     /// Every feature gate, for [`feature_gates`].
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub feature_gates: &'a [FeatureGate],
-    /// Values of changed files that are not in force yet, by the same dotted paths as those of the provenance.
+    /// Values of changed files that are not in effect yet, by the same dotted paths as in the provenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<&'a Map<String, Value>>,
 }
 
-/// The field of `config.json` with values of changed files that are not in force yet, by their dotted paths.
+/// The field of `config.json` with values of changed files that are not in effect yet, by dotted path.
 pub const WAITING: &str = "waiting";
 
 /// A feature gate, and whether it is on.
@@ -475,13 +475,13 @@ pub const WAITING: &str = "waiting";
 pub struct FeatureGate {
     /// Its name.
     pub name: Cow<'static, str>,
-    /// How far the feature has come: `ALPHA`, `BETA`, `DEPRECATED`, or nothing once it is there to stay.
+    /// Stage of the feature: `ALPHA`, `BETA`, `DEPRECATED`, or empty for GA.
     pub stage: Cow<'static, str>,
     /// Whether it is on.
     pub enabled: bool,
 }
 
-/// The KubeletConfiguration in force, from the file at `path`; none when its writer has left none.
+/// The effective KubeletConfiguration, from the file at `path`; `None` when the file has none.
 ///
 /// # Errors
 /// The file cannot be read or is not what init writes.
@@ -494,7 +494,7 @@ pub fn kubelet_configuration(path: &Path) -> Result<Option<Map<String, Value>>, 
     part_of(path).map(|file: File| file.kubelet_configuration)
 }
 
-/// The feature gates, from the file at `path`; none when its writer has left none.
+/// The feature gates, from the file at `path`; empty when the file has none.
 ///
 /// # Errors
 /// As [`kubelet_configuration`].
@@ -528,13 +528,13 @@ impl Config {
 
     /// Replaces the file at `path` by rename; mode 0640.
     pub fn store(&self, path: &Path) -> Result<(), ConfigError> {
-        self.store_with(path, Beside::default())
+        self.store_with(path, ConfigExtras::default())
     }
 
-    /// As [`Config::store`], with something beside it.
-    pub fn store_with(&self, path: &Path, beside: Beside<'_>) -> Result<(), ConfigError> {
+    /// As [`Config::store`], with additional content.
+    pub fn store_with(&self, path: &Path, extras: ConfigExtras<'_>) -> Result<(), ConfigError> {
         let fail = |source| ConfigError::Write { path: path.to_owned(), source };
-        let stored = Stored { config: self, beside };
+        let stored = Stored { config: self, extras };
         let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| fail(io::Error::other(e)))?;
         bytes.push(b'\n');
         let temporary = path.with_extension("json.new");
@@ -560,7 +560,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stored_is_loaded_again() {
+    fn stored_config_round_trips() {
         let path = std::env::temp_dir().join(format!("keelson-config-{}.json", std::process::id()));
         let mut config = Config { node_name: "edge".into(), ..Config::default() };
         config.provenance.insert("nodeName".into(), "--hostname-override".into());
@@ -570,13 +570,14 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_configuration_lies_beside_the_rest() {
+    fn kubelet_configuration_and_feature_gates_are_in_the_same_file() {
         let path = std::env::temp_dir().join(format!("keelson-config-kubelet-{}.json", std::process::id()));
         let config = Config::default();
         let document = Map::from_iter([("maxPods".to_owned(), Value::from(7))]);
         let gates = [FeatureGate { name: "A".into(), stage: "BETA".into(), enabled: true }];
-        let beside = Beside { kubelet_configuration: Some(&document), feature_gates: &gates, waiting: None };
-        config.store_with(&path, beside).unwrap();
+        let extras =
+            ConfigExtras { kubelet_configuration: Some(&document), feature_gates: &gates, waiting: None };
+        config.store_with(&path, extras).unwrap();
         assert_eq!(Config::load(&path).unwrap(), config);
         assert_eq!(kubelet_configuration(&path).unwrap(), Some(document));
         assert_eq!(feature_gates(&path).unwrap(), gates);

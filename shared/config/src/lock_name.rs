@@ -1,11 +1,11 @@
-//! The name of the lock that says which agent uses a container runtime.
+//! The name of the lock that ensures that one agent uses a container runtime.
 
 use std::fmt::Write as _;
 
 /// The file name of the lock of a runtime endpoint, for example `keelson-run-containerd-containerd.sock.lock`.
 ///
-/// Different endpoints have different names: `/` becomes `-`, and a byte that would be mistaken for one or
-/// does not belong into a file name becomes `%` and two digits.
+/// Different endpoints have different names: `/` becomes `-`, and a byte that would be ambiguous or is not allowed in a
+/// file name becomes `%` and two hex digits.
 pub fn endpoint_lock_name(endpoint: &str) -> String {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint).trim_start_matches('/');
     let mut name = String::from("keelson-");

@@ -1,4 +1,4 @@
-//! What of the machine is kept from pods, and when pods are ended for its sake.
+//! Resources reserved for the machine, and when pods are evicted to keep it healthy.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeAllocatable {
-    /// `enforceNodeAllocatable`, its words as they stand there.
+    /// `enforceNodeAllocatable`, with the values as written.
     pub enforce: Vec<String>,
     /// `kubeReserved`, as quantities per resource name.
     pub kube_reserved: BTreeMap<String, String>,
-    /// `systemReserved`, as quantities per resource name; with `reservedSystemCPUs` it has all CPUs that are reserved.
+    /// `systemReserved`, as quantities per resource name; with `reservedSystemCPUs` it contains all reserved CPUs.
     pub system_reserved: BTreeMap<String, String>,
     /// `kubeReservedCgroup`; empty: none.
     pub kube_reserved_cgroup: String,
@@ -36,12 +36,12 @@ impl Default for NodeAllocatable {
     }
 }
 
-/// Cgroups beside those of pods that have statistics of their own, by their paths from the top of the tree; empty: none
+/// Cgroups other than those of pods that have their own statistics, by path from the root of the hierarchy; empty: none
 /// (node-and-api.md §8.10).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SystemCgroups {
-    /// `kubeletCgroups`, that of this agent; empty: the one that it finds itself in.
+    /// `kubeletCgroups`, that of this agent; empty: the one it runs in.
     pub kubelet: String,
     /// `--runtime-cgroups`, that of the container runtime.
     pub runtime: String,
@@ -49,7 +49,7 @@ pub struct SystemCgroups {
     pub misc: String,
 }
 
-/// Where the machine has its names: of each list the first file with something in it counts.
+/// Files with the machine's ids: the first non-empty file of each list counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IdentityFiles {
@@ -68,11 +68,11 @@ impl Default for IdentityFiles {
     }
 }
 
-/// When pods are ended for the node's sake (runtime-and-resources.md §12). Without thresholds they never are.
+/// When pods are evicted (runtime-and-resources.md §12). Without thresholds no pod is evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Eviction {
-    /// Hard thresholds in force, per signal: quantities or percentages.
+    /// Effective hard thresholds, per signal: quantities or percentages.
     pub hard: BTreeMap<String, String>,
     /// `evictionSoft`.
     pub soft: BTreeMap<String, String>,
@@ -82,11 +82,11 @@ pub struct Eviction {
     pub minimum_reclaim: BTreeMap<String, String>,
     /// `evictionPressureTransitionPeriod` in milliseconds.
     pub pressure_transition_ms: u64,
-    /// `evictionMaxPodGracePeriod` in seconds: what a soft threshold grants a pod at most.
+    /// `evictionMaxPodGracePeriod` in seconds: the maximum grace period at a soft threshold.
     pub max_pod_grace_seconds: i64,
     /// `localStorageCapacityIsolation`: limits of local storage are enforced.
     pub local_storage_limits: bool,
-    /// `kernelMemcgNotification`: on cgroup v1 memory is also looked at when the kernel tells that it becomes short.
+    /// `kernelMemcgNotification`: on cgroup v1 memory is also checked when the kernel reports that it becomes short.
     pub kernel_memcg_notification: bool,
 }
 

@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceName {
-    /// Keeps the others running.
+    /// Starts and supervises the other services.
     Init,
-    /// What should run here.
+    /// Provides the desired pods.
     PodConfig,
-    /// Makes it so.
+    /// Runs the pods: reconciles the containers with the desired state.
     PodSync,
-    /// Speaks to the container runtime.
+    /// Talks to the container runtime.
     RuntimeShim,
-    /// Gives pods their volumes.
+    /// Mounts the volumes of pods.
     VolumeManager,
-    /// Gives pods their share of the machine.
+    /// Manages admission, cgroups and eviction.
     ResourceManager,
-    /// Tells the control plane.
+    /// Reports to the control plane.
     NodeStatus,
-    /// Answers the network.
+    /// Serves the kubelet API.
     NodeApi,
 }
 
-/// A name that belongs to no service.
+/// An unknown service name.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "there is no service {0:?}; the services are init, pod-config, pod-sync, runtime-shim, volume-manager, resource-manager, node-status and node-api"
@@ -33,7 +33,7 @@ pub enum ServiceName {
 pub struct UnknownService(pub String);
 
 impl ServiceName {
-    /// Every service, callees before their callers: the order of starting.
+    /// Every service, callees before their callers: the start order.
     pub const ALL: [Self; 8] = [
         Self::Init,
         Self::PodConfig,

@@ -1,7 +1,7 @@
-//! The configuration that stands under this node's key: what its readers hand to each other.
+//! The configuration assigned to this node under its key in etcd: the files that the services exchange about it.
 //!
-//! pod-config writes what the control plane says as [`AssignedConfiguration`], init decides what becomes of it and tells
-//! that as [`ConfigurationStatus`], node-status hands it on.
+//! pod-config writes the value of the key as [`AssignedConfiguration`], init decides whether to use it and writes
+//! [`ConfigurationStatus`], and node-status reports that.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Paths, ServiceName};
 
-/// How a configuration under this node's key is tried.
+/// How a configuration under this node's key is put on trial.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeConfiguration {
-    /// Milliseconds after which the services must be as well as they were, and once more as long until it is given up.
+    /// Milliseconds after which the services must be as healthy as before; after the same time again the trial fails.
     pub trial_period_ms: u64,
 }
 
@@ -24,23 +24,23 @@ impl Default for NodeConfiguration {
     }
 }
 
-/// What stands under the key, as pod-config leaves it for init.
+/// The value of the key, as pod-config writes it for init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedConfiguration {
     /// The revision of the key's last change.
     pub revision: i64,
-    /// A KubeletConfiguration, YAML or JSON; empty where it could not be taken.
+    /// A KubeletConfiguration, YAML or JSON; empty when the value cannot be used.
     pub text: String,
-    /// Why it could not be taken.
+    /// Why the value cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl AssignedConfiguration {
-    /// The most that is taken, in bytes.
+    /// Maximum size of the value in bytes.
     pub const MAX_BYTES: usize = 1 << 20;
 
-    /// What stands under the key at `revision`; what is too long or no text is a problem of it.
+    /// The value of the key at `revision`. A value that is too long or not UTF-8 is recorded as a problem.
     pub fn new(revision: i64, value: Vec<u8>) -> Self {
         let problem = |problem: String| Self { revision, text: String::new(), problem: Some(problem) };
         if value.len() > Self::MAX_BYTES {
@@ -53,7 +53,7 @@ impl AssignedConfiguration {
         }
     }
 
-    /// How messages and the provenance name it.
+    /// Its name in messages and in the provenance.
     pub fn name(&self) -> String {
         format!("etcd config@{}", self.revision)
     }
@@ -66,18 +66,18 @@ pub struct Revision {
     pub revision: i64,
 }
 
-/// What became of it.
+/// The state of the assigned configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConfigurationState {
-    /// Nothing stands under the key.
+    /// The key does not exist.
     #[default]
     None,
-    /// It is in force.
+    /// It is in effect.
     Active,
-    /// It is in force until it is known whether the services do well with it.
+    /// It is in effect on trial, until it is known whether the services stay healthy.
     Trial,
-    /// It is not in force; `error` says why.
+    /// It is not in effect; `error` says why.
     Refused,
 }
 
@@ -93,20 +93,20 @@ impl ConfigurationState {
     }
 }
 
-/// What init tells of it, or a node that has none.
+/// The status that init reports, also on a node without an assigned configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigurationStatus {
-    /// What stands under the key; absent: it is about whatever may stand there.
+    /// The revision under the key; absent: the status applies to any value of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assigned: Option<Revision>,
-    /// What is in force; absent: the files of the node alone.
+    /// The revision in effect; absent: only the node's own files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<Revision>,
-    /// What was in force without trouble; absent: the files of the node alone.
+    /// The last revision that passed its trial; absent: only the node's own files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_known_good: Option<Revision>,
-    /// What became of what stands under the key.
+    /// The state of the assigned configuration.
     pub state: ConfigurationState,
     /// Why it was refused, a line for each reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,12 +114,12 @@ pub struct ConfigurationStatus {
 }
 
 impl ConfigurationStatus {
-    /// Of a node that takes nothing from its key, whatever stands there: `why`.
+    /// The status of a node that does not accept any configuration from its key, with the reason `why`.
     pub fn refusing_all(why: String) -> Self {
         Self { state: ConfigurationState::Refused, error: Some(why), ..Self::default() }
     }
 
-    /// Whether it refuses whatever may stand under the key.
+    /// Whether the node refuses any value of the key.
     pub fn refuses_all(&self) -> bool {
         self.state == ConfigurationState::Refused && self.assigned.is_none()
     }
@@ -140,12 +140,12 @@ impl fmt::Display for ConfigurationStatus {
 }
 
 impl Paths {
-    /// What stands under this node's key; absent: nothing. See [`AssignedConfiguration`].
+    /// The file with the value of this node's key; absent when the key does not exist. See [`AssignedConfiguration`].
     pub fn assigned_configuration(&self) -> PathBuf {
         self.state(ServiceName::PodConfig).join("node-configuration.json")
     }
 
-    /// What became of it; absent: nothing stands there. See [`ConfigurationStatus`].
+    /// The file with its status; absent when the key does not exist. See [`ConfigurationStatus`].
     pub fn configuration_status(&self) -> PathBuf {
         self.run_dir.join("node-configuration.json")
     }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_long_or_no_text_is_a_problem_and_the_longest_is_none() {
+    fn oversized_or_non_utf8_node_configuration_is_a_problem() {
         let of = |value: Vec<u8>| AssignedConfiguration::new(7, value);
         let longest = of(vec![b' '; AssignedConfiguration::MAX_BYTES]);
         assert_eq!((longest.text.len(), longest.problem), (1 << 20, None));

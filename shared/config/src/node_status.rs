@@ -1,28 +1,28 @@
-//! What the Node object shows, and how often it is told.
+//! Settings of the Node object: its content, and how often it is reported.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the Node object shows, how often it is told, and how many events may be (node-and-api.md §5, §9).
+/// Content of the Node object, how often it is reported, and the rate limits of events (node-and-api.md §5, §9).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
-    /// Images of the runtime that are listed, the largest first (`nodeStatusMaxImages`); -1: all of them.
+    /// Maximum number of listed images, the largest first (`nodeStatusMaxImages`); -1: all of them.
     pub max_images: i64,
     /// Addresses of the node: none, one, or one of each family, the primary one first (`--node-ip`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub node_ips: Vec<IpAddr>,
-    /// A controller of a cloud sees to the addresses (`--cloud-provider=external`).
+    /// A cloud controller sets the addresses (`--cloud-provider=external`).
     pub external_cloud: bool,
-    /// Milliseconds between two looks at the status of the node, at least 1 (`nodeStatusUpdateFrequency`).
+    /// Milliseconds between two checks of the node's status, at least 1 (`nodeStatusUpdateFrequency`).
     pub status_update_ms: u64,
-    /// Milliseconds after which a status is sent though nothing of it has changed, at least 1
+    /// Milliseconds after which an unchanged status is reported again, at least 1
     /// (`nodeStatusReportFrequency`).
     pub status_report_ms: u64,
-    /// Events that may be told to the API server a second, at least 1 (`eventRecordQPS`, where 0 stands for 5).
+    /// Events that may be reported to the API server per second, at least 1 (`eventRecordQPS`, where 0 means 5).
     pub event_qps: u32,
-    /// Events that may be told at once, at least 1 (`eventBurst`).
+    /// Burst of reported events, at least 1 (`eventBurst`).
     pub event_burst: u32,
     /// The control plane attaches volumes to the node (`enableControllerAttachDetach`).
     pub controller_attach_detach: bool,

@@ -1,15 +1,15 @@
-//! What the node does while its control plane does not answer.
+//! Behaviour of the node while its control plane does not answer.
 
 use serde::{Deserialize, Serialize};
 
 /// What may start after a reboot while the control plane does not answer (architecture §5). Within a boot everything
-/// goes on in any case.
+/// continues in any case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Offline {
     /// Which pods.
     pub start_after_reboot: StartAfterReboot,
-    /// Milliseconds since the control plane's last word after which none starts; 0: no limit.
+    /// Milliseconds since the last contact with the control plane after which no pod starts; 0: no limit.
     pub max_age_ms: u64,
 }
 

@@ -1,18 +1,18 @@
-//! How the processes of the agent run, and what they give themselves out for.
+//! Process settings of the agent, and the version that it reports.
 
 use serde::{Deserialize, Serialize};
 
 use crate::KUBELET_VERSION;
 
-/// What holds for all processes of the agent. init sets it on itself, and the services that it starts inherit it.
+/// Settings of all processes of the agent. init applies them to itself, and its services inherit them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OwnProcesses {
     /// Their `oom_score_adj`, from -1000 to 1000 (`oomScoreAdj`).
     pub oom_score_adj: i32,
-    /// How many files each may have open, at least 1 (`maxOpenFiles`).
+    /// Maximum number of open files of each process, at least 1 (`maxOpenFiles`).
     pub max_open_files: u64,
-    /// The version that the node shows as its kubelet's (`--version=`).
+    /// The kubelet version that the node reports (`--version=`).
     pub kubelet_version: String,
 }
 

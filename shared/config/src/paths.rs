@@ -18,7 +18,7 @@ pub struct Paths {
     pub pod_logs_dir: PathBuf,
     /// Links to container logs, named for people.
     pub container_links_dir: PathBuf,
-    /// Where the services' binaries are.
+    /// The folder of the services' binaries.
     pub bin_dir: PathBuf,
 }
 
@@ -51,22 +51,22 @@ impl Paths {
         run_dir.join(service.as_str()).join(format!("{service}.sock"))
     }
 
-    /// What `service` alone may read of what others must not, mode 0700.
+    /// The credentials folder of `service`, which only this service may read; mode 0700.
     pub fn credentials(&self, service: ServiceName) -> PathBuf {
         self.run_dir.join("credentials").join(service.as_str())
     }
 
-    /// The certificates with which the kubelet API shows itself, PEM; node-api writes them, for who tells others of them.
+    /// The serving certificates of the kubelet API, PEM; written by node-api for the services that publish them.
     pub fn serving_certificate(&self) -> PathBuf {
         self.socket_dir(ServiceName::NodeApi).join("serving.crt")
     }
 
-    /// Where node-status leaves certificates that the API server has issued, for init to take; node-status's own.
+    /// The folder in node-status's state where it leaves issued certificates for init.
     pub fn issued_certificates(&self) -> PathBuf {
         self.state(ServiceName::NodeStatus).join("certificates")
     }
 
-    /// The own state of `service`.
+    /// The state folder of `service`.
     pub fn state(&self, service: ServiceName) -> PathBuf {
         self.state_dir.join(service.as_str())
     }

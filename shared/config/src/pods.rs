@@ -8,28 +8,28 @@ use crate::SourceLimits;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pods {
-    /// Milliseconds after which a pod is looked at again although nothing has come, stretched at random by up to half
+    /// Milliseconds after which a pod is synced again without a change, extended at random by up to half
     /// (`syncFrequency`).
     pub sync_frequency_ms: u64,
-    /// Milliseconds that a container waits at most before it is started again
+    /// Maximum delay in milliseconds before a container is restarted
     /// (`crashLoopBackOff.maxContainerRestartPeriod`); 1 s to 300 s.
     pub max_restart_backoff_ms: u64,
-    /// Kernel parameters that pods may set beside the safe ones: names, or beginnings of names with a trailing `*`
+    /// Sysctls that pods may set in addition to the safe ones: names, or prefixes with a trailing `*`
     /// (`allowedUnsafeSysctls`).
     #[serde(default)]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Containers that name no seccomp profile have the runtime's own instead of none (`seccompDefault`).
+    /// Containers without a seccomp profile get the runtime's default profile instead of none (`seccompDefault`).
     #[serde(default)]
     pub seccomp_default: bool,
-    /// Of a container that is out of memory only the process that is too large dies (`singleProcessOOMKill`); `None`:
-    /// on cgroup v1 only.
+    /// An out-of-memory kill ends only one process and not the whole container (`singleProcessOOMKill`); `None`: only on
+    /// cgroup v1.
     #[serde(default)]
     pub single_process_oom_kill: Option<bool>,
     /// Containers of Burstable pods may use a part of the node's swap (`memorySwap.swapBehavior: LimitedSwap`); cgroup v2
     /// only.
     #[serde(default)]
     pub limited_swap: bool,
-    /// What pods may use of the host, by source; ours (`sourceLimits`).
+    /// What pods may use of the host, by source (`sourceLimits`, an extension of Keelson).
     #[serde(default, skip_serializing_if = "SourceLimits::is_empty")]
     pub source_limits: SourceLimits,
 }

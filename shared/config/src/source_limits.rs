@@ -1,18 +1,17 @@
-//! What pods of a source may use of the host.
+//! Limits on what pods of a source may use of the host.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The sources that can be limited, as they are named in the annotation `kubernetes.io/config.source`; `manifest` is what
-/// `keelson apply` has brought.
+/// The sources that can be limited, as named in the annotation `kubernetes.io/config.source`; `manifest` is `keelson apply`.
 pub const LIMITED_SOURCES: [&str; 5] = ["file", "http", "manifest", "api", "etcd"];
 
-/// Limits by source; a source that is not named has none.
+/// Limits by source; a source without an entry has no limits.
 pub type SourceLimits = BTreeMap<String, SourceLimit>;
 
-/// What the pods of one source may use: everything but the agent's own folder by default, as with a kubelet since 1.16, which has lost the flags
-/// `--host-network-sources`, `--host-pid-sources`, `--host-ipc-sources` and `--allow-privileged`.
+/// What the pods of one source may use; by default everything except the agent's own folder, as with a kubelet since 1.16,
+/// which removed the flags `--host-network-sources`, `--host-pid-sources`, `--host-ipc-sources` and `--allow-privileged`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceLimit {

@@ -16,19 +16,19 @@ pub struct Sources {
     pub static_pod_path: Option<PathBuf>,
     /// Milliseconds between two full reads of the file source (`fileCheckFrequency`).
     pub file_check_ms: u64,
-    /// `http://` or `https://` and where manifests are asked for (`staticPodURL`), without a user and a password.
+    /// URL of manifests, `http://` or `https://` (`staticPodURL`), without user and password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub static_pod_url: Option<String>,
-    /// Milliseconds between two requests for them (`httpCheckFrequency`).
+    /// Milliseconds between two requests to the URL (`httpCheckFrequency`).
     #[serde(default = "http_check_ms")]
     pub http_check_ms: u64,
-    /// What the requests say beside the URL (`staticPodURLHeader`). Known to init alone: it hands pod-config a copy.
+    /// Headers of these requests (`staticPodURLHeader`). Only init knows them, and hands pod-config a copy.
     #[serde(skip)]
     pub static_pod_url_headers: UrlHeaders,
 }
 
 impl Sources {
-    /// No source, and the kubelet's periods.
+    /// No source; the kubelet's default periods.
     pub(crate) fn none() -> Self {
         Self { file_check_ms: 20_000, http_check_ms: http_check_ms(), ..Self::default() }
     }
@@ -38,7 +38,7 @@ fn http_check_ms() -> u64 {
     20_000
 }
 
-/// Headers of the requests for manifests, name and value each, in their order. Values are often credentials.
+/// Headers of the requests for manifests as pairs of name and value, in order. Values are often credentials.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UrlHeaders(pub Vec<(String, String)>);
@@ -50,7 +50,7 @@ impl fmt::Debug for UrlHeaders {
 }
 
 impl UrlHeaders {
-    /// The name of the copy that pod-config gets, in its folder of credentials.
+    /// File name of the copy in pod-config's credentials folder.
     pub const COPY: &str = "manifest-url-headers.json";
 
     /// The bytes of the copy.
@@ -58,7 +58,7 @@ impl UrlHeaders {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// What init has put into `folder`; none where it has put nothing there.
+    /// Reads the copy that init has put into `folder`; empty when there is none.
     ///
     /// # Errors
     /// The copy cannot be read, or is not what init writes.
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_in_no_file_but_their_own_and_in_no_text() {
+    fn url_headers_are_kept_out_of_config_and_debug_output() {
         let headers = UrlHeaders(vec![("Authorization".into(), "Bearer hidden-word".into())]);
         let sources = Sources { static_pod_url_headers: headers.clone(), ..Sources::none() };
         let text = format!("{sources:?}{}", serde_json::to_string(&sources).unwrap());

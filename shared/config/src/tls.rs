@@ -1,10 +1,10 @@
-//! The cipher suites and the ways to agree on keys that the kubelet API can speak, under the names and numbers that a
-//! KubeletConfiguration has for them.
+//! The cipher suites and key exchange groups that the kubelet API supports, with their names and numbers in a
+//! KubeletConfiguration.
 
 use serde::{Deserialize, Serialize};
 
-/// A cipher suite of TLS 1.2 or 1.3 (`tlsCipherSuites`; node-and-api.md §2.5). Those that a kubelet knows besides lack forward
-/// secrecy or encrypt with CBC, RC4 or 3DES, and are not here.
+/// A cipher suite of TLS 1.2 or 1.3 (`tlsCipherSuites`; node-and-api.md §2.5). The other suites that a kubelet knows lack
+/// forward secrecy or use CBC, RC4 or 3DES, and are not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CipherSuite {
     /// TLS 1.3.
@@ -65,7 +65,7 @@ impl CipherSuite {
         }
     }
 
-    /// The suite of a name; `None` for one that is not spoken. Two names have an older form without the hash.
+    /// The suite with this name; `None` if it is not supported. Two suites have a legacy name without the hash.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => Some(Self::EcdsaChacha20),
@@ -74,19 +74,19 @@ impl CipherSuite {
         }
     }
 
-    /// Whether it is one of TLS 1.3, whose suites are always all there, whatever is chosen, as in Go.
+    /// Whether it is a TLS 1.3 suite. Those are always enabled, regardless of the setting, as in Go.
     pub fn is_tls13(self) -> bool {
         matches!(self, Self::Aes128Gcm | Self::Aes256Gcm | Self::Chacha20)
     }
 
-    /// Whether it is one of TLS 1.2 that goes with a certificate of an elliptic curve.
+    /// Whether it is a TLS 1.2 suite for ECDSA certificates.
     pub fn is_ecdsa(self) -> bool {
         matches!(self, Self::EcdsaAes128Gcm | Self::EcdsaAes256Gcm | Self::EcdsaChacha20)
     }
 }
 
-/// A way to agree on keys (`tlsCurvePreferences`): a group in the registry of TLS. P-521 and X25519MLKEM768, which a kubelet
-/// knows besides, are not here.
+/// A key exchange group (`tlsCurvePreferences`) of the IANA TLS registry. P-521 and X25519MLKEM768, which a kubelet also
+/// knows, are not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyExchange {
     /// P-256.
@@ -103,7 +103,7 @@ impl KeyExchange {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::P256, Self::P384, Self::X25519];
 
-    /// Its number in the registry of TLS, as Go has it.
+    /// Its number in the IANA TLS registry, as in Go.
     pub fn number(self) -> i64 {
         match self {
             Self::P256 => 23,
@@ -121,7 +121,7 @@ impl KeyExchange {
         }
     }
 
-    /// The one of a number; `None` for one that is not spoken.
+    /// The group with this number; `None` if it is not supported.
     pub fn numbered(number: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.number() == number)
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_go_and_the_older_forms_of_two() {
+    fn cipher_suite_names_match_go_with_two_legacy_names() {
         for suite in CipherSuite::ALL {
             assert_eq!(CipherSuite::named(suite.name()), Some(suite));
             let written = serde_json::to_value(suite).unwrap();
@@ -144,14 +144,14 @@ mod tests {
         for (name, suite) in [
             ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", Some(CipherSuite::EcdsaChacha20)),
             ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", Some(CipherSuite::RsaChacha20)),
-            // Known to a kubelet, and not spoken here.
+            // Known to a kubelet, not supported here.
             ("TLS_RSA_WITH_AES_128_GCM_SHA256", None),
             ("TLS_RSA_WITH_AES_256_GCM_SHA384", None),
             ("TLS_RSA_WITH_RC4_128_SHA", None),
             ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", None),
             ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256", None),
             ("TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA", None),
-            // Known to nobody.
+            // Unknown everywhere.
             ("tls_aes_128_gcm_sha256", None),
             ("ECDHE-RSA-AES128-GCM-SHA256", None),
             ("", None),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_to_agree_on_keys_have_the_numbers_of_the_registry() {
+    fn key_exchange_groups_have_their_iana_numbers() {
         for (number, name) in [(23, "P-256"), (24, "P-384"), (29, "X25519")] {
             let known = KeyExchange::numbered(number).unwrap();
             assert_eq!((known.number(), known.name()), (number, name));

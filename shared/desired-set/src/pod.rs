@@ -1,40 +1,40 @@
-//! What every callee of a `Sync` stream is told of a pod.
+//! The parts of a desire that every callee of a `Sync` stream receives.
 
-/// Names a pod for logs and events.
+/// Identifies a pod in logs and events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRef {
-    /// The UID. A callee makes sure that it is safe in the names that it builds of it.
+    /// The UID. A callee must check that it is safe before it builds file or cgroup names from it.
     pub uid: String,
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
-/// What is wanted of a pod. Each callee says in its `PodDesire` what that means for what it keeps.
+/// The desired lifecycle stage of a pod. Each callee documents in its `PodDesire` what the stage means for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// The pod is to run.
+    /// The pod should run.
     Run,
-    /// The pod's processes are to end; nothing new is begun for it.
+    /// The pod's processes should end; nothing new is started.
     Stop,
-    /// No process is left: volumes go.
+    /// No process is left: volumes are unmounted.
     Unmount,
-    /// Nothing of the pod is to remain.
+    /// Everything of the pod is removed.
     Forget,
 }
 
-/// What a callee is told of one pod: whose it is, what is wanted, and whatever the callee needs for it.
+/// The desired state of one pod as a callee receives it: its identity, the want, and the callee's own fields.
 pub trait Desire {
-    /// Whose it is.
+    /// The pod.
     fn pod(&self) -> &PodRef;
 
-    /// Counts what the sender has wanted of this pod so far.
+    /// The revision of the desire; the sender increases it with each change.
     fn revision(&self) -> u64;
 
     /// What is wanted.
     fn want(&self) -> Want;
 
-    /// The wish that nothing of `pod` remains, for a pod that the set does not name.
+    /// A desire with [`Want::Forget`], for a pod that the set does not contain.
     fn forget(pod: PodRef) -> Self;
 }

@@ -1,6 +1,5 @@
 //! Calls to etcd.
 
-use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,37 +11,37 @@ use etcd_client::{
 use keelson_config::Etcd as Settings;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::connect;
-use crate::error::EtcdError;
+use crate::error::{EtcdError, failed, is_denied, is_stale_token, is_transient};
 use crate::keys::Range;
 
 /// How long one member may take for a call.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 /// How long all members together may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// When a call has ended at the latest: the last member may be asked just before the deadline.
+/// The longest duration of a call: the last attempt may start just before the deadline.
 pub const CALL_ENDS_WITHIN: Duration = DEADLINE.saturating_add(ATTEMPT);
-/// Before the same call goes to the next member.
+/// The pause before a call is retried on the next member.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Keys of one page. One value may have 1.5 MiB (`--max-request-bytes`).
 const PAGE: i64 = 32;
 /// The largest answer.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// A key and what stands there.
+/// A key with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The key.
     pub key: String,
     /// The value.
     pub value: Vec<u8>,
-    /// The revision that made the key; another one when it was deleted in between.
+    /// The revision that created the key; it changes when the key is deleted and created again.
     pub create_revision: i64,
     /// The revision of its last change.
     pub mod_revision: i64,
-    /// The lease that it ends with; 0: none.
+    /// The lease that the key expires with; 0: none.
     pub lease: i64,
 }
 
@@ -61,26 +60,26 @@ impl From<&KeyValue> for Entry {
 /// A range at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// In the order of their keys.
+    /// The entries, sorted by key.
     pub entries: Vec<Entry>,
     /// The revision of the store.
     pub revision: i64,
-    /// The id of the cluster, which a restored one changes where it is given new members or another token.
+    /// The cluster id. It changes when the cluster is restored with new members or another token.
     pub cluster: u64,
 }
 
-/// What a key must be for a write to be made.
+/// A precondition of a write on a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// There is no such key.
+    /// The key does not exist.
     Absent,
-    /// Its last change was this one.
+    /// The key was last changed at this revision.
     Revision(i64),
-    /// It ends with this lease.
+    /// The key expires with this lease.
     Lease(i64),
 }
 
-/// A part of a write.
+/// One operation of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Sets a key.
@@ -89,7 +88,7 @@ pub enum Operation {
         key: String,
         /// Its value.
         value: Vec<u8>,
-        /// The lease that it ends with; 0: none.
+        /// The lease that the key expires with; 0: none.
         lease: i64,
     },
     /// Removes a key.
@@ -99,12 +98,12 @@ pub enum Operation {
     },
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
-    /// It was made, and this is its revision.
+    /// The write was made at this revision.
     Done(i64),
-    /// A key was not as expected. The keys that were asked about as they are, `None` for one that is not there.
+    /// A precondition failed. The current entries of the checked keys; `None` for a key that does not exist.
     Conflict(Vec<Option<Entry>>),
 }
 
@@ -120,9 +119,9 @@ struct Inner {
 #[derive(Default)]
 struct State {
     client: Option<Client>,
-    /// Which connection it is: one that failed is given up once, however many calls were on it.
+    /// Numbers the connections: a failed connection is dropped once, even if several calls fail on it.
     generation: u64,
-    /// The member to connect to, counted over the endpoints.
+    /// The member to connect to: an index into the endpoints, modulo their number.
     member: usize,
 }
 
@@ -133,7 +132,7 @@ impl fmt::Debug for Etcd {
 }
 
 impl Etcd {
-    /// A cluster; nothing is connected before the first call, and which member is the first is left to chance.
+    /// A cluster. Connects with the first call, to a random member.
     pub fn new(settings: Settings) -> Self {
         let member = fastrand::usize(..settings.endpoints.len().max(1));
         Self(Arc::new(Inner { settings, state: Mutex::new(State { member, ..State::default() }) }))
@@ -168,7 +167,7 @@ impl Etcd {
         }
     }
 
-    /// Gives a connection up; the next one goes to the next member and reads the files anew.
+    /// Drops a connection. The next one goes to the next member and reads the credential files again.
     pub(crate) async fn give_up(&self, generation: u64) {
         let mut state = self.0.state.lock().await;
         if state.generation == generation && state.client.take().is_some() {
@@ -176,7 +175,7 @@ impl Etcd {
         }
     }
 
-    /// `error` of a stream in our words.
+    /// Converts the error of a stream.
     pub(crate) fn failed(&self, what: &str, error: etcd_client::Error) -> EtcdError {
         failed(&self.0.settings.endpoints, what, error)
     }
@@ -186,26 +185,26 @@ impl Etcd {
         EtcdError::Unreachable { endpoints: self.endpoints(), message }
     }
 
-    /// Makes a call that may be made twice, with one member after the other until one answers. The call is told whether
-    /// it may have been made before.
+    /// Makes an idempotent call on one member after the other until one answers. Returns also whether an earlier attempt
+    /// may have been executed.
     async fn call<T, F>(&self, what: &str, make: impl Fn(Client) -> F) -> Result<(T, bool), EtcdError>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let end = Instant::now() + DEADLINE;
-        let (mut again, mut was_stale) = (false, false);
+        let (mut is_retry, mut was_stale) = (false, false);
         loop {
             let failure = match self.client().await {
                 Err(error) => error,
                 Ok((client, generation)) => match timeout(ATTEMPT, make(client)).await {
-                    Ok(Ok(answer)) => return Ok((answer, again)),
+                    Ok(Ok(answer)) => return Ok((answer, is_retry)),
                     Ok(Err(error)) => {
-                        again = true;
+                        is_retry = true;
                         let stale = is_stale_token(&error);
                         if stale || is_denied(&error) || is_transient(&error) {
                             self.give_up(generation).await;
                         }
-                        // The next connection gets a token of now; a second one does no more than that.
+                        // The next connection gets a fresh token; retrying more than once does not help.
                         if stale && !was_stale {
                             was_stale = true;
                             continue;
@@ -213,7 +212,7 @@ impl Etcd {
                         failed(&self.0.settings.endpoints, what, error)
                     }
                     Err(_) => {
-                        again = true;
+                        is_retry = true;
                         self.give_up(generation).await;
                         self.late()
                     }
@@ -227,10 +226,10 @@ impl Etcd {
         }
     }
 
-    /// The keys of `range` at one revision.
+    /// Lists `range` at one revision.
     ///
     /// # Errors
-    /// No member answers in time, or the user may not read it.
+    /// No member answers in time, or the user is not allowed to read it.
     pub async fn list(&self, range: &Range) -> Result<Listing, EtcdError> {
         let what = format!("to list {}", range.start);
         let mut listing = Listing { entries: Vec::new(), revision: 0, cluster: 0 };
@@ -267,10 +266,10 @@ impl Etcd {
         }
     }
 
-    /// The keys of `range` alone, without their values.
+    /// Lists the keys of `range` without their values.
     ///
     /// # Errors
-    /// No member answers in time, or the user may not read them.
+    /// No member answers in time, or the user is not allowed to read them.
     pub async fn keys(&self, range: &Range) -> Result<Vec<String>, EtcdError> {
         let what = format!("to list {}", range.start);
         let (answer, _) = self
@@ -285,10 +284,10 @@ impl Etcd {
         Ok(answer.kvs().iter().map(|kv| String::from_utf8_lossy(kv.key()).into_owned()).collect())
     }
 
-    /// The revision of the store, as all members together know it.
+    /// The revision of the store by a linearizable read.
     ///
     /// # Errors
-    /// No member answers in time, or the user may not read `range`.
+    /// No member answers in time, or the user is not allowed to read `range`.
     pub(crate) async fn revision(&self, range: &Range) -> Result<i64, EtcdError> {
         let what = format!("to read {}", range.start);
         let (answer, _) = self
@@ -301,10 +300,10 @@ impl Etcd {
         Ok(answer.header().map_or(0, |header| header.revision()))
     }
 
-    /// One key as it is.
+    /// Reads one key; `None` if it does not exist.
     ///
     /// # Errors
-    /// No member answers in time, or the user may not read it.
+    /// No member answers in time, or the user is not allowed to read it.
     pub async fn get(&self, key: &str) -> Result<Option<Entry>, EtcdError> {
         let what = format!("to read {key}");
         let (answer, _) = self
@@ -315,15 +314,15 @@ impl Etcd {
         Ok(answer.kvs().first().map(Entry::from))
     }
 
-    /// Makes all `operations` at once when every key is as expected, else none of them.
+    /// Makes all `operations` in one transaction if every precondition holds, else none of them.
     ///
-    /// A try whose answer is lost may have been made. It is made again, and one that finds its own values there counts as
-    /// made: values that two writers may write at once must differ by who writes them. When another write has come
-    /// after it, that is a [`Written::Conflict`] all the same, and only what stands in the value tells whether ours was
-    /// made before. The same holds after an error.
+    /// An attempt whose answer is lost may have been executed. The write is retried, and a retry that finds its own values
+    /// counts as done: so values that two writers may write at the same time must differ by writer. If another write
+    /// followed the lost attempt, the result is a [`Written::Conflict`], and only the value shows whether the attempt was
+    /// executed. The same holds after an error.
     ///
     /// # Errors
-    /// No member answers in time: it may have been made or not. Or etcd refuses it.
+    /// No member answers in time, and the write may or may not have been made; or etcd refuses it.
     pub async fn write(
         &self,
         expected: &[(String, Expect)],
@@ -334,7 +333,7 @@ impl Etcd {
             .when(expected.iter().map(|(key, expect)| compare(key, *expect)).collect::<Vec<_>>())
             .and_then(operations.iter().map(Operation::op).collect::<Vec<_>>())
             .or_else(expected.iter().map(|(key, _)| TxnOp::get(key.as_str(), None)).collect::<Vec<_>>());
-        let (answer, again) = self
+        let (answer, is_retry) = self
             .call(&what, |client| {
                 let transaction = transaction.clone();
                 async move { client.kv_client().max_decoding_message_size(MAX_ANSWER).txn(transaction).await }
@@ -348,14 +347,14 @@ impl Etcd {
             _ => None,
         };
         let found: Vec<Option<Entry>> = answer.op_responses().into_iter().map(found).collect();
-        // An earlier try may have been made although its answer was lost.
-        match made_before(expected, operations, &found).filter(|_| again) {
+        // An earlier attempt may have been executed although its answer was lost.
+        match made_before(expected, operations, &found).filter(|_| is_retry) {
             Some(revision) => Ok(Written::Done(revision)),
             None => Ok(Written::Conflict(found)),
         }
     }
 
-    /// A lease that ends after so many seconds without [`Etcd::keep_alive`].
+    /// Grants a lease that expires after `seconds` without [`Etcd::keep_alive`].
     ///
     /// # Errors
     /// No member answers in time.
@@ -368,7 +367,7 @@ impl Etcd {
         Ok(answer.id())
     }
 
-    /// Lets a lease begin anew. False when it has ended.
+    /// Renews a lease. False when it has expired.
     ///
     /// # Errors
     /// No member answers in time.
@@ -385,7 +384,7 @@ impl Etcd {
         Ok(alive)
     }
 
-    /// Ends a lease, and with it its keys. One that has ended already is no error.
+    /// Revokes a lease and deletes its keys. An expired lease is no error.
     ///
     /// # Errors
     /// No member answers in time.
@@ -402,7 +401,7 @@ impl Etcd {
         revoked.map(|((), _)| ())
     }
 
-    /// A watch of `range` from `revision` on, and on which connection it is.
+    /// Opens a watch of `range` from `revision` on. Returns also the generation of its connection.
     pub(crate) async fn watch(&self, range: &Range, revision: i64) -> Result<(WatchStream, u64), EtcdError> {
         let (client, generation) = self.client().await?;
         let options = WatchOptions::new()
@@ -454,8 +453,7 @@ fn compare(key: &str, expect: Expect) -> Compare {
     }
 }
 
-/// The revision that an earlier try of a write has made, when every key that it writes is among those that were looked
-/// at, and is as the write leaves it.
+/// The revision of an earlier attempt of a write, if every key that it writes was checked and matches the write.
 fn made_before(
     expected: &[(String, Expect)],
     operations: &[Operation],
@@ -475,86 +473,6 @@ fn made_before(
     Some(revision)
 }
 
-/// Whether the next member, or the same one later, may answer.
-fn is_transient(error: &etcd_client::Error) -> bool {
-    match error {
-        etcd_client::Error::GRpcStatus(status) => matches!(
-            status.code(),
-            Code::Unavailable
-                | Code::DeadlineExceeded
-                | Code::Cancelled
-                | Code::Unknown
-                | Code::Internal
-                | Code::Aborted
-                | Code::ResourceExhausted
-        ),
-        etcd_client::Error::TransportError(_)
-        | etcd_client::Error::IoError(_)
-        | etcd_client::Error::WatchError(_)
-        | etcd_client::Error::LeaseKeepAliveError(_)
-        | etcd_client::Error::EndpointError(_)
-        | etcd_client::Error::Internal(_) => true,
-        _ => false,
-    }
-}
-
-/// More than a member takes, or more than its server of gRPC reads (which is half a MiB more).
-fn is_too_large(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status) if match status.code() {
-        Code::InvalidArgument => status.message().contains("request is too large"),
-        Code::ResourceExhausted => status.message().contains("larger than max"),
-        _ => false,
-    })
-}
-
-/// The token that the connection was made with has ended, or users and roles have changed since: with tokens that say of which
-/// state of them they are (`--auth-token jwt`) etcd takes none of before.
-fn is_stale_token(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status) if match status.code() {
-        Code::Unauthenticated => true,
-        // The latter when the client asks for a new token with the password that it was made with.
-        Code::InvalidArgument => ["revision of auth store is old", "authentication failed"]
-            .iter()
-            .any(|words| status.message().contains(words)),
-        _ => false,
-    })
-}
-
-/// The user may not do it; files that say who we are may have changed since the connection was made.
-fn is_denied(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status) if status.code() == Code::PermissionDenied)
-}
-
-/// `error` in our words.
-pub(crate) fn failed(endpoints: &[String], what: &str, error: etcd_client::Error) -> EtcdError {
-    let transient = is_transient(&error);
-    let message = match &error {
-        etcd_client::Error::GRpcStatus(status) => words(status),
-        other => other.to_string(),
-    };
-    if is_too_large(&error) {
-        EtcdError::TooLarge { what: what.to_owned(), message }
-    } else if transient {
-        EtcdError::Unreachable { endpoints: endpoints.join(", "), message }
-    } else {
-        EtcdError::Refused { what: what.to_owned(), message }
-    }
-}
-
-/// The message with its causes.
-fn words(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut source = status.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = if text.is_empty() { more } else { format!("{text}: {more}") };
-        }
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -570,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_was_made_before_when_all_its_keys_are_as_it_leaves_them() {
+    fn earlier_attempt_is_detected_when_all_keys_match_the_write() {
         let put = |key: &str, value: &str| Operation::Put { key: key.into(), value: value.into(), lease: 0 };
         let delete = |key: &str| Operation::Delete { key: key.into() };
         let expected = [("a".to_owned(), Expect::Revision(3)), ("b".to_owned(), Expect::Absent)];
@@ -582,31 +500,10 @@ mod tests {
             (vec![put("a", "x"), put("b", "z")], [entry("a", "x", 7), None], None),
             (vec![delete("a")], [None, None], Some(0)),
             (vec![delete("a")], [entry("a", "x", 7), None], None),
-            // Nobody looked at it.
+            // Its key was not checked.
             (vec![put("c", "x")], [entry("a", "x", 7), None], None),
         ] {
             assert_eq!(made_before(&expected, &operations, &found), made, "{operations:?} {found:?}");
-        }
-    }
-
-    #[test]
-    fn only_what_another_try_may_mend_is_transient() {
-        let of = |status: Status| etcd_client::Error::GRpcStatus(status);
-        assert!(is_transient(&of(Status::unavailable("etcdserver: no leader"))));
-        assert!(is_transient(&of(Status::resource_exhausted("etcdserver: mvcc: database space exceeded"))));
-        for refused in [
-            Status::permission_denied("etcdserver: permission denied"),
-            Status::invalid_argument("etcdserver: request is too large"),
-            Status::resource_exhausted("grpc: received message larger than max (3145766 vs. 2097152)"),
-            Status::unauthenticated("etcdserver: invalid auth token"),
-        ] {
-            let error = failed(&["http://h:1".into()], "to write /a", of(refused.clone()));
-            assert_eq!(error.to_string(), format!("etcd refuses to write /a: {}", refused.message()));
-            assert_eq!(
-                matches!(error, EtcdError::TooLarge { .. }),
-                refused.message().contains("larg"),
-                "{error}"
-            );
         }
     }
 }

@@ -22,20 +22,20 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Endpoint;
 
-use crate::error::EtcdError;
+use crate::error::{self, EtcdError};
 
 /// How long a member may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(2);
-/// A connection with a call on it is asked for a sign of life as often as this. etcd closes one that asks more often than
-/// every 5 s (`--grpc-keepalive-min-time`).
-pub(crate) const ALIVE_EVERY: Duration = Duration::from_secs(10);
-/// How long the sign of life may take.
-pub(crate) const ALIVE_WITHIN: Duration = Duration::from_secs(5);
+/// The interval of HTTP/2 keepalive pings while a call is active. etcd closes connections that ping more often than every
+/// 5 s (`--grpc-keepalive-min-time`).
+pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// The timeout of a keepalive ping.
+pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client of the member `endpoint`. The connection itself is made by the first call; with a user, that is here.
+/// A client of the member `endpoint`. The first call connects; with a user, that is the authentication here.
 ///
 /// # Errors
-/// A file cannot be used, the endpoint is none, or the user is refused.
+/// A credential file cannot be used, the endpoint is invalid, or the user is refused.
 pub(crate) async fn client(settings: &Settings, endpoint: &str) -> Result<Client, EtcdError> {
     let wrong = || EtcdError::Endpoint { endpoint: endpoint.to_owned() };
     let target = Target::parse(endpoint).ok_or_else(wrong)?;
@@ -44,18 +44,18 @@ pub(crate) async fn client(settings: &Settings, endpoint: &str) -> Result<Client
         (Some(user), Some(file)) => Some((user.clone(), text_of("passwordFile", file)?)),
         _ => None,
     };
-    // The scheme is http in any case: TLS is the connector's affair.
+    // The scheme is always http: the connector adds TLS.
     let channel = Endpoint::from_shared(format!("http://{}", target.authority()))
         .map_err(|_| wrong())?
-        .http2_keep_alive_interval(ALIVE_EVERY)
-        .keep_alive_timeout(ALIVE_WITHIN)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(false)
         .connect_with_connector_lazy(tower::service_fn(move |_: Uri| dial(target.clone(), tls.clone())));
     let mut options = ConnectOptions::new().with_require_leader(true);
     if let Some((user, password)) = user {
         options = options.with_user(user, password).with_auto_token_refresh(true);
     }
-    let failed = |error| crate::client::failed(&settings.endpoints, "the user", error);
+    let failed = |error| error::failed(&settings.endpoints, "the user", error);
     Client::from_channel(Channel::Tonic(channel), Some(options)).await.map_err(failed)
 }
 
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_does_not_do_is_named_with_its_setting() {
+    fn unusable_credential_file_error_names_the_setting() {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::plain(vec!["https://h:1".to_owned()]);
         assert_eq!(
@@ -180,9 +180,13 @@ mod tests {
         );
         let path = dir.path().join("ca.pem");
         settings.ca_file = Some(path.clone());
-        let said = |settings: &Settings| tls(settings).unwrap_err().to_string();
-        assert!(said(&settings).contains("ca.pem that caFile names: No such file"), "{}", said(&settings));
+        let message = |settings: &Settings| tls(settings).unwrap_err().to_string();
+        assert!(
+            message(&settings).contains("ca.pem that caFile names: No such file"),
+            "{}",
+            message(&settings)
+        );
         fs::write(&path, "no certificate\n").unwrap();
-        assert!(said(&settings).ends_with("it has no certificate"), "{}", said(&settings));
+        assert!(message(&settings).ends_with("it has no certificate"), "{}", message(&settings));
     }
 }

@@ -1,4 +1,4 @@
-//! A range and every change of it.
+//! List and watch of a range.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,25 +7,25 @@ use etcd_client::{EventType, WatchResponse, WatchStream};
 use tokio::time::Instant;
 
 use crate::client::{ATTEMPT, Entry, Etcd};
-use crate::connect::{ALIVE_EVERY, ALIVE_WITHIN};
+use crate::connect::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use crate::error::EtcdError;
 use crate::keys::Range;
 
-/// When changes are told again after a fault at the latest, once a member answers: the time in which a silent connection is
-/// noticed, one member that does not answer, either, and the longest pause.
+/// The longest time from a fault until changes are reported again, if a member answers: the time to detect a silent
+/// connection, one attempt on another member that does not answer, and the longest back-off.
 pub const RESUMES_WITHIN: Duration =
-    ALIVE_EVERY.saturating_add(ALIVE_WITHIN).saturating_add(ATTEMPT).saturating_add(MAX_PAUSE);
-/// After the first failure; doubled with each further one.
+    KEEPALIVE_INTERVAL.saturating_add(KEEPALIVE_TIMEOUT).saturating_add(ATTEMPT).saturating_add(MAX_PAUSE);
+/// The back-off after the first failure; doubled with each further one.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause.
+/// The longest back-off.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// One key has changed.
+/// A change of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// It is there with this value.
+    /// The key was created or updated.
     Put(Entry),
-    /// It is gone.
+    /// The key was deleted.
     Deleted(String),
 }
 
@@ -39,62 +39,65 @@ impl Change {
     }
 }
 
-/// What a [`Follower`] tells.
+/// What a [`Follower`] reports.
 #[derive(Debug)]
-pub enum News {
-    /// The whole range as it is; what is not in it is not there.
+pub enum WatchEvent {
+    /// The whole range: a key that is not in the list does not exist.
     Listed(Vec<Entry>),
     /// Keys have changed since.
     Changed(Vec<Change>),
-    /// Nothing has changed, and nothing is missed.
-    InTouch,
-    /// Nothing is heard; it is tried again.
+    /// The watch is open and nothing has changed.
+    Contact,
+    /// The watch has failed; it is retried.
     Lost(EtcdError),
 }
 
-/// How the store of a watch is to what was told.
-enum Standing {
-    Follows,
-    Lags,
-    Another,
+/// How the store behind a watch answer compares to the revisions reported so far.
+enum StoreState {
+    /// At or past the reported revisions.
+    Current,
+    /// Behind the reported revisions.
+    Lagging,
+    /// Another cluster id.
+    Different,
 }
 
-/// Follows a range. It never ends, misses nothing for good, and tells nothing twice but in a list.
+/// Lists and watches a range. It never ends, eventually reports every change, and repeats a change only in a list.
 #[derive(Debug)]
 pub struct Follower {
     etcd: Etcd,
     range: Range,
     watch: Option<(WatchStream, u64)>,
-    /// The first revision of which not all is known; 0: nothing is known.
+    /// The first revision that is not completely reported; 0: the range must be listed.
     next: i64,
-    /// The keys of that revision that were told.
-    told: BTreeSet<String>,
-    /// The id of the cluster that was listed.
+    /// The keys of that revision that were reported.
+    reported: BTreeSet<String>,
+    /// The id of the listed cluster.
     cluster: u64,
-    /// A member knows less than was told already: it lags, or the store is another one.
-    in_doubt: bool,
+    /// A member's revision is older than the reported ones: the member lags, or the store was replaced.
+    must_check_revision: bool,
     retry: Option<Instant>,
     pause: Duration,
 }
 
 impl Follower {
-    /// Of a range of which nothing is known.
+    /// A follower that lists `range` first.
     pub fn new(etcd: Etcd, range: Range) -> Self {
         Self {
             etcd,
             range,
             watch: None,
             next: 0,
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
             cluster: 0,
-            in_doubt: false,
+            must_check_revision: false,
             retry: None,
             pause: PAUSE,
         }
     }
 
-    /// The next news. Cancel-safe: what was read is told by the next call that is not cancelled, or read again.
-    pub async fn next(&mut self) -> News {
+    /// The next event. Cancel-safe: a cancelled call loses nothing; the next call reports it or reads it again.
+    pub async fn next(&mut self) -> WatchEvent {
         loop {
             if let Some(at) = self.retry {
                 tokio::time::sleep_until(at).await;
@@ -103,21 +106,21 @@ impl Follower {
             if self.next == 0 {
                 return match self.etcd.list(&self.range).await {
                     Ok(listing) => {
-                        self.turn_to(listing.revision + 1);
+                        self.advance_to(listing.revision + 1);
                         self.cluster = listing.cluster;
                         self.watch = None;
-                        News::Listed(listing.entries)
+                        WatchEvent::Listed(listing.entries)
                     }
                     // The revision of the first page may have been compacted while the others were read.
                     Err(error) => self.lost(error),
                 };
             }
-            if self.in_doubt {
+            if self.must_check_revision {
                 match self.etcd.revision(&self.range).await {
                     Ok(revision) => {
-                        self.in_doubt = false;
+                        self.must_check_revision = false;
                         if revision + 1 < self.next {
-                            self.begin_anew("it has fewer revisions than before");
+                            self.restart("its revision is lower than before");
                         }
                         continue;
                     }
@@ -138,22 +141,22 @@ impl Follower {
                     tracing::info!(
                         from = self.next,
                         compacted,
-                        "etcd has compacted what was missed; reading all of it"
+                        "etcd has compacted the missed changes; listing the range again"
                     );
                     self.watch = None;
-                    self.turn_to(0);
+                    self.advance_to(0);
                     continue;
                 }
                 Ok(Some(answer)) if answer.canceled() => self.ended(answer.cancel_reason()),
-                Ok(Some(answer)) => match self.standing(&answer) {
-                    Standing::Follows => return self.take(&answer),
-                    Standing::Lags => {
-                        // None of its changes is news.
-                        self.in_doubt = true;
+                Ok(Some(answer)) => match self.store_state(&answer) {
+                    StoreState::Current => return self.take(&answer),
+                    StoreState::Lagging => {
+                        // Its changes are already reported.
+                        self.must_check_revision = true;
                         continue;
                     }
-                    Standing::Another => {
-                        self.begin_anew("it is another cluster");
+                    StoreState::Different => {
+                        self.restart("the cluster id differs");
                         continue;
                     }
                 },
@@ -162,11 +165,11 @@ impl Follower {
             };
             self.watch = None;
             self.etcd.give_up(generation).await;
-            // A member that goes is nothing to tell of while another one is there.
+            // The loss of one member is not reported while another one answers.
             if self.pause > PAUSE {
                 return self.lost(error);
             }
-            tracing::debug!(%error, "a watch has ended; it goes on elsewhere");
+            tracing::debug!(%error, "the watch has ended; resuming it on another member");
             self.pause *= 2;
         }
     }
@@ -176,31 +179,31 @@ impl Follower {
         EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message: message.to_owned() }
     }
 
-    /// All before `revision` is known.
-    fn turn_to(&mut self, revision: i64) {
+    /// Marks all changes before `revision` as reported.
+    fn advance_to(&mut self, revision: i64) {
         self.next = revision;
-        self.told.clear();
+        self.reported.clear();
     }
 
-    /// The store is not the one that was listed: it was restored from a snapshot, or made anew.
-    fn begin_anew(&mut self, why: &str) {
-        tracing::warn!(known = self.next - 1, "what etcd has is not what it had: {why}; reading all of it");
+    /// Lists the range again: the store was restored from a snapshot or recreated.
+    fn restart(&mut self, why: &str) {
+        tracing::warn!(known = self.next - 1, "the etcd store was replaced: {why}; listing the range again");
         self.watch = None;
-        self.turn_to(0);
+        self.advance_to(0);
     }
 
-    fn standing(&self, answer: &WatchResponse) -> Standing {
-        let Some(header) = answer.header() else { return Standing::Follows };
+    fn store_state(&self, answer: &WatchResponse) -> StoreState {
+        let Some(header) = answer.header() else { return StoreState::Current };
         if header.cluster_id() != self.cluster {
-            Standing::Another
+            StoreState::Different
         } else if header.revision() + 1 < self.next {
-            Standing::Lags
+            StoreState::Lagging
         } else {
-            Standing::Follows
+            StoreState::Current
         }
     }
 
-    fn take(&mut self, answer: &WatchResponse) -> News {
+    fn take(&mut self, answer: &WatchResponse) -> WatchEvent {
         self.pause = PAUSE;
         let mut changes = Vec::new();
         for event in answer.events() {
@@ -209,35 +212,35 @@ impl Follower {
                 EventType::Put => Change::Put(Entry::from(kv)),
                 EventType::Delete => Change::Deleted(String::from_utf8_lossy(kv.key()).into_owned()),
             };
-            if self.is_news(kv.mod_revision(), change.key()) {
+            if self.is_unreported(kv.mod_revision(), change.key()) {
                 changes.push(change);
             }
         }
         if !changes.is_empty() {
-            return News::Changed(changes);
+            return WatchEvent::Changed(changes);
         }
-        // The answer that a watch was made tells nothing of what lies between its start and now.
-        let told = answer.header().filter(|_| !answer.created() && answer.events().is_empty());
-        if let Some(next) = told.map(|header| header.revision() + 1).filter(|next| *next > self.next) {
-            self.turn_to(next);
+        // The answer to the creation of a watch does not report the changes between its start revision and now.
+        let progress = answer.header().filter(|_| !answer.created() && answer.events().is_empty());
+        if let Some(next) = progress.map(|header| header.revision() + 1).filter(|next| *next > self.next) {
+            self.advance_to(next);
         }
-        News::InTouch
+        WatchEvent::Contact
     }
 
-    /// Whether a change has not been told before. The changes of one revision may come in several answers, with an end of
-    /// the watch between them; the watch goes on from that revision then, and a part of it comes twice.
-    fn is_news(&mut self, revision: i64, key: &str) -> bool {
+    /// Whether a change is not reported yet. The changes of one revision may arrive in several answers. If the watch ends
+    /// between them, it resumes from that revision, and some changes arrive twice.
+    fn is_unreported(&mut self, revision: i64, key: &str) -> bool {
         if revision > self.next {
-            self.turn_to(revision);
+            self.advance_to(revision);
         }
-        revision == self.next && self.told.insert(key.to_owned())
+        revision == self.next && self.reported.insert(key.to_owned())
     }
 
-    fn lost(&mut self, error: EtcdError) -> News {
+    fn lost(&mut self, error: EtcdError) -> WatchEvent {
         self.watch = None;
         self.retry = Some(Instant::now() + self.pause.mul_f32(0.5 + fastrand::f32() / 2.0));
         self.pause = (self.pause * 2).min(MAX_PAUSE);
-        News::Lost(error)
+        WatchEvent::Lost(error)
     }
 }
 
@@ -248,15 +251,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_twice_after_an_end_of_the_watch_is_told_once() {
+    fn changes_repeated_after_a_resumed_watch_are_reported_once() {
         let mut follower = Follower::new(Etcd::new(Settings::plain(Vec::new())), Range::prefix("/a/"));
-        follower.turn_to(5);
-        let mut told = |revision, key| follower.is_news(revision, key);
-        assert!(told(5, "/a/x") && told(5, "/a/y"));
-        assert!(!told(4, "/a/z"), "it is in the list already");
-        // The watch ends here and goes on from 5.
-        assert!(!told(5, "/a/x") && !told(5, "/a/y"));
-        assert!(told(5, "/a/z"), "the rest of the revision");
-        assert!(told(7, "/a/x") && !told(7, "/a/x") && told(8, "/a/x"));
+        follower.advance_to(5);
+        let mut is_new = |revision, key| follower.is_unreported(revision, key);
+        assert!(is_new(5, "/a/x") && is_new(5, "/a/y"));
+        assert!(!is_new(4, "/a/z"), "it is in the list already");
+        // The watch ends here and resumes from 5.
+        assert!(!is_new(5, "/a/x") && !is_new(5, "/a/y"));
+        assert!(is_new(5, "/a/z"), "the rest of the revision");
+        assert!(is_new(7, "/a/x") && !is_new(7, "/a/x") && is_new(8, "/a/x"));
     }
 }

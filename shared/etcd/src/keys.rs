@@ -1,19 +1,19 @@
 //! The keys of a node.
 //!
 //! ```text
-//! /keelson/v1/nodes/<node>/config                              a KubeletConfiguration over the node's own, as JSON or YAML
+//! /keelson/v1/nodes/<node>/config                              a KubeletConfiguration overriding the node's own, as JSON or YAML
 //! /keelson/v1/nodes/<node>/objects/<kind>/<namespace>/<name>   Secrets and ConfigMaps, as JSON or YAML
 //! /keelson/v1/nodes/<node>/pods/<namespace>/<name>             desired pods
-//! /keelson/v1/nodes/<node>/status/config                       what became of `config`
+//! /keelson/v1/nodes/<node>/status/config                       the status of `config`
 //! /keelson/v1/nodes/<node>/status/events/<time>-<service>-<n>  events, for an hour
-//! /keelson/v1/nodes/<node>/status/lease                        there while the node lives; on its lease
+//! /keelson/v1/nodes/<node>/status/lease                        the node's Lease; expires with its etcd lease
 //! /keelson/v1/nodes/<node>/status/node                         the Node
-//! /keelson/v1/nodes/<node>/status/pods/<namespace>/<name>      pods as they are, with status
+//! /keelson/v1/nodes/<node>/status/pods/<namespace>/<name>      pod statuses
 //! ```
 //!
-//! A node needs a role on its own prefix alone: it reads `config`, `objects` and `pods`, and writes below `status`.
+//! A node only needs a role on its own prefix: it reads `config`, `objects` and `pods`, and writes below `status`.
 
-/// Below it lies everything of every node.
+/// The prefix of the keys of all nodes.
 pub const NODES: &str = "/keelson/v1/nodes/";
 
 /// Keys from `start` on, up to `end`, which is not among them.
@@ -39,7 +39,7 @@ impl Range {
         Self { start: key, end }
     }
 
-    /// Whether `key` is one of them.
+    /// Whether the range contains `key`.
     pub fn holds(&self, key: &str) -> bool {
         self.start.as_str() <= key && key < self.end.as_str()
     }
@@ -51,9 +51,9 @@ pub struct NodeKeys {
     prefix: String,
 }
 
-/// What a key of a node names.
+/// The kind of object behind a key of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named<'a> {
+pub enum KeyKind<'a> {
     /// A desired pod.
     Pod {
         /// Its namespace.
@@ -70,47 +70,47 @@ pub enum Named<'a> {
         /// Its name.
         name: &'a str,
     },
-    /// A pod as it is.
+    /// The status of a pod.
     PodStatus {
         /// Its namespace.
         namespace: &'a str,
         /// Its name.
         name: &'a str,
     },
-    /// The configuration over the node's own.
+    /// The configuration that overrides the node's own.
     Config,
-    /// What became of it.
+    /// The status of that configuration.
     ConfigStatus,
     /// The Node.
     Node,
-    /// The sign of life.
+    /// The node's Lease.
     Lease,
     /// An event.
     Event,
 }
 
 impl NodeKeys {
-    /// Those of the node of this name.
+    /// The keys of the node `node`.
     pub fn new(node: &str) -> Self {
         Self { prefix: format!("{NODES}{node}/") }
     }
 
-    /// What every key begins with.
+    /// The common prefix of all keys.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// What should run: objects and pods.
+    /// The desired state: objects and pods.
     pub fn desired(&self) -> Range {
         Range { start: format!("{}objects/", self.prefix), end: format!("{}pods0", self.prefix) }
     }
 
-    /// What runs as it should be and as it is, without objects: pods and all below `status`.
-    pub fn wanted_and_told(&self) -> Range {
+    /// Desired pods and everything below `status`, without objects.
+    pub fn desired_and_status(&self) -> Range {
         Range { start: format!("{}pods/", self.prefix), end: format!("{}status0", self.prefix) }
     }
 
-    /// The sign of life and the Node, and nothing between them.
+    /// The Lease and the Node.
     pub fn lease_and_node(&self) -> Range {
         Range { start: self.lease(), end: format!("{}\0", self.node()) }
     }
@@ -125,12 +125,12 @@ impl NodeKeys {
         format!("{}objects/{kind}/{namespace}/{name}", self.prefix)
     }
 
-    /// The configuration over the node's own.
+    /// The configuration that overrides the node's own.
     pub fn config(&self) -> String {
         format!("{}config", self.prefix)
     }
 
-    /// What became of it.
+    /// The status of that configuration.
     pub fn config_status(&self) -> String {
         format!("{}status/config", self.prefix)
     }
@@ -140,22 +140,22 @@ impl NodeKeys {
         format!("{}status/node", self.prefix)
     }
 
-    /// The sign of life.
+    /// The node's Lease.
     pub fn lease(&self) -> String {
         format!("{}status/lease", self.prefix)
     }
 
-    /// A pod as it is.
+    /// The status of a pod.
     pub fn pod_status(&self, namespace: &str, name: &str) -> String {
         format!("{}status/pods/{namespace}/{name}", self.prefix)
     }
 
-    /// All pods as they are.
+    /// The status of all pods.
     pub fn pod_statuses(&self) -> Range {
         Range::prefix(&format!("{}status/pods/", self.prefix))
     }
 
-    /// An event; `unix_nanos` comes first, so that they lie in the order of their time.
+    /// An event; `unix_nanos` comes first, so that events sort by time.
     pub fn event(&self, unix_nanos: i64, service: &str, sequence: u64) -> String {
         format!("{}status/events/{unix_nanos:019}-{service}-{sequence}", self.prefix)
     }
@@ -165,32 +165,32 @@ impl NodeKeys {
         Range::prefix(&format!("{}status/events/", self.prefix))
     }
 
-    /// What `key` names; `None` for one that is no node's or none of the above.
-    pub fn named<'a>(&self, key: &'a str) -> Option<Named<'a>> {
+    /// The kind of `key`; `None` for a key of another node or of no known kind.
+    pub fn named<'a>(&self, key: &'a str) -> Option<KeyKind<'a>> {
         named(key.strip_prefix(self.prefix.as_str())?)
     }
 }
 
-/// The node of a key, and what of it the key names.
-pub fn of_any_node(key: &str) -> Option<(&str, Named<'_>)> {
+/// The node of a key and the kind of the key.
+pub fn parse_key(key: &str) -> Option<(&str, KeyKind<'_>)> {
     let (node, rest) = key.strip_prefix(NODES)?.split_once('/')?;
     Some((node, named(rest)?))
 }
 
-fn named(rest: &str) -> Option<Named<'_>> {
+fn named(rest: &str) -> Option<KeyKind<'_>> {
     let parts: Vec<&str> = rest.split('/').collect();
     if parts.iter().any(|part| part.is_empty()) {
         return None;
     }
     match *parts.as_slice() {
-        ["pods", namespace, name] => Some(Named::Pod { namespace, name }),
-        ["objects", kind, namespace, name] => Some(Named::Object { kind, namespace, name }),
-        ["status", "pods", namespace, name] => Some(Named::PodStatus { namespace, name }),
-        ["config"] => Some(Named::Config),
-        ["status", "config"] => Some(Named::ConfigStatus),
-        ["status", "node"] => Some(Named::Node),
-        ["status", "lease"] => Some(Named::Lease),
-        ["status", "events", _] => Some(Named::Event),
+        ["pods", namespace, name] => Some(KeyKind::Pod { namespace, name }),
+        ["objects", kind, namespace, name] => Some(KeyKind::Object { kind, namespace, name }),
+        ["status", "pods", namespace, name] => Some(KeyKind::PodStatus { namespace, name }),
+        ["config"] => Some(KeyKind::Config),
+        ["status", "config"] => Some(KeyKind::ConfigStatus),
+        ["status", "node"] => Some(KeyKind::Node),
+        ["status", "lease"] => Some(KeyKind::Lease),
+        ["status", "events", _] => Some(KeyKind::Event),
         _ => None,
     }
 }
@@ -200,34 +200,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_names_what_it_was_made_for() {
+    fn every_key_parses_back_to_its_kind() {
         let keys = NodeKeys::new("edge-1");
         for (key, expected) in [
-            (keys.pod("default", "web"), Named::Pod { namespace: "default", name: "web" }),
+            (keys.pod("default", "web"), KeyKind::Pod { namespace: "default", name: "web" }),
             (
                 keys.object("Secret", "default", "db"),
-                Named::Object { kind: "Secret", namespace: "default", name: "db" },
+                KeyKind::Object { kind: "Secret", namespace: "default", name: "db" },
             ),
-            (keys.pod_status("default", "web"), Named::PodStatus { namespace: "default", name: "web" }),
-            (keys.config(), Named::Config),
-            (keys.config_status(), Named::ConfigStatus),
-            (keys.node(), Named::Node),
-            (keys.lease(), Named::Lease),
-            (keys.event(7, "pod-sync", 3), Named::Event),
+            (keys.pod_status("default", "web"), KeyKind::PodStatus { namespace: "default", name: "web" }),
+            (keys.config(), KeyKind::Config),
+            (keys.config_status(), KeyKind::ConfigStatus),
+            (keys.node(), KeyKind::Node),
+            (keys.lease(), KeyKind::Lease),
+            (keys.event(7, "pod-sync", 3), KeyKind::Event),
         ] {
             assert!(key.starts_with("/keelson/v1/nodes/edge-1/"), "{key}");
             assert_eq!(keys.named(&key), Some(expected.clone()), "{key}");
-            assert_eq!(of_any_node(&key), Some(("edge-1", expected)), "{key}");
+            assert_eq!(parse_key(&key), Some(("edge-1", expected)), "{key}");
             assert_eq!(NodeKeys::new("edge").named(&key), None, "{key} is another node's");
         }
         for other in ["pods/default", "pods/default/", "pods//web", "pods/a/b/c", "status/events", "x"] {
             assert_eq!(keys.named(&format!("{}{other}", keys.prefix())), None, "{other}");
         }
-        assert_eq!(of_any_node("/keelson/v1/other"), None);
+        assert_eq!(parse_key("/keelson/v1/other"), None);
     }
 
     #[test]
-    fn what_should_run_is_one_range_without_any_status() {
+    fn desired_range_holds_pods_and_objects_and_no_status() {
         let keys = NodeKeys::new("n");
         let desired = keys.desired();
         assert!(desired.holds(&keys.pod("a", "b")) && desired.holds(&keys.object("Secret", "a", "b")));
@@ -244,9 +244,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_looked_at_by_a_watch_holds_no_secret() {
+    fn watched_ranges_hold_no_secret() {
         let keys = NodeKeys::new("n");
-        let pods = keys.wanted_and_told();
+        let pods = keys.desired_and_status();
         for key in [keys.pod("a", "b"), keys.pod_status("a", "b"), keys.lease(), keys.node()] {
             assert!(pods.holds(&key), "{key}");
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_holds_what_begins_with_it() {
+    fn prefix_range_holds_every_key_with_that_prefix() {
         let range = Range::prefix("/a/b/");
         assert!(range.holds("/a/b/") && range.holds("/a/b/c") && range.holds("/a/b/\u{fffd}"));
         let one = Range::key("/a/b".into());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn events_lie_in_the_order_of_their_time() {
+    fn event_keys_sort_by_time() {
         let keys = NodeKeys::new("n");
         assert!(keys.event(999, "b", 1) < keys.event(1000, "a", 1));
     }

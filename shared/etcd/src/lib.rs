@@ -1,15 +1,15 @@
 //! etcd as the control plane of a small fleet (architecture §6).
 //!
-//! [`keys`] says where everything lies. [`Etcd`] is a connection: one member at a time, and the next one when it fails
-//! or has no leader. [`Follower`] lists a range and then watches it from the revision of the list, so that nothing is
-//! lost between the two; it goes on from where it was after a broken connection, and lists again when etcd has
-//! compacted what it missed.
+//! [`keys`] defines the key layout. [`Etcd`] is a connection to one member at a time; it fails over to the next member when
+//! one fails or has no leader. [`Follower`] lists a range and then watches it from the revision of the list, so that no
+//! change is lost between the two. After a broken connection it resumes from the last revision; when etcd has compacted
+//! that revision, it lists again.
 //!
-//! Every write names the revision that it replaces: of two writers the second one is told, and nothing is lost.
+//! Every write names the revision that it replaces: the second of two writers gets a conflict, and no update is lost.
 //!
-//! A member has 3 s for a call, and a call ends within [`CALL_ENDS_WITHIN`], whatever the network does. A watch whose
-//! connection falls silent is noticed after 15 s at the latest and goes on elsewhere; [`RESUMES_WITHIN`] after the fault it
-//! tells what is new again, if there is a member then that answers and has a leader.
+//! A member has 3 s to answer a call, and a call ends within [`CALL_ENDS_WITHIN`] even if the network fails. A silent watch
+//! connection is detected within 15 s, and the watch resumes on another member. It reports changes again at most
+//! [`RESUMES_WITHIN`] after the fault, if a member with a leader answers by then.
 
 mod client;
 mod connect;
@@ -22,5 +22,5 @@ mod secured_tests;
 
 pub use client::{CALL_ENDS_WITHIN, Entry, Etcd, Expect, Listing, Operation, Written};
 pub use error::EtcdError;
-pub use follow::{Change, Follower, News, RESUMES_WITHIN};
+pub use follow::{Change, Follower, RESUMES_WITHIN, WatchEvent};
 pub use keys::{NodeKeys, Range};

@@ -1,4 +1,4 @@
-//! Members that ask who is there: users with passwords, and certificates.
+//! Members with authentication: users with passwords, and certificates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use keelson_testkit::{EtcdCluster, EtcdTls, Scratch};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::keys::NODES;
-use crate::{Etcd, EtcdError, Expect, Follower, News, NodeKeys, Operation, Range, Written, connect};
+use crate::{Etcd, EtcdError, Expect, Follower, NodeKeys, Operation, Range, WatchEvent, Written, connect};
 
 fn put(key: &str) -> Operation {
     Operation::Put { key: key.into(), value: b"{}".to_vec(), lease: 0 }
@@ -19,7 +19,7 @@ async fn write(etcd: &Etcd, key: &str) -> Result<Written, EtcdError> {
     etcd.write(&[(key.into(), Expect::Absent)], &[put(key)]).await
 }
 
-/// A role for the keys of one node, and a user of the same name who has it.
+/// Creates a role for the keys of one node, and a user of the same name with it.
 async fn add_node(client: &mut Client, node: &str, password: Option<&str>) {
     client.role_add(node).await.unwrap();
     let keys = Permission::read_write(NodeKeys::new(node).prefix()).with_prefix();
@@ -40,23 +40,23 @@ async fn enable(client: &mut Client, root_password: Option<&str>) {
     client.auth_enable().await.unwrap();
 }
 
-/// That `etcd` is the node `n1` to it: its own keys are open and those of `n2` are not.
+/// Checks that `etcd` is authenticated as the node `n1`: it can access its own keys and not those of `n2`.
 async fn is_confined_to_its_own_keys(etcd: &Etcd) {
     let (own, other) = (NodeKeys::new("n1"), NodeKeys::new("n2"));
     assert!(matches!(write(etcd, &own.node()).await.unwrap(), Written::Done(_)));
     let lease = etcd.grant(60).await.unwrap();
     assert!(etcd.keep_alive(lease).await.unwrap());
     let mut follower = Follower::new(etcd.clone(), own.desired());
-    assert!(matches!(follower.next().await, News::Listed(_)));
+    assert!(matches!(follower.next().await, WatchEvent::Listed(_)));
     assert!(matches!(write(etcd, &own.pod("default", "web")).await.unwrap(), Written::Done(_)));
-    let told = async {
+    let listed = async {
         loop {
-            if let News::Changed(changes) = follower.next().await {
+            if let WatchEvent::Changed(changes) = follower.next().await {
                 return changes.len();
             }
         }
     };
-    assert_eq!(tokio::time::timeout(std::time::Duration::from_secs(20), told).await.unwrap(), 1);
+    assert_eq!(tokio::time::timeout(std::time::Duration::from_secs(20), listed).await.unwrap(), 1);
 
     let secret = other.object("Secret", "default", "db");
     let refused = |result: Result<(), EtcdError>| {
@@ -69,11 +69,11 @@ async fn is_confined_to_its_own_keys(etcd: &Etcd) {
     refused(etcd.list(&Range::prefix(NODES)).await.map(drop));
     refused(write(etcd, &other.pod("default", "web")).await.map(drop));
     let mut follower = Follower::new(etcd.clone(), other.desired());
-    assert!(matches!(follower.next().await, News::Lost(EtcdError::Refused { .. })));
+    assert!(matches!(follower.next().await, WatchEvent::Lost(EtcdError::Refused { .. })));
 }
 
 #[tokio::test]
-async fn a_nodes_user_reads_and_writes_its_own_keys_alone() {
+async fn node_user_can_only_access_its_own_keys() {
     let scratch = Scratch::new().unwrap();
     let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
     let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
@@ -101,8 +101,8 @@ async fn a_nodes_user_reads_and_writes_its_own_keys_alone() {
     assert!(matches!(nobody.get("/x").await.unwrap_err(), EtcdError::Refused { .. }));
 }
 
-/// The node `n1` to a cluster that asks for passwords, with its own in `file`, and who may change users. The node has written
-/// its own key, so that its connection stands.
+/// The node `n1` of a cluster with password authentication, with its password in `file`, and a client that may change users.
+/// The node has written its own key, so that its connection is open.
 async fn node_with_password(cluster: &EtcdCluster, file: &Path, password: &str) -> (Etcd, Client) {
     let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
     add_node(&mut admin, "n1", Some(password)).await;
@@ -120,7 +120,7 @@ async fn node_with_password(cluster: &EtcdCluster, file: &Path, password: &str) 
 }
 
 #[tokio::test]
-async fn a_token_of_before_a_change_of_users_is_replaced() {
+async fn auth_token_is_renewed_after_users_change() {
     let scratch = Scratch::new().unwrap();
     let secret = scratch.path().join("secret");
     fs::write(&secret, "a secret that the members share").unwrap();
@@ -130,13 +130,13 @@ async fn a_token_of_before_a_change_of_users_is_replaced() {
     let password = scratch.path().join("password");
     let (etcd, mut admin) = Box::pin(node_with_password(&cluster, &password, "secret-1")).await;
     let key = NodeKeys::new("n1").node();
-    // Of anybody: etcd has one revision of all users and roles.
+    // Any user will do: etcd has one revision for all users and roles.
     add_user(&mut admin, "n2", Some("secret-2")).await;
     assert!(etcd.get(&key).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn a_password_that_was_changed_is_read_again_from_its_file() {
+async fn changed_password_is_read_again_from_its_file() {
     let scratch = Scratch::new().unwrap();
     let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
     let password = scratch.path().join("password");
@@ -150,7 +150,7 @@ async fn a_password_that_was_changed_is_read_again_from_its_file() {
     assert!(etcd.get(&key).await.unwrap().is_some());
 }
 
-/// An authority and what it has signed, as files.
+/// A certificate authority and its certificates, as files.
 struct Pki {
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -172,7 +172,7 @@ impl Pki {
         self.dir.join("ca.crt")
     }
 
-    /// Certificate and key of `name`, who is at 127.0.0.1.
+    /// Certificate and key of `name` at 127.0.0.1.
     fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -186,7 +186,7 @@ impl Pki {
 }
 
 #[tokio::test]
-async fn with_tls_both_sides_show_who_they_are_and_a_certificate_is_a_user() {
+async fn mutual_tls_authenticates_both_sides_and_the_certificate_is_the_user() {
     let scratch = Scratch::new().unwrap();
     let pki = Pki::new(scratch.path(), "ours");
     let (cert, key) = pki.sign("etcd");

@@ -1,4 +1,4 @@
-//! Against real members of etcd.
+//! Tests against real members of etcd.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -7,11 +7,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use keelson_etcd::{Change, Etcd, EtcdError, Expect, Follower, News, NodeKeys, Operation, Range, Written};
+use keelson_etcd::{
+    Change, Etcd, EtcdError, Expect, Follower, NodeKeys, Operation, Range, WatchEvent, Written,
+};
 use support::{Scene, put};
 use tokio::time::timeout;
 
-/// Longer than anything here takes; a test that meets it has failed.
+/// Longer than any step here takes; a test that exceeds it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn set(etcd: &Etcd, key: &str, value: &str) -> i64 {
@@ -25,7 +27,7 @@ async fn set(etcd: &Etcd, key: &str, value: &str) -> i64 {
     }
 }
 
-/// What a follower has seen, as a map.
+/// What a follower has reported, as a map.
 #[derive(Default)]
 struct Seen {
     keys: BTreeMap<String, String>,
@@ -34,14 +36,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn take(&mut self, news: News) {
-        match news {
-            News::Listed(entries) => {
+    fn take(&mut self, event: WatchEvent) {
+        match event {
+            WatchEvent::Listed(entries) => {
                 self.lists += 1;
                 self.keys =
                     entries.into_iter().map(|e| (e.key, String::from_utf8(e.value).unwrap())).collect();
             }
-            News::Changed(changes) => {
+            WatchEvent::Changed(changes) => {
                 for change in changes {
                     match change {
                         Change::Put(e) => drop(self.keys.insert(e.key, String::from_utf8(e.value).unwrap())),
@@ -49,16 +51,16 @@ impl Seen {
                     }
                 }
             }
-            News::InTouch => {}
-            News::Lost(_) => self.losses += 1,
+            WatchEvent::Contact => {}
+            WatchEvent::Lost(_) => self.losses += 1,
         }
     }
 
     async fn until(&mut self, follower: &mut Follower, what: &str, done: impl Fn(&Self) -> bool) {
         let wait = async {
             while !done(self) {
-                let news = follower.next().await;
-                self.take(news);
+                let event = follower.next().await;
+                self.take(event);
             }
         };
         if timeout(PATIENCE, wait).await.is_err() {
@@ -77,13 +79,13 @@ impl Seen {
 }
 
 #[tokio::test]
-async fn of_two_writers_the_second_is_told_what_the_first_has_written() {
+async fn second_of_two_writers_gets_a_conflict_with_the_first_value() {
     let scene = Scene::new(1);
     let etcd = &scene.etcd;
     let absent = [("/k".to_owned(), Expect::Absent)];
     let Written::Done(first) = etcd.write(&absent, &[put("/k", "one")]).await.unwrap() else { panic!() };
     let Written::Conflict(found) = etcd.write(&absent, &[put("/k", "two")]).await.unwrap() else {
-        panic!("the second writer was not told")
+        panic!("the second writer got no conflict")
     };
     let entry = found[0].clone().unwrap();
     assert_eq!((entry.value.as_slice(), entry.mod_revision), (&b"one"[..], first));
@@ -94,7 +96,7 @@ async fn of_two_writers_the_second_is_told_what_the_first_has_written() {
 }
 
 #[tokio::test]
-async fn a_long_range_is_listed_at_one_revision_and_followed_from_there() {
+async fn long_range_is_listed_at_one_revision_and_watched_from_it() {
     let scene = Scene::new(1);
     let (etcd, keys) = (&scene.etcd, NodeKeys::new("n1"));
     for n in 0..100 {
@@ -118,7 +120,7 @@ async fn a_long_range_is_listed_at_one_revision_and_followed_from_there() {
 }
 
 #[tokio::test]
-async fn what_was_compacted_while_nobody_listened_is_read_anew() {
+async fn range_is_listed_again_after_compaction() {
     let mut scene = Scene::new(1);
     let etcd = scene.etcd.clone();
     let mut follower = Follower::new(etcd.clone(), Range::prefix("/a/"));
@@ -126,12 +128,12 @@ async fn what_was_compacted_while_nobody_listened_is_read_anew() {
     set(&etcd, "/a/goes", "1").await;
     set(&etcd, "/a/stays", "1").await;
     seen.until(&mut follower, "both", |seen| seen.keys.len() == 2).await;
-    // The watch stands before its connection is cut.
+    // The watch is open before its connection is cut.
     set(&etcd, "/a/stays", "2").await;
     seen.until(&mut follower, "a change", |seen| seen.has("/a/stays", "2")).await;
     scene.cluster.restart(0).unwrap();
 
-    // Not polled: nobody watches.
+    // Not polled: the watch stays closed.
     set(&etcd, "/a/new", "1").await;
     let goes = etcd.get("/a/goes").await.unwrap().unwrap();
     let expected = [("/a/goes".to_owned(), Expect::Revision(goes.mod_revision))];
@@ -146,7 +148,7 @@ async fn what_was_compacted_while_nobody_listened_is_read_anew() {
 }
 
 #[tokio::test]
-async fn a_store_that_was_made_anew_is_listed_anew() {
+async fn range_is_listed_again_after_the_store_is_recreated() {
     let mut scene = Scene::new(1);
     let etcd = scene.etcd.clone();
     for n in 0..20 {
@@ -156,7 +158,7 @@ async fn a_store_that_was_made_anew_is_listed_anew() {
     let mut seen = Seen::default();
     seen.until(&mut follower, "the list", |seen| seen.has("/a/old", "19")).await;
 
-    // The same members with fewer revisions, as after a snapshot was restored.
+    // The same members with fewer revisions, as after a restored snapshot.
     scene.cluster.wipe().unwrap();
     set(&etcd, "/a/new", "1").await;
     seen.until(&mut follower, "what the new store has", |seen| seen.has("/a/new", "1")).await;
@@ -167,7 +169,7 @@ async fn a_store_that_was_made_anew_is_listed_anew() {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_while_members_die_and_freeze_one_after_the_other() {
+async fn no_change_is_lost_while_members_die_and_freeze_in_turn() {
     let mut scene = Scene::new(3);
     let etcd = scene.etcd.clone();
     let writer = tokio::spawn({
@@ -195,11 +197,11 @@ async fn nothing_is_lost_while_members_die_and_freeze_one_after_the_other() {
     for n in 280..300 {
         assert!(seen.has(&format!("/a/{:02}", n % 20), &n.to_string()), "{n} was lost: {:?}", seen.keys);
     }
-    assert_eq!(seen.lists, 1, "a watch goes on from its revision");
+    assert_eq!(seen.lists, 1, "the watch resumes from its revision");
 }
 
 #[tokio::test]
-async fn a_lease_takes_its_key_along() {
+async fn expired_lease_deletes_its_key() {
     let scene = Scene::new(1);
     let etcd = &scene.etcd;
     let lease = etcd.grant(60).await.unwrap();
@@ -216,7 +218,7 @@ async fn a_lease_takes_its_key_along() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_does_not_answer_is_named_and_the_call_ends() {
+async fn unreachable_cluster_error_names_the_endpoints_and_the_call_ends() {
     let mut scene = Scene::new(1);
     scene.cluster.kill(0);
     let begun = std::time::Instant::now();

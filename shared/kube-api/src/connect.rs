@@ -18,24 +18,24 @@ use kube::core::WatchEvent;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::counted::RestMetrics;
 use crate::dialer::Dialer;
 use crate::error::KubeError;
 use crate::limit::Limiter;
-use crate::lines::Lines;
+use crate::metrics::RestMetrics;
 use crate::resource::{Object, Range, Resource};
+use crate::watch_pool::WatchPool;
 
-/// How long a call may take, its answer included. A watch has as long to begin.
+/// How long a call may take, including its answer. A watch must start within the same time.
 pub const CALL_ENDS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a watch may take, at least and at most; the server ends it then, so that watchers spread over its replicas.
+/// Bounds of the timeout of a watch. The server ends the watch then, so that watchers spread over its replicas.
 const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
-/// How much later a watch that the server has not ended is ended here: nothing comes from behind it any more.
+/// Extra time after which the client ends a watch that the server has not ended.
 const WATCH_OVERDUE: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether a kubeconfig has changed, while there are watches and nothing is called.
+/// How often the kubeconfig is checked for changes while there are watches but no calls.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How a patch is meant.
+/// The type of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patch {
     /// Lists are merged by their keys (`application/strategic-merge-patch+json`).
@@ -44,8 +44,8 @@ pub enum Patch {
     Merge,
 }
 
-/// The API server that a kubeconfig names. Copies of it share a connection for calls and others for watches, which are made
-/// anew when the file has changed.
+/// A client of the API server in a kubeconfig. Clones share one connection for calls and others for watches; all of them are
+/// replaced when the file changes.
 #[derive(Clone)]
 pub struct KubeApi {
     inner: Arc<Inner>,
@@ -55,36 +55,36 @@ pub struct KubeApi {
 struct Inner {
     kubeconfig: PathBuf,
     user_agent: String,
-    /// What is waited for while there is no kubeconfig.
+    /// What the service waits for while there is no kubeconfig.
     awaited: Option<&'static str>,
     metrics: RestMetrics,
     current: Mutex<Option<Connected>>,
-    /// The address of the server of the last connection, for messages where there is none now.
+    /// The server address of the last connection, for messages while there is none.
     last_server: Mutex<Option<String>>,
-    /// How many connections there were; a change is one that took the place of another.
+    /// The number of connections so far; it changes when a connection is replaced.
     replaced: watch::Sender<u64>,
-    /// Whether somebody looks at the kubeconfig while nothing is called.
+    /// Whether a task polls the kubeconfig.
     looked_at: AtomicBool,
-    /// Where a refused credential is reported, for init to renew it.
+    /// The file in which a refused credential is reported, so that init renews it.
     refusals: OnceLock<PathBuf>,
 }
 
 #[derive(Clone)]
 struct Connected {
-    /// Which of those that there were.
+    /// The number of this connection.
     number: u64,
     stamp: Stamp,
-    /// For calls; watches have connections of their own.
+    /// The client for calls; watches have connections of their own.
     client: Client,
-    watches: Arc<Lines>,
+    watches: Arc<WatchPool>,
     server: String,
-    /// Name or address and port, for metrics.
+    /// Host and port, for metrics.
     host: String,
-    /// The generation of the credential, where a program has given it.
+    /// The generation of the credential, if an exec plugin has issued it.
     credential: Option<String>,
 }
 
-/// What tells one content of a file from another.
+/// Identifies one content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -106,17 +106,17 @@ impl fmt::Debug for KubeApi {
 }
 
 impl KubeApi {
-    /// The server that `kubeconfig` names; nothing is read yet. `user_agent` is what the server's audit log shows.
+    /// A client of the server in `kubeconfig`, which is read by the first call. The server's audit log shows `user_agent`.
     pub fn new(kubeconfig: PathBuf, user_agent: &str) -> Self {
         Self::made(kubeconfig, user_agent, RestMetrics::default(), None)
     }
 
-    /// As [`KubeApi::new`], with its requests counted.
+    /// Like [`KubeApi::new`], with request metrics.
     pub fn counted(kubeconfig: PathBuf, user_agent: &str, metrics: RestMetrics) -> Self {
         Self::made(kubeconfig, user_agent, metrics, None)
     }
 
-    /// As [`KubeApi::counted`], where the file comes later, and may go away for a while: `awaited` says what for.
+    /// Like [`KubeApi::counted`], but the file may be absent for a while. `awaited` names what the service waits for.
     pub fn awaiting(
         kubeconfig: PathBuf,
         user_agent: &str,
@@ -146,15 +146,15 @@ impl KubeApi {
         Self { inner: Arc::new(inner), limiter: None }
     }
 
-    /// Reports in `file` when the server refuses a credential that a program of the kubeconfig has given
-    /// ([`CredentialRefusal`]); copies of this connection do so, too. The first file counts.
+    /// Reports in `file` when the server refuses a credential of the kubeconfig's exec plugin ([`CredentialRefusal`]); clones
+    /// do so, too. Only the first file that is set is used.
     #[must_use]
     pub fn reporting_refusals(self, file: PathBuf) -> Self {
         let _ = self.inner.refusals.set(file);
         self
     }
 
-    /// Reports the credential if the server has answered that it does not know it (401).
+    /// Reports the credential if the server has refused it (401).
     fn report_refusal(&self, error: &KubeError, credential: Option<&str>) {
         let (Some(401), Some(generation), Some(file)) = (error.code(), credential, self.inner.refusals.get())
         else {
@@ -165,13 +165,13 @@ impl KubeApi {
         }
     }
 
-    /// The same connection, where each call and each watch takes its turn.
+    /// The same connection with a rate limit on calls and watches.
     #[must_use]
     pub fn limited(self, limiter: Limiter) -> Self {
         Self { limiter: Some(limiter), ..self }
     }
 
-    /// The object; `None` where there is none.
+    /// Gets an object; `None` if it does not exist.
     ///
     /// # Errors
     /// The server does not answer or refuses.
@@ -190,10 +190,10 @@ impl KubeApi {
         }
     }
 
-    /// Makes an object; what the server has made of it.
+    /// Creates an object. Returns it as the server has stored it.
     ///
     /// # Errors
-    /// The server does not answer or refuses; [`KubeError::is_conflict`] where it is there already.
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] if the object exists.
     pub async fn create(
         &self,
         resource: Resource,
@@ -208,7 +208,7 @@ impl KubeApi {
         Ok(Object(self.call(Method::POST, &resource.path(namespace), &what, body).await?))
     }
 
-    /// Posts to a subresource of an object; what the server answers.
+    /// Posts to a subresource of an object. Returns the answer.
     ///
     /// # Errors
     /// The server does not answer or refuses.
@@ -224,10 +224,10 @@ impl KubeApi {
         Ok(Object(self.call(Method::POST, &path, &what, Some(("application/json", body))).await?))
     }
 
-    /// Puts an object in the place of the one whose version it names.
+    /// Replaces the object whose version it names.
     ///
     /// # Errors
-    /// The server does not answer or refuses; [`KubeError::is_conflict`] where the version is another one.
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] if the version differs.
     pub async fn replace(
         &self,
         resource: Resource,
@@ -240,7 +240,7 @@ impl KubeApi {
         Ok(Object(self.call(Method::PUT, &path, &resource.named(namespace, name), body).await?))
     }
 
-    /// Changes an object, or with `subresource` that part of it.
+    /// Patches an object or its `subresource`.
     ///
     /// # Errors
     /// The server does not answer or refuses.
@@ -262,10 +262,10 @@ impl KubeApi {
         Ok(Object(self.call(Method::PATCH, &path, &what, Some((content_type, patch))).await?))
     }
 
-    /// Deletes an object as `options` (a `DeleteOptions`) say; whether it was there.
+    /// Deletes an object with `options` (a `DeleteOptions`). Returns whether it existed.
     ///
     /// # Errors
-    /// The server does not answer or refuses; [`KubeError::is_conflict`] where a precondition does not hold.
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] if a precondition fails.
     pub async fn delete(
         &self,
         resource: Resource,
@@ -282,7 +282,7 @@ impl KubeApi {
         }
     }
 
-    /// Every object of a range, as the server has it in memory.
+    /// Lists a range from the server's watch cache.
     ///
     /// # Errors
     /// The server does not answer or refuses.
@@ -290,12 +290,12 @@ impl KubeApi {
         Ok(self.page(range, &Page::NotOlderThan("0")).await?.objects)
     }
 
-    /// An error of this connection about `what` that no call has brought to light.
+    /// An error about `what` on this connection that does not come from a call.
     pub fn unreachable(&self, what: &str, message: String) -> KubeError {
         KubeError::unreachable(&self.server(), what, message)
     }
 
-    /// A page of a range: the objects, the version of the list, and where the next page goes on.
+    /// A page of a range: the objects, the version of the list, and the token of the next page.
     pub(crate) async fn page(&self, range: &Range, page: &Page<'_>) -> Result<Listed, KubeError> {
         let path = range.path(|query| page.add_to(query));
         let mut list = self.call(Method::GET, &path, range.resource.plural, None).await?;
@@ -306,13 +306,13 @@ impl KubeApi {
             // A list without items is sent as null.
             let is_list = list["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
             let empty = Listed { objects: Vec::new(), version, next };
-            let wrong = || KubeError::unreachable(&server, range.resource.plural, "what it says is no list");
+            let wrong = || KubeError::unreachable(&server, range.resource.plural, "the answer is no list");
             return if is_list { Ok(empty) } else { Err(wrong()) };
         };
         Ok(Listed { objects: items.into_iter().map(Object).collect(), version, next })
     }
 
-    /// Watches a range from a version on. It begins when the server has answered. Beside it, the number of the connection.
+    /// Watches a range from a version on; returns when the server has answered. The second value is the connection's number.
     pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<(Events, u64), KubeError> {
         let seconds = fastrand::u32(WATCH_SECONDS);
         let path = range.path(|query| {
@@ -326,35 +326,34 @@ impl KubeApi {
         self.take_turn("GET", &host).await;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
-        let (client, seat) =
-            watches.seat().map_err(|message| KubeError::unreachable(&server, &what, message))?;
+        let (client, slot) =
+            watches.acquire().map_err(|message| KubeError::unreachable(&server, &what, message))?;
         let events = match within(&server, &what, client.request_events::<Value>(request)).await {
             Ok(events) => events,
             Err(error) => {
                 if error.is_unanswered() {
-                    watches.give_up(&seat);
+                    watches.mark_full(&slot);
                 }
                 self.report_refusal(&error, credential.as_deref());
                 return Err(error);
             }
         };
         let events = events.map(move |event| {
-            // It is taken as long as there are events.
-            let _seat = &seat;
+            // The place is held as long as the stream exists.
+            let _slot = &slot;
             event.map_err(|error| KubeError::of(&server, &what, error))
         });
         let ends = Duration::from_secs(seconds.into()) + WATCH_OVERDUE;
         Ok((Box::pin(events.take_until(tokio::time::sleep(ends))), number))
     }
 
-    /// Waits until another connection has taken the place of the one with this number.
+    /// Waits until the connection with this number is replaced.
     pub(crate) async fn replaced(&self, number: u64) {
         // The sender lives as long as this.
         let _ = self.inner.replaced.subscribe().wait_for(|now| *now != number).await;
     }
 
-    /// Has somebody look at the kubeconfig from now on, so that a watch does not go on with credentials that were replaced
-    /// while nothing else is asked.
+    /// Starts polling the kubeconfig, so that a watch does not keep using replaced credentials while there are no calls.
     fn keep_looking(&self) {
         if self.inner.looked_at.swap(true, Ordering::Relaxed) {
             return;
@@ -364,19 +363,19 @@ impl KubeApi {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(inner) = inner.upgrade() else { return };
-                // What is wrong is told to whoever asks next.
+                // The next call reports an error.
                 let _ = Self { inner, limiter: None }.connected().await;
             }
         });
     }
 
-    /// The server's address, as far as it is known.
+    /// The server's address, if it is known.
     pub fn server(&self) -> String {
         let last = self.inner.last_server.lock().unwrap_or_else(PoisonError::into_inner).clone();
         last.unwrap_or_else(|| format!("of {}", self.inner.kubeconfig.display()))
     }
 
-    /// Has the next call make a new connection, for where the present one is doubted. Calls on that one go on.
+    /// Makes the next call open a new connection, if the current one may be broken. Calls in flight continue.
     pub fn give_up_connection(&self) {
         *self.inner.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -390,7 +389,7 @@ impl KubeApi {
         number
     }
 
-    /// Waits until there may be one more call.
+    /// Waits for the rate limiter.
     async fn take_turn(&self, verb: &str, host: &str) {
         if let Some(limiter) = &self.limiter {
             let waited = limiter.pass().await;
@@ -414,7 +413,7 @@ impl KubeApi {
         self.inner.metrics.ended(method.as_str(), &host, began.elapsed(), sent, received);
         let text = answer.inspect_err(|error| self.report_refusal(error, credential.as_deref()))?;
         serde_json::from_str(&text).map_err(|error| {
-            KubeError::unreachable(&server, what, format!("what it says is no Kubernetes object: {error}"))
+            KubeError::unreachable(&server, what, format!("the answer is no Kubernetes object: {error}"))
         })
     }
 
@@ -438,7 +437,7 @@ impl KubeApi {
         request.body(body).map_err(|error| KubeError::unreachable(server, what, error.to_string()))
     }
 
-    /// The connection, made anew where the file is another one. Where the new file does not do, the one before goes on.
+    /// The connection, replaced if the file has changed. If the new file is invalid, the old connection stays in use.
     async fn connected(&self) -> Result<Connected, KubeError> {
         let path = &self.inner.kubeconfig;
         let wrong = |message: String| KubeError::Kubeconfig { path: path.clone(), message };
@@ -448,7 +447,7 @@ impl KubeApi {
             (Ok(stamp), _) => stamp,
             (Err(error), current) => match (self.inner.awaited, current) {
                 (Some(what), current) if error.kind() == std::io::ErrorKind::NotFound => {
-                    // It was taken away: what it said counts no more.
+                    // The file was removed: its credentials are no longer used.
                     if current.is_some() {
                         self.give_up_connection();
                         self.next_number();
@@ -462,12 +461,12 @@ impl KubeApi {
         let made = match connect(path, &self.inner.metrics).await {
             Ok((client, dialer, credential)) => {
                 let (server, host) = (dialer.server(), dialer.host());
-                let watches = Arc::new(Lines::new(dialer));
+                let watches = Arc::new(WatchPool::new(dialer));
                 Connected { number: self.next_number(), stamp, client, watches, server, host, credential }
             }
             Err(message) => match current {
                 Some(former) => {
-                    tracing::warn!(path = %path.display(), error = message, "the new kubeconfig does not do; the former one goes on");
+                    tracing::warn!(path = %path.display(), error = message, "the new kubeconfig is invalid; still using the previous one");
                     Connected { stamp, ..former }
                 }
                 None => return Err(wrong(message)),
@@ -479,17 +478,17 @@ impl KubeApi {
     }
 }
 
-/// Which part of a list is asked for.
+/// The part of a list to request.
 #[derive(Debug)]
 pub(crate) enum Page<'a> {
-    /// All at once, not older than a version; `0`: as old as the server likes.
+    /// The whole list, not older than a version; `0`: any version in the server's cache.
     NotOlderThan(&'a str),
-    /// As it is now, in pages; `None`: the first one.
+    /// A page of a consistent list, by its token; `None`: the first page.
     Now(Option<&'a str>),
 }
 
 impl Page<'_> {
-    /// Objects in a page.
+    /// The number of objects in a page.
     const LIMIT: &'static str = "500";
 
     fn add_to(&self, query: &mut Query) {
@@ -507,22 +506,22 @@ impl Page<'_> {
     }
 }
 
-/// A page.
+/// A page of a list.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub(crate) objects: Vec<Object>,
     pub(crate) version: String,
-    /// Empty: this was the last one.
+    /// The token of the next page; empty after the last one.
     pub(crate) next: String,
 }
 
-/// What a watch tells.
+/// The events of a watch.
 pub(crate) type Events = BoxStream<'static, Result<WatchEvent<Value>, KubeError>>;
 
 type Query = form_urlencoded::Serializer<'static, String>;
 
 impl Range {
-    /// The path of the range, with what `more` adds to its query.
+    /// The path of the range; `more` is added to the query.
     fn path(&self, more: impl FnOnce(&mut Query)) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         if let Some(fields) = &self.fields {
@@ -547,14 +546,14 @@ async fn within<T>(
     }
 }
 
-/// A client of what the file says, who makes more of them, and the generation of a credential that a program has given.
+/// A client by the kubeconfig, the dialer for more of them, and the generation of an exec plugin's credential.
 async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, Dialer, Option<String>), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let dialer = Dialer::new(&text, metrics).await?;
     Ok((dialer.client()?, dialer, generation(&text)))
 }
 
-/// Only a kubeconfig that init has made, which is JSON, has one.
+/// The credential generation. Only a kubeconfig written by init, which is JSON, has one.
 fn generation(text: &str) -> Option<String> {
     let document: Value = serde_json::from_str(text).ok()?;
     document[CredentialRefusal::FIELD].as_str().map(ToOwned::to_owned)

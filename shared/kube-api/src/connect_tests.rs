@@ -35,7 +35,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A server that knows its clients by certificates of this authority.
+    /// A server that authenticates clients by certificates of this CA.
     fn server(&self) -> ServerConfig {
         let (certificate, key) = self.signed(ExtendedKeyUsagePurpose::ServerAuth);
         let mut roots = RootCertStore::empty();
@@ -59,7 +59,7 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn it_speaks_http_2_with_the_certificate_of_the_kubeconfig_and_anew_when_that_changes() {
+async fn http2_client_uses_the_kubeconfig_certificate_and_reconnects_on_change() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     let node = json!({"metadata": {"name": "n"}});
@@ -84,15 +84,15 @@ async fn it_speaks_http_2_with_the_certificate_of_the_kubeconfig_and_anew_when_t
     assert_eq!(server.asked().last().unwrap().version, http::Version::HTTP_2);
 
     api.give_up_connection();
-    assert_eq!(api.server(), server.url, "it is told by its address all the same");
+    assert_eq!(api.server(), server.url, "the address is still known");
     api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
-    // A file that does not do changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(folder.path().join("kubeconfig"), "clusters: [").unwrap();
     api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn calls_are_answered_although_watches_have_all_streams_of_their_connection() {
+async fn calls_are_answered_while_watches_use_every_stream_of_their_connection() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     let server = FakeApi::with_few_streams(authority.server(), 2, |asked| {
@@ -122,7 +122,7 @@ async fn calls_are_answered_although_watches_have_all_streams_of_their_connectio
 }
 
 #[tokio::test]
-async fn an_authority_of_somebody_else_is_no_server_of_ours() {
+async fn server_certificate_of_another_ca_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::with_tls(Authority::new().server(), |_| Answer::Nothing).await;
     let cluster = json!({"certificate-authority-data": encoded(&Authority::new().pem())});
@@ -132,7 +132,7 @@ async fn an_authority_of_somebody_else_is_no_server_of_ours() {
 }
 
 #[tokio::test]
-async fn what_is_written_goes_where_it_belongs() {
+async fn writes_use_the_right_method_path_and_body() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match asked.method.as_str() {
         "DELETE" => Answer::refusal(404, "NotFound", "gone"),
@@ -166,7 +166,7 @@ async fn what_is_written_goes_where_it_belongs() {
     );
 }
 
-/// A proxy that connects whoever asks for it with a name and a password, and what it was asked.
+/// A proxy that requires a user name and a password, and the requests that it got.
 async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -190,7 +190,7 @@ async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
                 let target = head.split(' ').nth(1).unwrap().to_owned();
                 let mut server = tokio::net::TcpStream::connect(target).await.unwrap();
                 client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-                // It ends when one side does.
+                // It ends when either side closes.
                 let _ = copy_bidirectional(&mut client, &mut server).await;
             });
         }
@@ -199,7 +199,7 @@ async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
-async fn a_proxy_that_the_kubeconfig_names_is_asked_to_connect() {
+async fn kubeconfig_http_proxy_gets_a_connect_request() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     let server =
@@ -223,7 +223,7 @@ async fn a_proxy_that_the_kubeconfig_names_is_asked_to_connect() {
     assert!(asked.len() >= 2 && asked.iter().all(|first| *first == line), "{asked:?}");
 }
 
-/// A SOCKS proxy that wants the name `jane` and the password `p`, and what it was asked to connect to.
+/// A SOCKS proxy that requires the user `jane` with the password `p`, and the targets requested from it.
 async fn socks_proxy() -> (String, Arc<Mutex<Vec<String>>>) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
     async fn bytes(client: &mut tokio::net::TcpStream, count: usize) -> Vec<u8> {
@@ -276,7 +276,7 @@ async fn socks_proxy() -> (String, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
-async fn a_socks_proxy_is_asked_to_connect_and_resolves_names_itself() {
+async fn socks_proxy_connects_and_resolves_names_itself() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     let server =
@@ -301,7 +301,7 @@ async fn a_socks_proxy_is_asked_to_connect_and_resolves_names_itself() {
     assert!(asked.len() >= 2 && asked.iter().all(|one| one == target), "{asked:?}");
 }
 
-/// Takes TLS off and hands on to a proxy that is spoken to by HTTP.
+/// Terminates TLS and forwards to a plain HTTP proxy.
 async fn within_tls(mut config: ServerConfig, to: String) -> String {
     use tokio::io::copy_bidirectional;
     config.alpn_protocols.clear();
@@ -322,7 +322,7 @@ async fn within_tls(mut config: ServerConfig, to: String) -> String {
 }
 
 #[tokio::test]
-async fn a_proxy_may_be_spoken_to_within_tls_and_has_to_show_a_certificate_that_is_trusted() {
+async fn https_proxy_needs_a_trusted_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let (authority, stranger) = (Authority::new(), Authority::new());
     let server =
@@ -347,7 +347,7 @@ async fn a_proxy_may_be_spoken_to_within_tls_and_has_to_show_a_certificate_that_
 }
 
 #[tokio::test]
-async fn what_a_proxy_says_is_no_word_of_the_server_and_retry_after_counts_wherever_it_stands() {
+async fn proxy_answers_are_not_server_answers_and_retry_after_always_counts() {
     const SORRY: &str = "<html>\n<h1>no such page</h1></html>";
     const BUSY: &str = "Too many requests, please try again later.";
     let status = |code, reason, seconds: u32| {
@@ -393,16 +393,16 @@ async fn what_a_proxy_says_is_no_word_of_the_server_and_retry_after_counts_where
         let error = found.unwrap_err();
         assert_eq!((error.code().unwrap_or(0), error.retry_after()), (code, seconds), "{error}");
         assert!(!error.is_not_found() && error.to_string().contains(part), "{name}: {error}");
-        if let KubeError::Refused { reason: told, .. } = &error {
-            assert_eq!(told, reason, "{error}");
+        if let KubeError::Refused { reason: actual, .. } = &error {
+            assert_eq!(actual, reason, "{error}");
         }
-        assert_eq!(error.may_pass(), code == 0 || code == 429 || code >= 500, "{error}");
+        assert_eq!(error.is_retryable(), code == 0 || code == 429 || code >= 500, "{error}");
         api.delete(Resource::NODE, None, name, &json!({})).await.unwrap_err();
     }
 }
 
 #[tokio::test]
-async fn calls_and_watches_take_their_turn_and_those_of_an_unlimited_copy_do_not() {
+async fn rate_limit_applies_to_calls_and_watches_except_of_an_unlimited_copy() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match asked.path.contains("watch=1") {
         true => Answer::Open(Vec::new()),
@@ -428,7 +428,7 @@ async fn calls_and_watches_take_their_turn_and_those_of_an_unlimited_copy_do_not
 }
 
 #[tokio::test]
-async fn requests_are_counted_by_what_came_of_them() {
+async fn rest_client_requests_are_counted_by_code_method_and_host() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match (asked.method.as_str(), asked.path.contains("watch=1")) {
         ("PUT", _) => Answer::refusal(409, "Conflict", "newer"),
@@ -475,23 +475,23 @@ async fn requests_are_counted_by_what_came_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_hangs_is_given_up() {
+async fn hanging_server_times_out() {
     let call = std::future::pending::<Result<(), kube::Error>>();
     let error = within("https://a", "pods", call).await.unwrap_err().to_string();
     assert_eq!(error, "the API server https://a does not answer pods: not within 30 s");
 }
 
 #[tokio::test]
-async fn while_the_kubeconfig_is_awaited_that_is_said_and_one_that_is_taken_away_counts_no_more() {
+async fn missing_kubeconfig_is_awaited_and_a_removed_one_is_no_longer_used() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|_| Answer::json(&json!({"metadata": {"name": "n"}}))).await;
     let path = folder.path().join("kubeconfig");
-    let api = KubeApi::awaiting(path.clone(), "kubelet/test", RestMetrics::default(), "somebody makes it");
+    let api = KubeApi::awaiting(path.clone(), "kubelet/test", RestMetrics::default(), "init writes it");
     let ask = || api.get(Resource::NODE, None, "n");
     for _ in 0..2 {
         let error = ask().await.unwrap_err();
         assert!(error.is_awaited(), "{error}");
-        assert_eq!(error.to_string(), "the API server cannot be asked yet: somebody makes it");
+        assert_eq!(error.to_string(), "the API server cannot be called yet: init writes it");
         server.kubeconfig(folder.path(), &json!({}), &json!({"token": "t"}));
         ask().await.unwrap().unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -499,7 +499,7 @@ async fn while_the_kubeconfig_is_awaited_that_is_said_and_one_that_is_taken_away
 }
 
 #[tokio::test]
-async fn a_refused_credential_of_a_program_is_reported_and_no_other() {
+async fn only_a_refused_exec_credential_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match asked.path.contains("watch") {
         true => Answer::refusal(401, "Unauthorized", "Unauthorized"),
@@ -517,7 +517,7 @@ async fn a_refused_credential_of_a_program_is_reported_and_no_other() {
     };
     asked(&kubeconfig).await;
     assert!(!report.exists(), "the token is from the kubeconfig itself");
-    // As init hands it over.
+    // As init writes it.
     let mut file: Value = serde_json::from_slice(&fs::read(&kubeconfig).unwrap()).unwrap();
     file["keelsonCredential"] = "17".into();
     fs::write(&kubeconfig, file.to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! How connections to the server of a kubeconfig are made.
+//! Opens connections to the server of a kubeconfig.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tower::ServiceBuilder;
 
-use crate::counted::{Counted, RestMetrics, host_of};
+use crate::metrics::{CountedService, RestMetrics, host_of};
 use crate::proxy::{Environment, Way, proxy_of};
 use crate::refusal::Refusals;
 
 /// How long the server may take to accept a connection (node-and-api.md §5 has 30 s, which would use up a call).
 const CONNECT: Duration = Duration::from_secs(10);
-/// A connection on which nothing is heard for so long is asked for a sign of life.
-const ALIVE_EVERY: Duration = Duration::from_secs(30);
-/// How long the sign of life may take.
-const ALIVE_WITHIN: Duration = Duration::from_secs(15);
+/// The interval of HTTP/2 keepalive pings on a silent connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// The timeout of a keepalive ping.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Makes clients of one server, each with a connection of its own where that speaks HTTP/2, and one a request where not.
+/// Creates clients of one server. With HTTP/2 each has one connection; with HTTP/1.1 it opens connections per request.
 pub(crate) struct Dialer {
     config: Config,
     connector: HttpsConnector<Way>,
@@ -36,10 +36,10 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    /// By the text of a kubeconfig; an error says what of it does not do.
+    /// Parses a kubeconfig; the error says what is invalid.
     pub(crate) async fn new(kubeconfig: &str, metrics: &RestMetrics) -> Result<Self, String> {
         let file = Kubeconfig::from_yaml(kubeconfig).map_err(|error| error.to_string())?;
-        // It has the cluster of its current context alone.
+        // The kubeconfig contains only the cluster of its current context.
         let named = file.clusters.iter().find_map(|cluster| cluster.cluster.as_ref()?.proxy_url.clone());
         let options = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(file, &options).await;
@@ -50,7 +50,7 @@ impl Dialer {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT));
-        tcp.set_keepalive(Some(ALIVE_EVERY));
+        tcp.set_keepalive(Some(KEEPALIVE_INTERVAL));
         let way = Way::new(tcp, proxy, &tls);
         let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         if let Some(name) = config.tls_server_name.clone() {
@@ -66,21 +66,21 @@ impl Dialer {
         self.config.cluster_url.to_string().trim_end_matches('/').to_owned()
     }
 
-    /// Its name or address and port, as metrics have it.
+    /// Its host and port, as in metrics.
     pub(crate) fn host(&self) -> String {
         host_of(&self.config.cluster_url)
     }
 
-    /// One more client. It connects with its first request, and again when the connection is gone.
+    /// Creates a client. It connects with its first request and reconnects when the connection is lost.
     pub(crate) fn client(&self) -> Result<Client, String> {
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            .http2_keep_alive_interval(ALIVE_EVERY)
-            .http2_keep_alive_timeout(ALIVE_WITHIN)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .http2_keep_alive_timeout(KEEPALIVE_TIMEOUT)
             .build::<_, Body>(self.connector.clone());
         let auth = self.config.auth_layer().map_err(|error| error.to_string())?;
-        let http = Counted { inner: http, metrics: self.metrics.clone() };
+        let http = CountedService { inner: http, metrics: self.metrics.clone() };
         let service = ServiceBuilder::new()
             .layer(self.config.base_uri_layer())
             .option_layer(auth)

@@ -1,4 +1,4 @@
-//! An API server for tests that answers what a test says, over HTTP or HTTPS.
+//! A fake API server with scripted answers, over HTTP or HTTPS.
 
 use std::convert::Infallible;
 use std::fs;
@@ -18,15 +18,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// What it answers.
+/// A scripted answer.
 pub(crate) enum Answer {
     /// A status and a body.
     Whole(u16, String),
-    /// A status, words that are of no API server, and what `Retry-After` says.
+    /// A status, a body that is not from an API server, and the value of `Retry-After`.
     Page(u16, &'static str, &'static str),
     /// Lines, after which the answer ends.
     Lines(Vec<Value>),
-    /// Lines, after which nothing comes any more.
+    /// Lines, after which the answer hangs.
     Open(Vec<Value>),
     /// Nothing at all.
     Nothing,
@@ -69,7 +69,7 @@ impl Answer {
     }
 }
 
-/// A request as it came: method, path with query, version of HTTP, body, user agent.
+/// A received request: method, path with query, HTTP version, body, user agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) method: String,
@@ -100,7 +100,7 @@ impl FakeApi {
         Self::with_few_streams(tls, u32::MAX, answer).await
     }
 
-    /// One that takes no more than `streams` requests of a connection at a time.
+    /// A server that allows at most `streams` concurrent requests per connection.
     pub(crate) async fn with_few_streams(
         tls: rustls::ServerConfig,
         streams: u32,
@@ -130,7 +130,7 @@ impl FakeApi {
                     });
                     let mut builder = auto::Builder::new(TokioExecutor::new());
                     builder.http2().max_concurrent_streams(streams);
-                    // It fails when the other side goes away.
+                    // It fails when the client disconnects.
                     let _ = match tls {
                         None => builder.serve_connection(TokioIo::new(stream), service).await,
                         Some(tls) => match tls.accept(stream).await {

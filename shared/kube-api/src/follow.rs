@@ -1,54 +1,54 @@
-//! A range of objects and every change of it.
+//! List and watch of a range of objects.
 
 use std::fmt;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use kube::core::{Status, WatchEvent};
+use kube::core::{Status, WatchEvent as RawEvent};
 use tokio::time::Instant;
 
 use crate::connect::{Events, KubeApi, Page};
 use crate::error::KubeError;
 use crate::resource::{Object, Range};
 
-/// After the first failure; doubled with each further one.
+/// The back-off after the first failure; doubled with each further one.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The longest pause, so that an API server which comes back is heard soon, and not by all nodes at once.
+/// The longest back-off: nodes reconnect soon after an API server restarts, and not all at once.
 const MAX_PAUSE: Duration = Duration::from_secs(15);
-/// The pause while there is no kubeconfig.
-const AWAITED: Duration = Duration::from_secs(1);
+/// The retry interval while there is no kubeconfig.
+const KUBECONFIG_POLL: Duration = Duration::from_secs(1);
 
-/// One object has changed.
+/// A change of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// It is there as this.
+    /// The object was created or updated.
     Put(Object),
-    /// It is gone; as it was last.
+    /// The object was deleted; its last state.
     Deleted(Object),
 }
 
-/// What a [`Follower`] tells.
+/// What a [`Follower`] reports.
 #[derive(Debug)]
-pub enum News {
-    /// The whole range as it is; what is not in it is not there.
+pub enum WatchEvent {
+    /// The whole range: an object that is not in the list does not exist.
     Listed(Vec<Object>),
     /// An object has changed since.
     Changed(Change),
-    /// Nothing has changed, and nothing is missed.
-    InTouch,
-    /// Nothing is heard; it is tried again.
+    /// The watch is open and nothing has changed.
+    Contact,
+    /// The watch has failed; it is retried.
     Lost(KubeError),
 }
 
-/// Follows a range. It never ends and misses nothing for good.
+/// Lists and watches a range. It never ends and eventually reports the latest state of every object.
 pub struct Follower {
     api: KubeApi,
     range: Range,
-    /// The version up to which all is known; none: nothing is, or what is known is too old to go on from.
-    known: Option<String>,
-    /// The next list has to be of this moment: the server has refused to go on from what was known.
-    afresh: bool,
-    /// With the number of its connection.
+    /// The resource version up to which all changes are reported; `None`: the range must be listed.
+    version: Option<String>,
+    /// The next list must be consistent, not from the server's cache: the server has refused to watch from the last version.
+    needs_consistent_list: bool,
+    /// The open watch, with the number of its connection.
     watch: Option<(Events, u64)>,
     retry: Option<Instant>,
     pause: Duration,
@@ -58,94 +58,102 @@ impl fmt::Debug for Follower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Follower")
             .field("range", &self.range)
-            .field("known", &self.known)
+            .field("version", &self.version)
             .finish_non_exhaustive()
     }
 }
 
 impl Follower {
-    /// Of a range of which nothing is known.
+    /// A follower that lists `range` first.
     pub fn new(api: KubeApi, range: Range) -> Self {
-        Self { api, range, known: None, afresh: false, watch: None, retry: None, pause: PAUSE }
+        Self {
+            api,
+            range,
+            version: None,
+            needs_consistent_list: false,
+            watch: None,
+            retry: None,
+            pause: PAUSE,
+        }
     }
 
-    /// The next news. Cancel-safe: what a call that was cancelled was about to read is read by the next one.
-    pub async fn next(&mut self) -> News {
+    /// The next event. Cancel-safe: the next call reads what a cancelled call was about to read.
+    pub async fn next(&mut self) -> WatchEvent {
         loop {
             if let Some(at) = self.retry {
                 tokio::time::sleep_until(at).await;
                 self.retry = None;
             }
-            let Some(known) = &self.known else {
+            let Some(version) = &self.version else {
                 return match self.list().await {
                     Ok(objects) => {
                         self.watch = None;
-                        News::Listed(objects)
+                        WatchEvent::Listed(objects)
                     }
                     Err(error) => {
-                        self.afresh |= error.wants_a_list();
+                        self.needs_consistent_list |= error.needs_list();
                         self.lost(error)
                     }
                 };
             };
             let Some(watch) = &mut self.watch else {
-                match self.api.watch(&self.range, known).await {
+                match self.api.watch(&self.range, version).await {
                     Ok(watch) => {
                         self.watch = Some(watch);
-                        return News::InTouch;
+                        return WatchEvent::Contact;
                     }
-                    Err(error) if error.wants_a_list() => {
-                        self.forget(&error);
+                    Err(error) if error.needs_list() => {
+                        self.reset(&error);
                         continue;
                     }
                     Err(error) => return self.lost(error),
                 }
             };
             let (events, number) = watch;
-            // Cancel-safe: an event that is not taken stays; being replaced is a state.
+            // Cancel-safe: an event that is not taken stays in the stream; `replaced` waits for a state.
             let event = tokio::select! {
                 event = events.next() => event,
                 () = self.api.replaced(*number) => {
-                    // By other credentials: the same is watched with those, from where it stands.
+                    // With new credentials: the watch is reopened from the last version.
                     self.watch = None;
                     continue;
                 }
             };
             let error = match event {
-                Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
+                Some(Ok(RawEvent::Added(object) | RawEvent::Modified(object))) => {
                     return self.take(Object(object), Change::Put);
                 }
-                Some(Ok(WatchEvent::Deleted(object))) => return self.take(Object(object), Change::Deleted),
-                Some(Ok(WatchEvent::Bookmark(mark))) => {
-                    self.known = Some(mark.metadata.resource_version);
+                Some(Ok(RawEvent::Deleted(object))) => return self.take(Object(object), Change::Deleted),
+                Some(Ok(RawEvent::Bookmark(mark))) => {
+                    self.version = Some(mark.metadata.resource_version);
                     self.pause = PAUSE;
-                    return News::InTouch;
+                    return WatchEvent::Contact;
                 }
-                Some(Ok(WatchEvent::Error(status))) => self.refused(*status),
+                Some(Ok(RawEvent::Error(status))) => self.refused(*status),
                 Some(Err(error)) => error,
                 // The server ends each watch after a while.
                 None => {
                     self.watch = None;
-                    // One that ends each watch at once is not asked without a pause.
+                    // A server that ends each watch at once is not called in a busy loop.
                     self.retry = Some(Instant::now() + PAUSE.mul_f32(fastrand::f32()));
                     continue;
                 }
             };
             self.watch = None;
-            if error.wants_a_list() {
-                self.forget(&error);
+            if error.needs_list() {
+                self.reset(&error);
                 continue;
             }
             return self.lost(error);
         }
     }
 
-    /// All of it. The first time as the server has it in memory: a list of the store is expensive for it, and all nodes
-    /// come at once after its restart; later not older than what was known.
+    /// Lists the range. The first list comes from the server's watch cache: a list from etcd is expensive for the server, and
+    /// all nodes list at once after its restart. A list after a refused version is consistent.
     async fn list(&mut self) -> Result<Vec<Object>, KubeError> {
-        if !self.afresh {
+        if !self.needs_consistent_list {
             let listed = self.api.page(&self.range, &Page::NotOlderThan("0")).await?;
-            self.known = Some(listed.version);
+            self.version = Some(listed.version);
             return Ok(listed.objects);
         }
         let mut objects = Vec::new();
@@ -154,42 +162,42 @@ impl Follower {
             let listed = self.api.page(&self.range, &Page::Now(next.as_deref())).await?;
             objects.extend(listed.objects);
             if listed.next.is_empty() {
-                self.known = Some(listed.version);
-                self.afresh = false;
+                self.version = Some(listed.version);
+                self.needs_consistent_list = false;
                 return Ok(objects);
             }
             next = Some(listed.next);
         }
     }
 
-    /// What is known is too old: all of it is read, as it is now. A list out of a server's memory may be as old.
-    fn forget(&mut self, error: &KubeError) {
-        tracing::info!(range = ?self.range, from = self.known, %error, "what was missed is forgotten; reading all of it");
-        (self.known, self.afresh, self.watch) = (None, true, None);
+    /// The last version has expired: the range is listed consistently, as a list from the cache may be as old.
+    fn reset(&mut self, error: &KubeError) {
+        tracing::info!(range = ?self.range, from = self.version, %error, "the resource version has expired; listing the range again");
+        (self.version, self.needs_consistent_list, self.watch) = (None, true, None);
     }
 
-    fn take(&mut self, object: Object, change: fn(Object) -> Change) -> News {
+    fn take(&mut self, object: Object, change: fn(Object) -> Change) -> WatchEvent {
         self.pause = PAUSE;
-        self.known = Some(object.version().to_owned());
-        News::Changed(change(object))
+        self.version = Some(object.version().to_owned());
+        WatchEvent::Changed(change(object))
     }
 
     fn refused(&self, status: Status) -> KubeError {
         KubeError::refused(&self.api.server(), &format!("a watch of {}", self.range.resource.plural), status)
     }
 
-    fn lost(&mut self, error: KubeError) -> News {
+    fn lost(&mut self, error: KubeError) -> WatchEvent {
         self.watch = None;
         let asked_for = Duration::from_secs(u64::from(error.retry_after()));
         if error.is_awaited() {
-            // Nobody is asked, so nobody is spared by a longer pause.
-            self.retry = Some(Instant::now() + AWAITED);
-            return News::Lost(error);
+            // Nothing is sent, so a longer back-off would spare no server.
+            self.retry = Some(Instant::now() + KUBECONFIG_POLL);
+            return WatchEvent::Lost(error);
         }
         let pause = self.pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for.min(MAX_PAUSE * 4));
         self.retry = Some(Instant::now() + pause);
         self.pause = (self.pause * 2).min(MAX_PAUSE);
-        News::Lost(error)
+        WatchEvent::Lost(error)
     }
 }
 

@@ -35,28 +35,28 @@ async fn follower(answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> (Fak
     (server, follower, folder)
 }
 
-async fn next(follower: &mut Follower) -> News {
-    tokio::time::timeout(Duration::from_secs(20), follower.next()).await.expect("there is news within 20 s")
+async fn next(follower: &mut Follower) -> WatchEvent {
+    tokio::time::timeout(Duration::from_secs(20), follower.next()).await.expect("an event within 20 s")
 }
 
-/// The next news that is more than a sign of life, in short.
-async fn told(follower: &mut Follower) -> String {
+/// The next event other than `Contact`, as text.
+async fn next_change(follower: &mut Follower) -> String {
     loop {
         return match next(follower).await {
-            News::InTouch => continue,
-            News::Listed(objects) => {
+            WatchEvent::Contact => continue,
+            WatchEvent::Listed(objects) => {
                 let names: Vec<&str> = objects.iter().map(Object::name).collect();
                 format!("listed {}", names.join(" "))
             }
-            News::Changed(Change::Put(object)) => format!("put {} {}", object.name(), object.version()),
-            News::Changed(Change::Deleted(object)) => format!("deleted {}", object.name()),
-            News::Lost(error) => format!("lost {error}"),
+            WatchEvent::Changed(Change::Put(object)) => format!("put {} {}", object.name(), object.version()),
+            WatchEvent::Changed(Change::Deleted(object)) => format!("deleted {}", object.name()),
+            WatchEvent::Lost(error) => format!("lost {error}"),
         };
     }
 }
 
 #[tokio::test]
-async fn a_list_and_every_change_after_it() {
+async fn follower_lists_and_then_reports_every_change() {
     let (server, mut follower, _folder) = follower(|asked| match asked.path.contains("watch=1") {
         false => list(7, &[pod("a", 3), pod("b", 5)], ""),
         true => Answer::Open(vec![
@@ -68,7 +68,7 @@ async fn a_list_and_every_change_after_it() {
     })
     .await;
     for expected in ["listed a b", "put c 8", "put a 11", "deleted b"] {
-        assert_eq!(told(&mut follower).await, expected);
+        assert_eq!(next_change(&mut follower).await, expected);
     }
     let asked = server.asked();
     assert_eq!(asked[0].path, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn+1&resourceVersion=0");
@@ -78,7 +78,7 @@ async fn a_list_and_every_change_after_it() {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_where_it_was() {
+async fn ended_watch_resumes_from_its_resource_version() {
     let mut watches = 0;
     let (server, mut follower, _folder) = follower(move |asked| {
         if !asked.path.contains("watch=1") {
@@ -92,18 +92,18 @@ async fn a_watch_that_ends_goes_on_from_where_it_was() {
         }
     })
     .await;
-    assert_eq!(told(&mut follower).await, "listed ");
-    assert_eq!(told(&mut follower).await, "put a 8");
-    let lost = told(&mut follower).await;
+    assert_eq!(next_change(&mut follower).await, "listed ");
+    assert_eq!(next_change(&mut follower).await, "put a 8");
+    let lost = next_change(&mut follower).await;
     assert!(lost.starts_with("lost the API server http://127.0.0.1:"), "{lost}");
-    assert_eq!(told(&mut follower).await, "put b 21");
+    assert_eq!(next_change(&mut follower).await, "put b 21");
     let versions: Vec<bool> =
         server.asked()[2..].iter().map(|asked| asked.path.contains("&resourceVersion=20&")).collect();
     assert_eq!(versions, [true, true]);
 }
 
 #[tokio::test]
-async fn what_the_server_has_forgotten_is_listed_as_it_is_now_in_pages() {
+async fn expired_resource_version_triggers_a_fresh_paged_list() {
     for in_the_stream in [true, false] {
         let mut watches = 0;
         let (server, mut follower, _folder) = follower(move |asked| {
@@ -123,16 +123,16 @@ async fn what_the_server_has_forgotten_is_listed_as_it_is_now_in_pages() {
             }
         })
         .await;
-        assert_eq!(told(&mut follower).await, "listed a");
-        assert_eq!(told(&mut follower).await, "listed b c", "in the stream: {in_the_stream}");
-        assert!(matches!(next(&mut follower).await, News::InTouch));
+        assert_eq!(next_change(&mut follower).await, "listed a");
+        assert_eq!(next_change(&mut follower).await, "listed b c", "in the stream: {in_the_stream}");
+        assert!(matches!(next(&mut follower).await, WatchEvent::Contact));
         let last = server.asked().pop().unwrap();
         assert!(last.path.contains("&resourceVersion=90&"), "{}", last.path);
     }
 }
 
 #[tokio::test]
-async fn garbage_and_refusals_are_told_and_tried_again() {
+async fn garbage_and_refusals_are_reported_and_retried() {
     let mut lists = 0;
     let (_server, mut follower, _folder) = follower(move |asked| {
         if asked.path.contains("watch=1") {
@@ -150,15 +150,15 @@ async fn garbage_and_refusals_are_told_and_tried_again() {
     for expected in
         ["is no Kubernetes object", "is no list", "refuses pods: pods is forbidden (403 Forbidden)"]
     {
-        let told = told(&mut follower).await;
-        assert!(told.starts_with("lost ") && told.contains(expected), "{told}");
+        let change = next_change(&mut follower).await;
+        assert!(change.starts_with("lost ") && change.contains(expected), "{change}");
     }
-    assert_eq!(told(&mut follower).await, "listed a");
+    assert_eq!(next_change(&mut follower).await, "listed a");
 }
 
-/// A watch that breaks in the middle of a line loses nothing: the object comes with the next one.
+/// A watch that breaks in the middle of a line loses nothing: the next watch delivers the object.
 #[tokio::test]
-async fn a_line_that_is_cut_is_read_again() {
+async fn truncated_watch_line_is_read_again() {
     let mut watches = 0;
     let (_server, mut follower, _folder) = follower(move |asked| {
         if !asked.path.contains("watch=1") {
@@ -172,12 +172,12 @@ async fn a_line_that_is_cut_is_read_again() {
         }
     })
     .await;
-    assert_eq!(told(&mut follower).await, "listed ");
-    assert_eq!(told(&mut follower).await, "put a 8");
+    assert_eq!(next_change(&mut follower).await, "listed ");
+    assert_eq!(next_change(&mut follower).await, "put a 8");
 }
 
 #[tokio::test]
-async fn an_object_of_five_megabytes_is_one() {
+async fn object_of_five_megabytes_is_accepted() {
     let mut large = pod("a", 8);
     large["metadata"]["annotations"] = json!({"x": "y".repeat(5 << 20)});
     let (_server, mut follower, _folder) = follower(move |asked| match asked.path.contains("watch=1") {
@@ -185,12 +185,12 @@ async fn an_object_of_five_megabytes_is_one() {
         true => Answer::Open(vec![event("ADDED", large.clone())]),
     })
     .await;
-    assert_eq!(told(&mut follower).await, "listed ");
-    assert_eq!(told(&mut follower).await, "put a 8");
+    assert_eq!(next_change(&mut follower).await, "listed ");
+    assert_eq!(next_change(&mut follower).await, "put a 8");
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_with_other_credentials_from_where_it_stands() {
+async fn watch_resumes_with_new_credentials_from_its_resource_version() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match asked.path.contains("watch=1") {
         false => list(7, &[pod("a", 3)], ""),
@@ -202,11 +202,11 @@ async fn a_watch_goes_on_with_other_credentials_from_where_it_stands() {
     let path = server.kubeconfig(folder.path(), &json!({}), &user("one"));
     let api = KubeApi::new(path, "kubelet/test");
     let mut follower = Follower::new(api.clone(), Range::all(Resource::POD));
-    assert_eq!(told(&mut follower).await, "listed a");
-    assert_eq!(told(&mut follower).await, "put b 8");
-    // Nothing is called meanwhile: it is found by looking.
+    assert_eq!(next_change(&mut follower).await, "listed a");
+    assert_eq!(next_change(&mut follower).await, "put b 8");
+    // There are no calls meanwhile: polling finds the change.
     server.kubeconfig(folder.path(), &json!({}), &user("two"));
-    assert_eq!(told(&mut follower).await, "put c 9");
+    assert_eq!(next_change(&mut follower).await, "put c 9");
     let watches = server.asked().into_iter().filter(|asked| asked.path.contains("watch=1"));
     let from: Vec<bool> = watches.map(|asked| asked.path.contains("resourceVersion=8&")).collect();
     assert_eq!(from, [false, true]);

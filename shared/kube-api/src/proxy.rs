@@ -1,5 +1,5 @@
-//! Whether an API server is reached by a proxy, and by which (node-and-api.md §5): the one that the kubeconfig names
-//! (`proxy-url`), else that of the environment, by the rules that programs in Go have (`golang.org/x/net/http/httpproxy`).
+//! Selects the proxy for an API server (node-and-api.md §5): the one in the kubeconfig (`proxy-url`), else that of the
+//! environment, by the rules of Go programs (`golang.org/x/net/http/httpproxy`).
 
 use std::io;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use rustls::ClientConfig;
 use tokio::net::TcpStream;
 use tower::{BoxError, Service};
 
-/// What the environment says of proxies.
+/// The proxy settings of the environment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment {
     /// `HTTPS_PROXY`, else `https_proxy`.
@@ -41,12 +41,12 @@ impl Environment {
     }
 }
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// By HTTP, as it is or within TLS: it is asked to connect (`CONNECT`).
+    /// HTTP `CONNECT`, with or without TLS.
     Http,
-    /// By SOCKS version 5 (RFC 1928); names are resolved by the proxy, as Go has it for `socks5` too.
+    /// SOCKS version 5 (RFC 1928). The proxy resolves names, as with Go, for `socks5` too.
     Socks,
 }
 
@@ -55,15 +55,15 @@ enum Kind {
 pub(crate) struct Proxy {
     kind: Kind,
     uri: Uri,
-    /// Name and password, where its address has them.
+    /// User name and password from the proxy URL.
     user: Option<(String, String)>,
 }
 
-/// The proxy by which `server` is reached; none: it is spoken to itself. What the kubeconfig names counts for every server, what
-/// the environment has for `https://` alone and not for what it excepts.
+/// The proxy for `server`; `None`: a direct connection. The kubeconfig's proxy is used for every server, that of the environment
+/// only for `https://` and not for the hosts of `NO_PROXY`.
 ///
 /// # Errors
-/// What is named is no proxy that can be spoken to.
+/// The proxy URL is invalid or its scheme is not supported.
 pub(crate) fn proxy_of(
     named: Option<&str>,
     environment: &Environment,
@@ -82,11 +82,11 @@ pub(crate) fn proxy_of(
 }
 
 impl Proxy {
-    /// `http://host:port`, also without the scheme, `https://…`, `socks5://…` or `socks5h://…`; a name and a password may stand
-    /// before the host.
+    /// Parses `http://host:port`, also without the scheme, `https://…`, `socks5://…` or `socks5h://…`, optionally with user name
+    /// and password.
     fn parse(text: &str) -> Result<Self, String> {
         let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-        // A password is nobody's business.
+        // The error must not contain the password.
         let bare = whole.rsplit_once('@').map_or(whole.as_str(), |(_, rest)| rest);
         let uri: Uri = whole.parse().map_err(|error| format!("{bare} is no address of a proxy: {error}"))?;
         let kind = match uri.scheme_str() {
@@ -113,15 +113,15 @@ impl Proxy {
         Ok(Self { kind, uri, user })
     }
 
-    /// `Proxy-Authorization`, where its address has a name and a password.
+    /// The `Proxy-Authorization` header, if the URL has a user name and a password.
     fn authorization(&self) -> Option<HeaderValue> {
         let (name, password) = self.user.as_ref()?;
-        // Base64 is always a good value.
+        // Base64 is always a valid header value.
         HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))).ok()
     }
 }
 
-/// Bytes of a text with `%XX` for some of them.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let (bytes, mut at, mut all) = (text.as_bytes(), 0, Vec::new());
@@ -140,7 +140,7 @@ fn decoded(text: &str) -> Vec<u8> {
     all
 }
 
-/// Whether a host is to be spoken to itself: this machine always is.
+/// Whether a host is reached directly; the local machine always is.
 fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
     let address: Option<IpAddr> = host.parse().ok();
@@ -150,7 +150,7 @@ fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     list.split(',').any(|entry| excepts(&entry.trim().to_ascii_lowercase(), &host, address, port))
 }
 
-/// Whether one entry of the list means the host.
+/// Whether one entry of `NO_PROXY` matches the host.
 fn excepts(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
     if entry == "*" {
         return true;
@@ -168,19 +168,19 @@ fn excepts(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
     }
     let below = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
     match below.strip_prefix('.') {
-        // What begins with a dot means names below it alone.
+        // An entry that begins with a dot matches only subdomains.
         Some(_) => host.ends_with(below),
         None => host == below || host.strip_suffix(below).is_some_and(|rest| rest.ends_with('.')),
     }
 }
 
-/// A name or an address, and the port that it is meant with.
+/// A name or an address, and its port.
 fn with_port(entry: &str) -> (&str, Option<u16>) {
     if let Some((address, rest)) = entry.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         return (address, rest.strip_prefix(':').and_then(|port| port.parse().ok()));
     }
     match entry.rsplit_once(':') {
-        // More than one colon is an address of IPv6.
+        // More than one colon means an IPv6 address.
         Some((name, port)) if !name.contains(':') => match port.parse() {
             Ok(port) => (name, Some(port)),
             Err(_) => (entry, None),
@@ -189,7 +189,7 @@ fn with_port(entry: &str) -> (&str, Option<u16>) {
     }
 }
 
-/// Whether an address is in a network with a prefix of so many bits.
+/// Whether an address is in a network with a prefix of that many bits.
 fn is_within(address: IpAddr, network: IpAddr, length: u32) -> bool {
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) if length <= 32 => {
@@ -204,21 +204,21 @@ fn is_within(address: IpAddr, network: IpAddr, length: u32) -> bool {
     }
 }
 
-/// How a connection to the server is made.
+/// The connector to the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Way {
-    /// To itself.
+    /// A direct connection.
     Straight(HttpConnector),
-    /// By a proxy that is asked to connect.
+    /// Through an HTTP proxy with `CONNECT`.
     Through(Tunnel<HttpConnector>),
     /// The same, within TLS up to the proxy.
     Secured(Tunnel<HttpsConnector<HttpConnector>>),
-    /// By a proxy that speaks SOCKS.
+    /// Through a SOCKS proxy.
     Socks(SocksV5<HttpConnector>),
 }
 
 impl Way {
-    /// `tls` is what the server's certificate is checked by, and so is that of a proxy, as with client-go.
+    /// `tls` verifies the server's certificate and also that of a proxy, as with client-go.
     pub(crate) fn new(tcp: HttpConnector, proxy: Option<Proxy>, tls: &ClientConfig) -> Self {
         let Some(proxy) = proxy else { return Self::Straight(tcp) };
         let (authorization, Proxy { kind, uri, user }) = (proxy.authorization(), proxy);
@@ -250,10 +250,10 @@ impl Way {
     }
 }
 
-/// Where SOCKS is spoken, when nobody says where.
+/// The default port of SOCKS.
 const SOCKS_PORT: u16 = 1080;
 
-/// The connector has a default port for HTTP alone.
+/// Adds the default port; the connector has one only for HTTP.
 fn with_default_port(uri: Uri, port: u16) -> Uri {
     let Some(host) = uri.host().filter(|_| uri.port_u16().is_none()) else { return uri };
     Uri::builder()
@@ -264,7 +264,7 @@ fn with_default_port(uri: Uri, port: u16) -> Uri {
         .unwrap_or(uri)
 }
 
-/// A connection as the proxy, or nobody, is in between.
+/// A connection, direct or through a proxy.
 #[derive(Debug)]
 pub(crate) enum Link {
     /// Without TLS up to the proxy or the server.
@@ -318,7 +318,7 @@ impl Write for Link {
     }
 }
 
-/// The way to a server by a proxy.
+/// A tunnel to a server through a proxy.
 fn by_proxy<S, E: Into<BoxError>>(
     connecting: impl Future<Output = Result<S, E>> + Send + 'static,
     link: impl FnOnce(S) -> Link + Send + 'static,
@@ -355,7 +355,7 @@ impl Service<Uri> for Way {
     }
 }
 
-/// Where a server is spoken to, when nobody says where.
+/// The default port of a server.
 const HTTPS_PORT: u16 = 443;
 
 #[cfg(test)]
@@ -369,15 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn the_kubeconfigs_proxy_goes_before_that_of_the_environment() {
+    fn kubeconfig_proxy_url_overrides_the_environment() {
         let server = "https://api.example:6443";
         let (one, other) = (Some("http://one:1/".to_owned()), Some("http://two:2/".to_owned()));
         assert_eq!(by(Some("http://one:1"), "two:2", "*", server), Ok(one.clone()));
-        assert_eq!(
-            by(Some("http://one:1"), "", "", "https://127.0.0.1:6443"),
-            Ok(one),
-            "whatever the server"
-        );
+        assert_eq!(by(Some("http://one:1"), "", "", "https://127.0.0.1:6443"), Ok(one), "for every server");
         for none in [None, Some("")] {
             assert_eq!(by(none, "two:2", "", server), Ok(other.clone()));
             assert_eq!(by(none, "http://two:2", "", server), Ok(other.clone()));
@@ -387,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_excepted_is_spoken_to_itself_by_the_rules_of_go() {
+    fn no_proxy_hosts_are_dialed_directly_by_the_rules_of_go() {
         for (list, host, excepted) in [
             ("", "api.example", false),
             ("*", "api.example", true),
@@ -431,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_passwords_go_along_and_nobody_else_reads_them() {
+    fn proxy_credentials_are_sent_and_never_shown_in_errors() {
         let proxy = Proxy::parse("http://jane:p%40ss%3a@proxy:3128").unwrap();
         // jane:p@ss:
         assert_eq!(proxy.authorization().unwrap(), "Basic amFuZTpwQHNzOg==");
@@ -443,17 +439,17 @@ mod tests {
             "http://u:secret@a b",
             "socks5://u:secret%ff@p",
         ] {
-            let told = by(Some(wrong), "", "", "https://api").unwrap_err();
-            assert!(told.starts_with("proxy-url: ") && !told.contains("secret"), "{told}");
+            let message = by(Some(wrong), "", "", "https://api").unwrap_err();
+            assert!(message.starts_with("proxy-url: ") && !message.contains("secret"), "{message}");
         }
-        let told = by(None, "socks4://proxy:1", "", "https://api").unwrap_err();
-        assert!(told.starts_with("HTTPS_PROXY: a proxy is named as http://"), "{told}");
+        let message = by(None, "socks4://proxy:1", "", "https://api").unwrap_err();
+        assert!(message.starts_with("HTTPS_PROXY: a proxy is named as http://"), "{message}");
         let long = format!("socks5://jane:{}@proxy", "x".repeat(256));
         assert!(by(Some(&long), "", "", "https://api").unwrap_err().contains("255 bytes"));
     }
 
     #[test]
-    fn a_proxy_without_a_port_is_spoken_to_where_its_kind_is() {
+    fn proxy_without_a_port_gets_the_default_port_of_its_scheme() {
         for (uri, expected) in [
             ("socks5://proxy", "socks5://proxy:1080/"),
             ("socks5://[fd00::1]", "socks5://[fd00::1]:1080/"),

@@ -1,7 +1,7 @@
-//! Answers that are no success: what they say, and who has said it.
+//! Answers with an error status: their content, and whether the API server has sent them.
 //!
-//! An API server refuses with a `Status`. Whoever stands before it, or sits there in its place, has words and pages of its own;
-//! so has the server itself while it has too much to do. `Retry-After` is a header in either case.
+//! An API server refuses with a `Status` object. A proxy in front of it, or another server in its place, answers with text or
+//! HTML; so does an overloaded API server. `Retry-After` is a header in either case.
 
 use std::fmt;
 use std::pin::pin;
@@ -17,20 +17,20 @@ use kube::core::Status;
 use serde_json::Value;
 use tower::BoxError;
 
-/// Bytes that are read of it.
-const LONGEST: usize = 256 << 10;
-/// Characters that are told of one that is no `Status`.
-const TOLD: usize = 160;
+/// The most bytes read of the body.
+const MAX_BODY: usize = 256 << 10;
+/// The most characters reported of a body that is no `Status`.
+const MAX_EXCERPT: usize = 160;
 
-/// An answer that is no success.
+/// An answer with an error status.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: StatusCode,
-    /// What an API server says; none: it has said something else.
+    /// The `Status` object; `None`: the body is something else.
     pub(crate) status: Option<Status>,
-    /// The beginning of what was said instead, for people.
-    pub(crate) words: String,
-    /// Seconds after which it may be tried again; 0: it has not said.
+    /// The beginning of any other body, for people.
+    pub(crate) excerpt: String,
+    /// Seconds to wait before a retry (`Retry-After`); 0: not given.
     pub(crate) retry_after: u32,
 }
 
@@ -48,23 +48,23 @@ impl Refusal {
         let is_status = |value: &Value| value["kind"] == "Status";
         let value = serde_json::from_slice::<Value>(body).ok().filter(is_status);
         let status: Option<Status> = value.and_then(|value| serde_json::from_value(value).ok());
-        let said = status.as_ref().and_then(|status| status.details.as_ref());
-        let said = said.map_or(0, |details| details.retry_after_seconds);
-        let words = if status.is_none() { beginning(body) } else { String::new() };
-        Self { code, status, words, retry_after: seconds.unwrap_or(0).max(said) }
+        let details = status.as_ref().and_then(|status| status.details.as_ref());
+        let in_status = details.map_or(0, |details| details.retry_after_seconds);
+        let excerpt = if status.is_none() { excerpt_of(body) } else { String::new() };
+        Self { code, status, excerpt, retry_after: seconds.unwrap_or(0).max(in_status) }
     }
 }
 
 /// The first words of a text, on one line.
-fn beginning(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&body[..body.len().min(4 * TOLD)]).into_owned();
+fn excerpt_of(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(4 * MAX_EXCERPT)]).into_owned();
     let printable =
         text.split(|c: char| c.is_whitespace() || c.is_control() || c == char::REPLACEMENT_CHARACTER);
     let words: Vec<&str> = printable.filter(|word| !word.is_empty()).collect();
-    words.join(" ").chars().take(TOLD).collect()
+    words.join(" ").chars().take(MAX_EXCERPT).collect()
 }
 
-/// A client whose answers that are no success are errors, each a [`Refusal`].
+/// A client that turns every answer with an error status into a [`Refusal`] error.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusals<S>(pub(crate) S);
 
@@ -95,7 +95,7 @@ where
     }
 }
 
-/// As much of a body as comes, and as is wanted.
+/// Reads a body up to its end, an error or [`MAX_BODY`].
 async fn read<B: http_body::Body<Data = Bytes>>(body: B) -> Vec<u8> {
     let mut body = pin!(body);
     let mut bytes = Vec::new();
@@ -103,7 +103,7 @@ async fn read<B: http_body::Body<Data = Bytes>>(body: B) -> Vec<u8> {
         if let Ok(data) = frame.into_data() {
             bytes.extend_from_slice(&data);
         }
-        if bytes.len() > LONGEST {
+        if bytes.len() > MAX_BODY {
             break;
         }
     }

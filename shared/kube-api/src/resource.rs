@@ -1,8 +1,8 @@
-//! Kinds of objects, and which of them are meant.
+//! API resources and ranges of their objects.
 
 use serde_json::Value;
 
-/// A kind as the API names it in its paths.
+/// An API resource as in the API's paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Resource {
     /// Empty: the core group.
@@ -48,7 +48,7 @@ impl Resource {
         Self { group: "", version: "v1", plural, namespaced }
     }
 
-    /// The path below which its objects are: all of them, or those of a namespace.
+    /// The path of the collection, of all namespaces or of one.
     pub fn path(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
         match namespace.filter(|_| self.namespaced) {
@@ -57,7 +57,7 @@ impl Resource {
         }
     }
 
-    /// An object of it, for messages: `pods default/web`.
+    /// An object of this resource, for messages: `pods default/web`.
     pub(crate) fn named(&self, namespace: Option<&str>, name: &str) -> String {
         match namespace {
             Some(namespace) => format!("{} {namespace}/{name}", self.plural),
@@ -66,7 +66,7 @@ impl Resource {
     }
 }
 
-/// Which objects of a resource are followed.
+/// The objects of a resource to list and watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     /// Their kind.
@@ -95,7 +95,7 @@ impl Range {
     }
 }
 
-/// An object as the API gives it, with every field.
+/// An object as the API returns it, with every field.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object(pub Value);
 
@@ -109,7 +109,7 @@ impl Object {
         self.metadata("name")
     }
 
-    /// `metadata.namespace`; empty where it is in none.
+    /// `metadata.namespace`; empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         self.metadata("namespace")
     }

@@ -1,9 +1,9 @@
-//! How services name themselves to the API server.
+//! The user agent of a service's requests to the API server.
 
 use keelson_config::ServiceName;
 
-/// The user agent of a service's calls: that of a kubelet, since audit tools look for it, of the version that the node shows, and
-/// behind that which service it is (node-and-api.md §5).
+/// The user agent of a service: that of a kubelet of the node's version, since audit tools look for it, followed by the
+/// service's name (node-and-api.md §5).
 pub fn user_agent(service: ServiceName, kubelet_version: &str) -> String {
     let version = kubelet_version.split('+').next().unwrap_or_default();
     let arch = match std::env::consts::ARCH {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_begins_like_that_of_a_kubelet_and_ends_with_the_service() {
+    fn user_agent_begins_with_kubelet_and_ends_with_the_service() {
         let agent = user_agent(ServiceName::PodConfig, KUBELET_VERSION);
         let (kubelet, own) = agent.split_once(") ").unwrap();
         assert!(kubelet.starts_with("kubelet/v1.36.2 (linux/"), "{agent}");

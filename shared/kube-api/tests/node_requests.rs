@@ -1,4 +1,4 @@
-//! docs/node-requests.md names every source that makes requests, with every resource that it requests.
+//! Checks that docs/node-requests.md lists every source that makes requests, with every resource that it requests.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -40,7 +40,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The resources that the code of a file names, tests apart.
+/// The resources in the code of a file, without its tests.
 fn resources(text: &str) -> BTreeSet<String> {
     let code = text.split("\nmod tests {").next().unwrap_or_default();
     let constants = code
@@ -53,7 +53,7 @@ fn resources(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_request_of_the_sources_is_listed_and_nothing_else() {
+fn every_request_in_the_sources_is_documented_and_no_other() {
     let root = root();
     let mut requested = BTreeSet::new();
     for service in fs::read_dir(root.join("services")).unwrap() {

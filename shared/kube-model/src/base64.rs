@@ -1,13 +1,13 @@
 //! Base64 as the API has it in `[]byte` fields: `data` of Secrets, `binaryData` of ConfigMaps, `…-data` of kubeconfigs.
 //!
-//! The one decoder of the project for these: a value that one reader takes, all take.
+//! The project's only decoder for these, so that all readers accept the same values.
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-/// Go's `encoding/base64.StdEncoding`: padding is required, bits behind the last byte are not looked at.
+/// Go's `encoding/base64.StdEncoding`: padding is required, bits after the last byte are ignored.
 const GO: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
@@ -15,7 +15,7 @@ const GO: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
 );
 
-/// The bytes of a text; line ends inside it are passed over, as `base64 FILE` writes them. `None`: it is no base64.
+/// Decodes a text; line breaks as in the output of `base64 FILE` are skipped. `None`: it is not base64.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     if text.contains(['\n', '\r']) {
         let joined: String = text.chars().filter(|c| !matches!(c, '\n' | '\r')).collect();
@@ -24,8 +24,8 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     GO.decode(text).ok()
 }
 
-/// The same where the padding may be missing altogether, as in the `auth` of a Docker configuration. Where there is some it has
-/// to be right.
+/// As [`decode`], but the padding may be absent, as in the `auth` of a Docker configuration. Padding that is present must
+/// be correct.
 pub fn decode_unpadded(text: &str) -> Option<Vec<u8>> {
     if text.trim_end().ends_with('=') {
         return decode(text);
@@ -35,7 +35,7 @@ pub fn decode_unpadded(text: &str) -> Option<Vec<u8>> {
     decode(&format!("{joined}{}", "=".repeat(missing)))
 }
 
-/// The text of bytes: padded, in one line.
+/// Encodes bytes with padding, in one line.
 pub fn encode(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }

@@ -2,12 +2,13 @@
 //!
 //! Working on JSON instead of on structs keeps fields that this crate does not know. `null`, empty text and, where
 //! the API's own structs cannot tell the difference, zero count as not set. Values of a wrong type are left alone:
-//! decoding names them afterwards. Defaulting twice changes nothing more.
+//! decoding names them afterwards. Defaulting is idempotent.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::resources::{container_requests, is_pod_level_resource};
+use crate::pod_ext::is_pod_level_resource;
+use crate::resources::container_requests;
 use crate::types::{Pod, PullPolicy};
 
 type Object = Map<String, Value>;
@@ -18,7 +19,7 @@ const DEFAULT_MODE: i32 = 420;
 const TOKEN_SECONDS: i64 = 3600;
 
 /// Fills in what the API server would fill in when the pod is created, so that a manifest from a file means what
-/// the same manifest means in the API. Admission plugins have no part in it.
+/// the same manifest means in the API. Admission plugins are not included.
 pub fn default_pod(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     default_spec(spec);

@@ -1,4 +1,4 @@
-//! Durations as Go writes them in configuration and in answers: `20s`, `1m30s`, `1.5h`.
+//! Durations in Go's format, as in configuration and responses: `20s`, `1m30s`, `1.5h`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn unit_nanos(unit: &str) -> Option<i128> {
     })
 }
 
-/// Parses the text of a Go duration; `None` when it is none, is negative, or does not fit 64 bits of nanoseconds.
+/// Parses a Go duration; `None` when it is invalid, negative, or does not fit 64 bits of nanoseconds.
 ///
 /// Negative durations are legal in Go, but no field of ours has a meaning for them.
 pub fn parse_go_duration(text: &str) -> Option<Duration> {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn invalid_durations_are_refused() {
         for text in [
             "",
             "+",
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_judged_without_panic() {
+    fn any_duration_text_is_parsed_or_refused_without_panic() {
         let reached = &Reached::default();
-        // A text of chance is hardly ever a duration.
+        // A random text is hardly ever a duration.
         let text = prop_oneof![
             ".{0,24}",
             "[+]?([0-9]{1,2}([.][0-9]{1,2})?(h|m|s|ms|us|µs|ns|x)){1,3}",

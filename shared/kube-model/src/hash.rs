@@ -28,8 +28,8 @@ impl Fnv128 {
 /// The hash that a running container carries in the annotation `io.kubernetes.container.hash`: lower-case hex
 /// without leading zeros.
 ///
-/// Only image and name count, so that no other change of the spec restarts a container. The value is the
-/// kubelet's, digit by digit: 32-bit FNV-1a over the Go dump of the bytes of a small JSON object. Containers that
+/// Only image and name count, so that no other change of the spec restarts a container. The value is identical to the
+/// kubelet's: 32-bit FNV-1a over the Go dump of the bytes of a small JSON object. Containers that
 /// a kubelet started are therefore adopted without a restart, and the other way round.
 pub fn container_hash(name: &str, image: &str) -> String {
     format!("{:x}", container_hash_value(name, image))
@@ -49,7 +49,7 @@ pub fn container_hash_value(name: &str, image: &str) -> u32 {
     fnv1a_32(dump.bytes())
 }
 
-/// A string as Go writes it into JSON: what could end an HTML script is escaped too.
+/// A string as Go encodes it in JSON, with HTML characters escaped too.
 fn go_json_string(text: &str) -> String {
     let mut json = String::from("\"");
     for c in text.chars() {
@@ -78,8 +78,8 @@ pub enum PodOrigin<'a> {
     File(&'a str),
     /// URL of the manifest; the node's name does not count, as with the kubelet.
     Url(&'a str),
-    /// A key of the node's own in a store. Made anew it gives another pod; and so does a change of what cannot change
-    /// in a pod that runs, whereas an image, for one, can.
+    /// The node's own key in etcd. A recreated key gives a new pod, and so does a change of an immutable field; a change of
+    /// a mutable field such as an image does not.
     Stored {
         /// The key, which has the node's name in it.
         key: &'a str,
@@ -91,7 +91,7 @@ pub enum PodOrigin<'a> {
 /// Fields of `spec` that an update of a running pod may change (pod-lifecycle.md §2.6).
 const CHANGEABLE: [&str; 4] =
     ["activeDeadlineSeconds", "ephemeralContainers", "terminationGracePeriodSeconds", "tolerations"];
-/// Fields of `spec` that the agent itself fills in: an object that was shown with them is still the same.
+/// Fields of `spec` that the agent fills in: an object that is published with them is still the same.
 const OURS: [&str; 2] = ["nodeName", "priority"];
 /// And those of its containers.
 const CHANGEABLE_OF_CONTAINERS: [&str; 2] = ["image", "resources"];
@@ -139,7 +139,7 @@ pub fn static_pod_uid(defaulted_pod: &Value, node_name: &str, origin: PodOrigin<
     format!("{:032x}", hash.0)
 }
 
-/// Feeds JSON with sorted keys and without blanks.
+/// Hashes JSON with sorted keys and without white space.
 fn write_canonical(hash: &mut Fnv128, value: &Value) {
     match value {
         Value::Array(items) => {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_pod_keeps_its_uid_over_what_may_change_while_it_runs() {
+    fn static_uid_from_etcd_is_kept_across_mutable_fields() {
         let uid = |pod: &Value, create_revision| {
             static_pod_uid(pod, "n1", PodOrigin::Stored { key: "/n1/web", create_revision })
         };
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn go_json_escapes_what_html_would_read() {
+    fn go_json_escapes_html_characters() {
         assert_eq!(go_json_string("a<b>&\"\\\n\u{1}é"), "\"a\\u003cb\\u003e\\u0026\\\"\\\\\\n\\u0001é\"");
         assert_eq!(go_json_string("\r\t\u{8}\u{c}"), "\"\\r\\t\\b\\f\"");
     }

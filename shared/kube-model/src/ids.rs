@@ -1,4 +1,4 @@
-//! Newtypes for identity, so that a pod's UID never stands where a container's id is meant.
+//! Newtypes for identity, so that a pod's UID cannot be used where a container's id is meant.
 
 use std::fmt;
 

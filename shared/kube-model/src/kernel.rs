@@ -1,10 +1,10 @@
-//! What a kernel can do, by its release.
+//! Features of a kernel, by its release.
 
-/// The first kernel whose tmpfs knows `noswap`.
+/// The first kernel whose tmpfs supports `noswap`.
 const NOSWAP_SINCE: (u32, u32) = (6, 4);
 
-/// Whether the tmpfs of a kernel of this release (`uname -r`) has the option `noswap` (volumes.md §10.1). A release that
-/// cannot be read has it not.
+/// Whether the tmpfs of a kernel of this release (`uname -r`) has the option `noswap` (volumes.md §10.1). False for a
+/// release that cannot be parsed.
 pub fn has_noswap(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

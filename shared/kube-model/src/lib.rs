@@ -3,12 +3,12 @@
 //! This crate is pure: no I/O, no clock, no randomness. Every function depends on its arguments only, so the
 //! services that link it (`pod-config`, `pod-sync`, `node-status`) reach the same result from the same object.
 //!
-//! | module | what it answers |
+//! | module | content |
 //! |---|---|
 //! | [`ids`] | newtypes for pod, container and sandbox identity |
 //! | [`types`] | lean serde structs of Pod and Node: only the fields a node agent decides about |
 //! | [`duration`] | durations as Go writes them, read and written |
-//! | [`kernel`] | what a kernel of a release can do |
+//! | [`kernel`] | features of a kernel by its release |
 //! | [`time`] | RFC 3339 text from and to seconds and nanoseconds of the epoch |
 //! | [`quantity`] | `resource.Quantity`: exact parsing, arithmetic, canonical text |
 //! | [`qos`] | the QoS class of a pod and the cgroup it lives below |
@@ -16,12 +16,12 @@
 //! | [`sysctl`] | names of kernel parameters and the namespaces that they belong to |
 //! | [`hash`] | the container hash and the UID of a static pod |
 //! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
-//! | [`nulls`] | what a null in a map or a list stands for |
+//! | [`nulls`] | what a null in a map or a list means |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
-//! | [`node_ext`] | questions one asks a Node: which of its addresses have its pods |
-//! | [`pod_ext`] | questions one asks a pod: is it static, is it critical, which containers has it |
+//! | [`node_ext`] | accessors of a Node: the addresses that its pods show |
+//! | [`pod_ext`] | accessors of a pod: whether it is static or critical, its containers |
 //!
-//! The structs drop fields that they do not know. Whoever must hand an object on keeps its JSON beside them.
+//! The structs drop fields that they do not know. Code that must pass an object on keeps its JSON as well.
 
 pub mod base64;
 pub mod defaults;

@@ -1,13 +1,13 @@
-//! Questions a node agent asks a Node.
+//! Accessors of a Node.
 
 use std::net::IpAddr;
 
 use crate::types::NodeAddress;
 
 /// The addresses of a node that its pods show as `hostIPs`: the first one, and the first of the other family
-/// (pod-lifecycle.md §14.1). An API server takes no two of one family, of which a node of a cloud may have several.
+/// (pod-lifecycle.md §14.1). An API server accepts at most one of each family, while a cloud node may have several.
 ///
-/// Those of type `InternalIP` go before those of type `ExternalIP`; other types and what is no address count for nothing.
+/// `InternalIP` precedes `ExternalIP`; other types and invalid addresses are ignored.
 pub fn host_ips(addresses: &[NodeAddress]) -> Vec<IpAddr> {
     let of = |type_: &'static str| addresses.iter().filter(move |address| address.type_ == type_);
     let all =
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_inside_of_the_cluster_and_the_first_of_the_other_family() {
+    fn host_ips_are_the_first_internal_ip_and_the_first_of_the_other_family() {
         for (addresses, expected) in [
             ("in:10.0.0.1 in:10.0.0.2 in:fd00::1 in:fd00::2", "10.0.0.1 fd00::1"),
             ("in:fd00::1 in:10.0.0.1", "fd00::1 10.0.0.1"),

@@ -1,7 +1,8 @@
-//! Nulls in what somebody has written, as the kubelet's decoder has them.
+//! Nulls in manifests, handled as by the kubelet's decoder.
 //!
-//! A field that is null is absent, which every reader here knows. A value of a map or of a list cannot be absent: Go's decoder
-//! makes its zero value of it, the empty text, 0 or an empty object (encoding/json; for amounts `Quantity.UnmarshalJSON`).
+//! A field that is null is absent, which every reader here handles. A value of a map or a list cannot be absent: Go's
+//! decoder replaces it by its zero value, which is the empty text, 0 or an empty object (encoding/json; for amounts
+//! `Quantity.UnmarshalJSON`).
 
 use serde_json::{Value, json};
 
@@ -45,12 +46,12 @@ const TEXT_LISTS: [&str; 20] = [
 /// Lists of numbers.
 const NUMBER_LISTS: [&str; 1] = ["supplementalGroups"];
 
-/// Puts the zero value in the place of each null that is a value of a map or of a list, in a Pod, a Secret or a ConfigMap.
+/// Replaces each null in a map or a list of a Pod, a Secret or a ConfigMap by the zero value.
 pub fn fill_nulls(object: &mut Value) {
     fill(object, "", "");
 }
 
-/// `name` is the field that the value stands in, `above` the one around that.
+/// `name` is the field that contains the value, `above` the field around that.
 fn fill(value: &mut Value, name: &str, above: &str) {
     match value {
         Value::Object(map) => {

@@ -1,19 +1,19 @@
-//! Questions a node agent asks a pod.
+//! Accessors of a pod.
 
 use std::fmt;
 
 use crate::ids::{PodFullName, PodUid};
 use crate::types::{Container, Pod, PodSpec, RestartPolicy};
 
-/// Annotation keys the kubelet writes on pods it reads from its sources.
+/// Annotation keys that the kubelet sets on pods from its sources.
 pub mod annotations {
-    /// Source a pod came from: `file`, `http`, `api`; of ours `manifest` and `etcd`.
+    /// Source a pod came from: `file`, `http`, `api`; in Keelson also `manifest` and `etcd`.
     pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
     /// On a mirror pod: the hash of the static pod it mirrors.
     pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
     /// On a static pod: its UID as computed from the manifest.
     pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-    /// On a Node: the certificate with which its kubelet API shows itself, PEM.
+    /// On a Node: the serving certificate of its kubelet API, PEM.
     pub const SERVING_CERTIFICATE: &str = "keelson.dev/serving-certificate";
     /// When this agent first saw the pod, RFC 3339 with nanoseconds.
     pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
@@ -21,22 +21,27 @@ pub mod annotations {
 
 /// The source that is a Kubernetes API server.
 pub const API: &str = "api";
-/// The source that is etcd alone.
+/// The source that is etcd.
 pub const ETCD: &str = "etcd";
 
 /// Priority from which on a pod is critical (`system-cluster-critical`).
 pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
-/// Priority class of pods that a node cannot do without; their OOM score is the lowest.
+/// Priority class of pods that a node needs; they have the lowest OOM score.
 pub const NODE_CRITICAL_CLASS: &str = "system-node-critical";
 /// Grace period in seconds when the spec has none (API default).
 pub const DEFAULT_TERMINATION_GRACE_SECONDS: i64 = 30;
+
+/// True for the resources that `spec.resources` of a pod may name: CPU, memory and huge pages.
+pub fn is_pod_level_resource(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
+}
 
 /// The role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
     /// Runs to completion before the regular containers start.
     Init,
-    /// An init container with restart policy `Always`: stays up beside the regular ones.
+    /// An init container with restart policy `Always`: runs alongside the regular ones.
     Sidecar,
     /// An entry of `spec.containers`.
     Regular,
@@ -99,12 +104,12 @@ impl Pod {
         self.metadata.annotations.get(key).map(String::as_str)
     }
 
-    /// The source the pod came from (`file`, `http`, `api`), once the merge step has stamped it.
+    /// The source the pod came from (`file`, `http`, `api`), once the merge step has set it.
     pub fn source(&self) -> Option<&str> {
         self.annotation(annotations::CONFIG_SOURCE)
     }
 
-    /// True when the pod came from a manifest: from a source that is no control plane.
+    /// True when the pod came from a manifest, not from a control plane.
     pub fn is_static(&self) -> bool {
         self.source().is_some_and(|source| !matches!(source, API | ETCD))
     }
@@ -157,8 +162,8 @@ impl Pod {
         init.chain(regular).chain(ephemeral)
     }
 
-    /// Gives back the room that lists have taken ahead while they were read entry by entry: most have one entry and
-    /// would keep room for four. For who keeps many pods.
+    /// Frees the excess capacity of lists, which was allocated while they were read entry by entry: most have one entry and
+    /// capacity for four. For code that keeps many pods.
     pub fn shrink_to_fit(&mut self) {
         let PodSpec { volumes, tolerations, init_containers, containers, ephemeral_containers, .. } =
             &mut self.spec;
@@ -177,7 +182,7 @@ impl Pod {
         }
     }
 
-    /// The container of this name, whatever its kind.
+    /// The container with this name, of any kind.
     pub fn container(&self, name: &str) -> Option<(ContainerKind, &Container)> {
         self.containers().find(|(_, container)| container.name == name)
     }
@@ -187,8 +192,8 @@ impl Pod {
         RestartPolicy::parse(&self.spec.restart_policy).unwrap_or_default()
     }
 
-    /// The restart policy that holds for a container: its own, else the pod's. `restartPolicyRules` are not
-    /// looked at. An init container without a policy of its own is retried on failure only, even when the pod
+    /// The effective restart policy of a container: its own, else the pod's. `restartPolicyRules` are ignored. An init
+    /// container without a policy of its own is retried on failure only, even when the pod
     /// says `Always`; an ephemeral container never restarts.
     pub fn restart_policy_of(&self, kind: ContainerKind, container: &Container) -> RestartPolicy {
         let own = container.restart_policy.as_deref().and_then(RestartPolicy::parse);
@@ -225,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pod_of_the_api_finds_its_name_free() {
+    fn only_an_api_pod_finds_its_name_free() {
         for (source, in_turn) in [("file", true), ("manifest", true), ("etcd", true), ("api", false)] {
             assert_eq!(annotated(annotations::CONFIG_SOURCE, source).starts_in_turn(), in_turn, "{source}");
         }
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_give_back_the_room_that_reading_has_taken_ahead_and_nothing_else() {
+    fn shrinking_lists_frees_excess_capacity_only() {
         let container =
             json!({"name": "c", "env": [{"name": "A"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
         let read = pod(json!({"spec": {
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_says_who_it_is_and_what_becomes_of_it() {
+    fn pod_identity_and_lifecycle_accessors() {
         let plain = pod(json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u"}}));
         assert_eq!(plain.full_name(), PodFullName::new("web", "shop"));
         assert_eq!(plain.uid(), PodUid::from("u"));
@@ -297,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grace_of_a_deletion_goes_before_that_of_the_spec() {
+    fn deletion_grace_period_precedes_that_of_the_spec() {
         let asked = json!({"metadata": {"deletionGracePeriodSeconds": 0}, "spec": {"terminationGracePeriodSeconds": 9}});
         assert_eq!(pod(asked).termination_grace(), 0);
         assert_eq!(pod(json!({"spec": {"terminationGracePeriodSeconds": 9}})).termination_grace(), 9);
@@ -317,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_own_restart_policy_goes_first() {
+    fn container_restart_policy_precedes_that_of_the_pod() {
         let pod = pod(json!({"spec": {"restartPolicy": "Always"}}));
         let own = Container { restart_policy: Some("Never".into()), ..Container::default() };
         let none = Container::default();

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::pod_ext::is_pod_level_resource;
 use crate::quantity::Quantity;
-use crate::resources::is_pod_level_resource;
 use crate::types::{Pod, ResourceList, ResourceRequirements};
 
-/// How well a pod's resources are promised (`status.qosClass`). Ordered from the best to the least protected.
+/// The QoS class of a pod (`status.qosClass`), ordered from the most to the least protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QosClass {
-    /// CPU and memory limits everywhere, and requests equal to them.
+    /// Every container has CPU and memory limits, and requests equal to them.
     Guaranteed,
     /// Something is requested or limited.
     Burstable,
@@ -39,7 +39,7 @@ impl QosClass {
     }
 
     /// The cgroup component between the pods root and the pod's cgroup, in cgroupfs spelling. Guaranteed pods have
-    /// none: they lie directly below the pods root.
+    /// none: they are directly below the pods root.
     pub fn cgroup_parent_class(self) -> Option<&'static str> {
         match self {
             Self::Guaranteed => None,
@@ -55,15 +55,15 @@ impl fmt::Display for QosClass {
     }
 }
 
-/// The class of a pod: what `status.qosClass` says, else what its spec gives.
+/// The class of a pod: `status.qosClass`, else computed from the spec.
 pub fn qos_class(pod: &Pod) -> QosClass {
     QosClass::parse(&pod.status.qos_class).unwrap_or_else(|| compute_qos(pod))
 }
 
-/// Computes the class from the spec, status unseen.
+/// Computes the class from the spec, without the status.
 ///
-/// Only CPU and memory of regular and init containers count, zero counts as unset, and pod-level resources stand
-/// in for those of all containers.
+/// Only CPU and memory of regular and init containers count, zero counts as unset, and pod-level resources replace those of
+/// all containers.
 ///
 /// Parity: like the kubelet this compares the sums of requests and limits over all containers.
 pub fn compute_qos(pod: &Pod) -> QosClass {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_is_best_effort() {
+    fn no_requests_and_limits_are_best_effort() {
         assert_eq!(class(json!({"containers": [{}]})), QosClass::BestEffort);
         let zero = json!({"resources": {"requests": {"cpu": "0"}}});
         assert_eq!(class(json!({"containers": [zero]})), QosClass::BestEffort);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_level_resources_stand_in_for_those_of_containers() {
+    fn qos_of_pod_level_resources_replaces_that_of_containers() {
         let mut spec = both("1", "1Gi");
         spec["containers"] = json!([{}]);
         assert_eq!(class(spec), QosClass::Guaranteed);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_in_the_status_stands() {
+    fn qos_class_in_the_status_takes_precedence() {
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let pod = json!({
                 "spec": {"containers": [{}, {"resources": {"requests": {"cpu": "1"}}}]},
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_guaranteed_pods_lie_directly_below_the_pods_root() {
+    fn only_guaranteed_pods_are_directly_below_the_root_cgroup() {
         assert_eq!(QosClass::Guaranteed.cgroup_parent_class(), None);
         assert_eq!(QosClass::Burstable.cgroup_parent_class(), Some("burstable"));
         assert_eq!(QosClass::BestEffort.cgroup_parent_class(), Some("besteffort"));

@@ -1,7 +1,7 @@
 //! `resource.Quantity`: amounts such as `500m`, `1.5Gi` or `2e3`.
 //!
-//! Values are held exactly, in billionths of a unit (the API's own precision). What is finer is rounded away from
-//! zero; what is above 2^63 - 1 units is cut to that, as the API machinery does. The text remembers whether it
+//! Values are held exactly, in billionths of a unit (the API's own precision). Finer values are rounded away from zero;
+//! values above 2^63 - 1 units are capped, as the API machinery does. The text remembers whether it
 //! was written with decimal, binary or exponent suffixes and is printed canonically in the same manner.
 
 use std::cmp::Ordering;
@@ -37,7 +37,7 @@ pub struct Quantity {
     format: QuantityFormat,
 }
 
-/// Text that is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseQuantityError {
     /// There is no text.
@@ -49,7 +49,7 @@ pub enum ParseQuantityError {
         /// The text as given.
         text: String,
     },
-    /// What follows the number is no suffix.
+    /// The text after the number is not a suffix.
     #[error("quantity {text:?} has the unknown suffix {suffix:?}")]
     Suffix {
         /// The text as given.
@@ -59,7 +59,7 @@ pub enum ParseQuantityError {
     },
 }
 
-/// What a suffix stands for.
+/// The meaning of a suffix.
 struct Scale {
     /// Power of ten.
     exponent: i32,
@@ -193,7 +193,7 @@ fn parse_suffix(suffix: &str) -> Option<Scale> {
 fn magnitude(whole: &str, fraction: &str, scale: &Scale) -> i128 {
     let digits: Vec<u8> = whole.bytes().chain(fraction.bytes()).map(|digit| digit - b'0').collect();
     let Some(first) = digits.iter().position(|digit| *digit != 0) else { return 0 };
-    // Where the point stands, counted in digits from the first one that matters.
+    // Position of the decimal point, in digits from the first significant one.
     let digits = &digits[first..];
     let point = whole.len() as i64 - first as i64 + i64::from(scale.exponent);
     if point < -40 {

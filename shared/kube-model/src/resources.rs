@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use crate::pod_ext::is_pod_level_resource;
 use crate::qos::{QosClass, qos_class};
 use crate::quantity::Quantity;
 use crate::types::{Container, Pod, ResourceList, ResourceRequirements};
 
-/// Fewest CPU shares the kernel takes.
+/// Minimum of CPU shares in the kernel.
 pub const MIN_SHARES: u64 = 2;
-/// Most CPU shares the kernel takes.
+/// Maximum of CPU shares in the kernel.
 pub const MAX_SHARES: u64 = 262_144;
-/// Shortest CFS quota the kernel takes, in microseconds.
+/// Minimum CFS quota in the kernel, in microseconds.
 pub const MIN_QUOTA_US: i64 = 1_000;
 /// The usual CFS period, in microseconds.
 pub const DEFAULT_PERIOD_US: u64 = 100_000;
@@ -47,11 +48,6 @@ pub fn weight_to_shares(weight: u64) -> u64 {
     ((weight.clamp(1, 10_000) - 1) * (MAX_SHARES - MIN_SHARES)) / 9999 + MIN_SHARES
 }
 
-/// True for the resources that `spec.resources` of a pod may name: CPU, memory and huge pages.
-pub fn is_pod_level_resource(name: &str) -> bool {
-    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
-}
-
 /// The amount of a resource in whole units, 0 when absent.
 pub fn amount(list: &ResourceList, name: &str) -> i64 {
     list.get(name).map_or(0, Quantity::value)
@@ -77,8 +73,8 @@ fn raise(into: &mut ResourceList, at_least: &ResourceList) {
     }
 }
 
-/// What all containers need at the moment they need most: the sum of regular containers and sidecars, or the peak
-/// of the init phase, where each init container runs beside the sidecars before it. Per resource.
+/// The peak need of all containers, per resource: the sum of regular containers and sidecars, or the peak of the init
+/// phase, where each init container runs next to the sidecars before it.
 fn aggregate<'a>(pod: &'a Pod, of: impl Fn(&'a Container) -> &'a ResourceList) -> ResourceList {
     let mut running = ResourceList::new();
     let mut sidecars = ResourceList::new();
@@ -124,7 +120,7 @@ pub fn pod_requests(pod: &Pod) -> ResourceList {
 }
 
 /// Effective limits of a pod, computed like the requests. Overhead is added only to limits that exist and are not
-/// zero: what is unlimited stays so.
+/// zero: an unlimited resource stays unlimited.
 pub fn pod_limits(pod: &Pod) -> ResourceList {
     let mut limits = aggregate(pod, |container| &container.resources.limits);
     replace_by_pod_level(&mut limits, pod.spec.resources.as_ref().map(|r| &r.limits));
@@ -136,7 +132,7 @@ pub fn pod_limits(pod: &Pod) -> ResourceList {
     limits
 }
 
-/// The limit that holds for a container: its own, else that of the pod level for CPU and memory.
+/// The effective limit of a container: its own, else the pod-level one for CPU and memory.
 pub fn effective_limit(pod: &Pod, container: &Container, name: &str) -> Option<Quantity> {
     let own = container.resources.limits.get(name).filter(|limit| !limit.is_zero());
     let pod_level = || pod.spec.resources.as_ref().and_then(|r| r.limits.get(name));
@@ -147,7 +143,7 @@ pub fn effective_limit(pod: &Pod, container: &Container, name: &str) -> Option<Q
     .copied()
 }
 
-/// What the agent writes into the cgroup of a pod.
+/// The values that the agent writes into the cgroup of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodCgroupValues {
     /// CPU shares, 2 to 262144; for cgroup v2 see [`shares_to_weight`].

@@ -1,4 +1,4 @@
-//! Names of kernel parameters, as pods and the configuration write them.
+//! Names of kernel parameters (sysctls) in pods and in the configuration.
 
 /// The namespace that a kernel parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub fn dotted(name: &str) -> String {
     name.chars().map(swap).collect()
 }
 
-/// The namespace of a parameter; `None` for one that is the machine's, or that nobody knows.
+/// The namespace of a parameter; `None` when it is global or unknown.
 pub fn namespace_of(name: &str) -> Option<SysctlNamespace> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."];
     if name == "kernel.sem" || ipc.iter().any(|prefix| name.starts_with(prefix)) {
@@ -33,8 +33,8 @@ pub fn namespace_of(name: &str) -> Option<SysctlNamespace> {
     name.starts_with("net.").then_some(SysctlNamespace::Net)
 }
 
-/// Whether a name, or a beginning of names with a trailing `*`, can be allowed to pods (`allowedUnsafeSysctls`): all
-/// that it means belongs to a namespace that a pod has of its own.
+/// Whether a name, or a prefix with a trailing `*`, can be allowed for pods (`allowedUnsafeSysctls`): everything it matches
+/// belongs to a namespace of the pod.
 pub fn is_namespaced(pattern: &str) -> bool {
     namespace_of(&dotted(pattern.strip_suffix('*').unwrap_or(pattern))).is_some()
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slashes_and_dots_mean_the_same_and_in_a_name_with_slashes_a_dot_is_part_of_it() {
+    fn sysctl_names_accept_dots_or_slashes_as_separators() {
         for (written, name) in [
             ("kernel.msgmax", "kernel.msgmax"),
             ("kernel/msgmax", "kernel.msgmax"),
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_belongs_to_a_namespace_can_be_allowed() {
+    fn only_namespaced_sysctls_can_be_allowed() {
         for (pattern, good) in [
             ("net.core.somaxconn", true),
             ("net.*", true),

@@ -34,7 +34,7 @@ fn an_empty_spec_gets_the_defaults_of_the_pod() {
 }
 
 #[test]
-fn what_is_set_stays_and_unknown_fields_survive() {
+fn set_values_and_unknown_fields_survive_defaulting() {
     let spec = json!({
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 0,

@@ -144,14 +144,14 @@ fn binary_suffixes_are_forgotten_below_one_and_not_printed_below_1024() {
 }
 
 #[test]
-fn only_less_than_nothing_is_negative() {
+fn only_amounts_below_zero_are_negative() {
     for (text, negative) in [("-1n", true), ("0", false), ("-0", false), ("1n", false)] {
         assert_eq!(q(text).is_negative(), negative, "{text}");
     }
 }
 
 #[test]
-fn an_amount_is_taken_away_in_place() {
+fn amounts_are_subtracted_in_place() {
     let mut left = q("3Gi");
     left -= q("1Gi");
     assert_eq!(left, q("2Gi"));

@@ -81,7 +81,7 @@ fn overhead_is_added_to_requests_and_to_limits_that_exist() {
 }
 
 #[test]
-fn pod_level_resources_replace_what_containers_ask() {
+fn pod_level_resources_replace_container_requests() {
     let spec = json!({
         "containers": [asks("a", "100m", "1Gi")],
         "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "3"}},
@@ -93,14 +93,14 @@ fn pod_level_resources_replace_what_containers_ask() {
 }
 
 #[test]
-fn of_two_equal_amounts_the_one_of_the_running_phase_keeps_its_text() {
+fn equal_amounts_keep_the_text_of_the_running_phase() {
     let memory = |amount: &str| json!({"resources": {"requests": {"memory": amount}}});
     let spec = json!({"containers": [memory("1Ki")], "initContainers": [memory("1024")]});
     assert_eq!(text(&pod_requests(&pod(spec))), "memory=1Ki");
 }
 
 #[test]
-fn a_containers_own_limit_goes_before_that_of_the_pod_and_zero_is_none() {
+fn container_limit_precedes_pod_level_limit_and_zero_is_unset() {
     let limits = |list: Value| json!({"resources": {"limits": list}});
     let pod = pod(json!({
         "containers": [
@@ -116,7 +116,7 @@ fn a_containers_own_limit_goes_before_that_of_the_pod_and_zero_is_none() {
 }
 
 #[test]
-fn only_cpu_memory_and_huge_pages_are_those_of_the_pod_level() {
+fn only_cpu_memory_and_huge_pages_count_at_pod_level() {
     let spec = json!({
         "containers": [{"resources": {"requests": {"example.com/gpu": "1", "hugepages-2Mi": "2Mi"}}}],
         "resources": {"requests": {"example.com/gpu": "5", "hugepages-2Mi": "4Mi"}},
@@ -156,7 +156,7 @@ fn the_overhead_of_a_best_effort_pod_gives_it_no_share() {
 }
 
 #[test]
-fn a_limit_of_nothing_is_none_even_for_a_pod_that_is_said_to_be_guaranteed() {
+fn a_zero_limit_is_unset_even_for_a_guaranteed_pod() {
     let mut open = pod(json!({"containers": [{}]}));
     open.status.qos_class = "Guaranteed".into();
     let values = pod_cgroup_values(&open, 100_000, true);
@@ -246,7 +246,7 @@ fn weight_keeps_the_order_of_shares() {
 }
 
 #[test]
-fn a_weight_survives_the_way_to_shares_within_one() {
+fn weight_to_shares_round_trips_within_one() {
     let reached = &Reached::default();
     proptest!(ProptestConfig::with_cases(512), |(weight in prop_oneof![Just(1), Just(10_000), 1u64..=10_000])| {
         let back = shares_to_weight(weight_to_shares(weight));

@@ -40,12 +40,12 @@ fn expect(errors: Vec<String>, beginnings: &[&str]) {
 }
 
 #[test]
-fn a_plain_pod_is_good() {
+fn a_plain_pod_is_valid() {
     expect(errors_of(pod_with(json!({}))), &[]);
 }
 
 #[test]
-fn a_pod_with_everything_in_order_is_good() {
+fn a_pod_that_uses_every_feature_is_valid() {
     let pod = pod_with(json!({
         "hostNetwork": true,
         "initContainers": [
@@ -354,7 +354,7 @@ fn probes_and_hooks_have_one_handler_with_a_good_port() {
 }
 
 #[test]
-fn a_hook_sleeps_for_no_longer_than_the_grace_of_its_pod() {
+fn sleep_hook_is_at_most_the_grace_period_of_the_pod() {
     let begin = |hook: &str, list: &str| format!("spec.{list}[0].lifecycle.{hook}.sleep: Invalid value: ");
     for (grace, seconds, is_good) in [
         (json!(30), 0, true),
@@ -387,7 +387,7 @@ fn a_hook_sleeps_for_no_longer_than_the_grace_of_its_pod() {
             }
         }
     }
-    // A bad grace is told once.
+    // An invalid grace period is reported once.
     let fields = json!({
         "terminationGracePeriodSeconds": -1,
         "containers": [{"name": "c", "image": "x:1", "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}],
@@ -443,7 +443,7 @@ fn volumes_have_a_unique_name_and_one_source() {
 }
 
 #[test]
-fn what_is_exactly_at_a_limit_of_the_spec_is_good() {
+fn pod_values_exactly_at_their_limits_are_valid() {
     let addresses = |count: usize| json!({"dnsConfig": {"nameservers": vec!["10.0.0.1"; count]}});
     let alias =
         json!({"hostAliases": [{"ip": "::1", "hostnames": ["a"]}, {"ip": "here", "hostnames": ["b"]}]});
@@ -482,7 +482,7 @@ fn what_is_exactly_at_a_limit_of_the_spec_is_good() {
 }
 
 #[test]
-fn what_is_exactly_at_a_limit_of_a_container_is_good() {
+fn container_values_exactly_at_their_limits_are_valid() {
     let port = |length: usize| json!({"ports": [{"containerPort": 1, "name": "a".repeat(length)}]});
     let grace = |seconds: i64| json!({"livenessProbe": {"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": seconds}});
     let at = "spec.containers[0].";

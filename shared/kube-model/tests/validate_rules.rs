@@ -42,7 +42,7 @@ fn pod_of(row: &Value) -> Value {
 }
 
 #[test]
-fn each_rule_refuses_its_example_with_its_field_and_its_text() {
+fn each_validation_rule_refuses_its_example_with_field_and_text() {
     let mut wrong = Vec::new();
     let mut count = 0;
     for line in RULES.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

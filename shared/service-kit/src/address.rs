@@ -1,4 +1,4 @@
-//! The address of the interface that the default route leaves by.
+//! The address of the interface of the default route.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -15,7 +15,7 @@ pub fn default_route_address() -> Option<IpAddr> {
 
 /// The source address that the kernel picks for the default route, of the preferred family first; `None` without such a route.
 ///
-/// A datagram socket is connected and asked for its own name; nothing is sent (connect(2), ip(7)).
+/// Connects a datagram socket and reads its local address; sends nothing (connect(2), ip(7)).
 pub fn preferred_route_address(prefers_v6: bool) -> Option<IpAddr> {
     let mut families = NOWHERE;
     if prefers_v6 {
@@ -29,8 +29,8 @@ pub fn preferred_route_address(prefers_v6: bool) -> Option<IpAddr> {
     })
 }
 
-/// Whether an interface of this network namespace has the address: one that none has cannot be bound (bind(2),
-/// EADDRNOTAVAIL), unless the kernel is told that it may be (`net.ipv4.ip_nonlocal_bind`).
+/// Whether an interface of this network namespace has the address. Any other address cannot be bound (bind(2),
+/// EADDRNOTAVAIL), unless the kernel allows it (`net.ipv4.ip_nonlocal_bind`).
 pub fn is_local_address(ip: &IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(*ip, 0)).is_ok()
 }

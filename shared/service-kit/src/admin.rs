@@ -70,7 +70,7 @@ impl Admin for AdminService {
         let ids = spans::trace_ids(&request.trace_ids).map_err(|text| {
             error(Code::InvalidArgument, "TRACE_ID", format!("trace_ids: {text:?} is no trace id"))
         })?;
-        let traces = self.telemetry.kept().traces(&ids, &request.pod_uid);
+        let traces = self.telemetry.spans().traces(&ids, &request.pod_uid);
         Ok(Response::new(pb::ListSpansResponse {
             traces: traces.into_iter().map(spans::trace).collect(),
             started_unix_nanos: self.context.progress.started_unix_nanos(),

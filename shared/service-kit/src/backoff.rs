@@ -14,7 +14,7 @@ impl Backoff {
         Self { initial, max, current: initial }
     }
 
-    /// What a reconnect to a neighbour uses: 20 ms to 2 s.
+    /// The back-off for reconnects to another service: 20 ms to 2 s.
     pub const fn reconnect() -> Self {
         Self::new(Duration::from_millis(20), Duration::from_secs(2))
     }
@@ -27,7 +27,7 @@ impl Backoff {
         half + half.mul_f64(fastrand::f64())
     }
 
-    /// Back to the initial delay, after a success.
+    /// Returns to the initial delay after a success.
     pub const fn reset(&mut self) {
         self.current = self.initial;
     }

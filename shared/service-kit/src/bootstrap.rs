@@ -18,13 +18,13 @@ use crate::context::{Context, ServiceArgs};
 use crate::heartbeat::{self, ConfigFile};
 use crate::live::Live;
 use crate::server::{CallerPolicy, StackLayer, serve};
-use crate::{events::EventRing, health, last_words, lifeline, metrics::Metrics, progress::Progress};
+use crate::{events::EventRing, exit_reason, health, lifeline, metrics::Metrics, progress::Progress};
 
 const EX_USAGE: u8 = 64;
 const EX_SOFTWARE: u8 = 70;
 const EX_CONFIG: u8 = 78;
 
-/// What tells one service's `main` from another's.
+/// The parameters by which one service's `main` differs from another's.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceSpec {
     /// Which service this is.
@@ -41,8 +41,7 @@ pub struct ServiceSpec {
 
 /// The whole of a service's `main`: arguments, configuration, telemetry, build, bind, serve, drain.
 ///
-/// `build` makes the service's routes and spawns its loops; what it returns as an error ends the process with
-/// exit code 78.
+/// `build` makes the service's routes and spawns its loops; if it returns an error, the process exits with code 78.
 pub fn run<B, F>(spec: ServiceSpec, build: B) -> ExitCode
 where
     B: FnOnce(Context) -> F,
@@ -72,14 +71,15 @@ where
     run_on_runtime(spec, config, Some(file), built)
 }
 
-/// What a service that resolves its configuration itself is made of: init.
+/// What `build` returns in a service that resolves its configuration itself (init).
 #[derive(Debug)]
 pub struct Built<D> {
     /// Its API.
     pub routes: Routes,
     /// Awaited after the server has ended, before the process does.
     pub finish: D,
-    /// Whether the service itself tells systemd that it is ready; else its bound socket does.
+    /// Whether the service itself reports to systemd that it is ready; otherwise readiness is reported when its socket is
+    /// bound.
     pub announces_ready: bool,
 }
 
@@ -123,9 +123,9 @@ where
     }
 }
 
-/// A process of the same user can read neither the memory of this one nor its environment and files in `/proc` (prctl(2),
-/// `PR_SET_DUMPABLE`), unless it may trace every process; and no core of it is written. A pod with `hostPID` may have the user of a
-/// service.
+/// Keeps processes of the same user from reading this one's memory, environment and files in `/proc` (prctl(2),
+/// `PR_SET_DUMPABLE`), unless they may trace every process. No core dump is written. A pod with `hostPID` may have the user
+/// of a service.
 fn hide_from_same_user() -> std::io::Result<()> {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(Into::into)
@@ -178,18 +178,18 @@ where
     let code = match build(context.clone()).await {
         Err(error) => {
             tracing::error!("cannot start: {error:#}");
-            last_words::leave(&context.config.paths, spec.name, &format!("cannot start: {error:#}"));
+            exit_reason::write(&context.config.paths, spec.name, &format!("cannot start: {error:#}"));
             ExitCode::from(EX_CONFIG)
         }
         Ok(Built { routes, finish, announces_ready }) => {
             let routes = with_common(routes, spec, &context, &telemetry, file).await;
-            let server = serve_until_told(routes, &context, !announces_ready);
-            // Cancel-safe: whichever ends first, the process ends.
+            let server = serve_until_signal(routes, &context, !announces_ready);
+            // Cancel-safe: the process exits whichever branch completes first.
             let code = tokio::select! {
                 code = server => code,
                 Some(reason) = fatal_seen.recv() => {
                     tracing::error!("{reason}");
-                    last_words::leave(&context.config.paths, spec.name, &reason.to_string());
+                    exit_reason::write(&context.config.paths, spec.name, &reason.to_string());
                     ExitCode::from(EX_SOFTWARE)
                 }
             };
@@ -236,30 +236,32 @@ async fn with_common(
     }
 }
 
-/// Has the log show what the configuration says, whenever that changes.
+/// Sets the log level again whenever the configuration changes it.
 async fn follow_level(context: Context, telemetry: Arc<Telemetry>) {
     let mut live = context.live.subscribe();
     let mut level = context.config.logging.level.clone();
-    // It ends with the process.
+    // Runs until the process exits.
     while live.changed().await.is_ok() {
         let now = live.borrow_and_update().logging.level.clone();
         if now != level {
             match telemetry.set_filter(&now) {
-                Ok(_) => tracing::info!(level = now, "the log shows what the configuration says now"),
-                Err(error) => tracing::warn!(level = now, %error, "the log goes on as it was"),
+                Ok(_) => tracing::info!(level = now, "the log level was changed to the configured one"),
+                Err(error) => {
+                    tracing::warn!(level = now, %error, "cannot change the log level; the previous one stays in effect")
+                }
             }
             level = now;
         }
     }
 }
 
-async fn serve_until_told(routes: Routes, context: &Context, announce: bool) -> ExitCode {
+async fn serve_until_signal(routes: Routes, context: &Context, announce: bool) -> ExitCode {
     let socket = context.config.paths.socket(context.service);
     let stack = StackLayer::new(CallerPolicy::new(&context.config), context.metrics.clone());
     let shutdown = context.shutdown.clone();
     let signals = shutdown.clone();
     tokio::spawn(async move {
-        if let Err(error) = told_to_end().await {
+        if let Err(error) = termination_signal().await {
             tracing::warn!(%error, "cannot listen for signals");
             return;
         }
@@ -277,13 +279,13 @@ async fn serve_until_told(routes: Routes, context: &Context, announce: bool) -> 
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("cannot serve: {error:#}");
-            last_words::leave(&context.config.paths, context.service, &format!("cannot serve: {error:#}"));
+            exit_reason::write(&context.config.paths, context.service, &format!("cannot serve: {error:#}"));
             ExitCode::from(EX_SOFTWARE)
         }
     }
 }
 
-async fn told_to_end() -> std::io::Result<()> {
+async fn termination_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

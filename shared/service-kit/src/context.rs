@@ -20,7 +20,7 @@ pub struct ServiceArgs {
     /// The resolved configuration, as keelson-init writes it.
     #[arg(long, value_name = "FILE", default_value = "/run/keelson/config.json")]
     pub config: PathBuf,
-    /// Ask the service that runs whether it is well, and exit: 0 when it is, 69 when it is not.
+    /// Ask the running service for its health, and exit: 0 when it is healthy, 69 when it is not.
     #[arg(long)]
     pub health: bool,
 }
@@ -34,9 +34,9 @@ pub struct Context {
     pub version: &'static str,
     /// The resolved configuration, as it was at the start.
     pub config: Arc<Config>,
-    /// The same with what may change while the service runs.
+    /// The configuration with the current values of settings that may change while the service runs.
     pub live: Live,
-    /// Events to be told.
+    /// Events to be reported.
     pub events: EventRing,
     /// Loops and conditions.
     pub progress: Progress,
@@ -65,19 +65,19 @@ impl Context {
         }
     }
 
-    /// A neighbour that this service may call (architecture §2).
+    /// Another service that this one may call (architecture §2).
     pub fn peer(&self, name: ServiceName) -> Peer {
         debug_assert!(self.service.callees().contains(&name), "{} may not call {name}", self.service);
         Peer::service(&self.config.paths.run_dir, name)
     }
 
-    /// Ends the service with exit code 70: something that it cannot go on without is broken.
+    /// Ends the service with exit code 70, after an error that it cannot recover from.
     pub fn fail(&self, reason: String) {
-        // A full channel holds an earlier reason, which will do.
+        // A full channel already holds an earlier reason.
         let _ = self.fatal.try_send(reason);
     }
 
-    /// Runs a loop of the service beside its server. A loop that ends before the shutdown, by return or by
+    /// Runs a loop of the service concurrently with its server. A loop that ends before the shutdown, by return or by
     /// panic, ends the service with exit code 70.
     pub fn spawn<F>(&self, name: &'static str, work: F)
     where

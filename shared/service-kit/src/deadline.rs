@@ -3,14 +3,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// What is left of a caller's deadline for the answer's way back: the reason is worth more than the moment, and a busy
-/// machine takes a while.
+/// Part of the caller's deadline that is reserved for the response, so that the caller gets the reason and not a timeout,
+/// also on a busy machine.
 const ANSWER_SLACK: Duration = Duration::from_millis(500);
-/// When a caller without a deadline is answered at the latest.
+/// The deadline for callers that set none.
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// When a call has to be answered: the caller's deadline (`grpc-timeout`) less the answer's way back, in a day
-/// at the latest.
+/// When a call has to be answered: the caller's deadline (`grpc-timeout`) less the time for the response, at most a day
+/// from now.
 pub fn answer_by(metadata: &MetadataMap) -> Instant {
     Instant::now() + time_to_answer(metadata)
 }

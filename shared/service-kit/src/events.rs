@@ -9,10 +9,10 @@ use crate::now_unix_nanos;
 
 /// Events kept per service; older ones are lost, and counted.
 const CAPACITY: usize = 512;
-/// Bytes of a message that are kept: some messages hold what a container, a registry or a hook has said.
+/// Maximum length of a message in bytes: some messages contain output of a container, a registry or a hook.
 const MESSAGE: usize = 4 << 10;
 
-/// The bounded ring of Kubernetes events that this service wants told.
+/// The bounded ring of Kubernetes events that this service wants reported.
 #[derive(Debug, Clone)]
 pub struct EventRing(Arc<Mutex<Ring>>);
 
@@ -50,7 +50,7 @@ impl ObjectRef {
         }
     }
 
-    /// A container of a pod, by the spec list that it stands in (`containers`, `initContainers`…).
+    /// Refers to a container of the pod, by the spec list that contains it (`containers`, `initContainers`…).
     pub fn container(mut self, list: &str, name: &str) -> Self {
         self.field_path = format!("spec.{list}{{{name}}}");
         self
@@ -83,13 +83,13 @@ impl Default for EventRing {
 }
 
 impl EventRing {
-    /// Records an event; one that equals an earlier one in all but time raises that one's count.
+    /// Records an event; if it equals an earlier one in everything but time, the earlier one's count is raised instead.
     pub fn record(&self, event: NewEvent) {
         self.record_annotated(event, BTreeMap::new());
     }
 
-    /// As [`Self::record`], with annotations of the event's own object (`metadata.annotations`). An event that differs
-    /// from an earlier one in them alone takes its place, with its count.
+    /// As [`Self::record`], with annotations of the event's own object (`metadata.annotations`). An event that differs from
+    /// an earlier one only in annotations replaces it and continues its count.
     pub fn record_annotated(&self, mut event: NewEvent, annotations: BTreeMap<String, String>) {
         cut(&mut event.message);
         let now = now_unix_nanos();
@@ -144,14 +144,14 @@ impl EventRing {
         let after = if ring_id == ring.id { after } else { 0 };
         let events: Vec<_> = ring.events.iter().filter(|e| e.sequence > after).cloned().collect();
         let last_sequence = ring.next - 1;
-        // Merged events leave holes in the sequence; only what lies below the oldest kept one can be lost.
+        // Merged events leave gaps in the sequence; only events older than the oldest one in the ring can be lost.
         let oldest = ring.events.front().map_or(ring.next, |e| e.sequence);
         let lost = if ring.events.len() == CAPACITY { oldest.saturating_sub(after + 1) } else { 0 };
         pb::ListEventsResponse { ring_id: ring.id.clone(), events, lost, last_sequence }
     }
 }
 
-/// Leaves so much of a message, with an ellipsis for what is left out.
+/// Truncates a message to the maximum length, with an ellipsis.
 fn cut(message: &mut String) {
     const ELLIPSIS: char = '…';
     if message.len() > MESSAGE {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_overtaken_is_told_how_many_it_lost() {
+    fn an_overtaken_reader_gets_the_count_of_lost_events() {
         let ring = EventRing::default();
         for i in 0..CAPACITY + 10 {
             ring.normal(ObjectRef::node("n"), "R", format!("{i}"));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_with_the_cursor_of_an_earlier_start_begins_anew() {
+    fn a_cursor_from_an_earlier_process_restarts_the_list() {
         let ring = EventRing::default();
         ring.normal(ObjectRef::node("n"), "R", "m");
         assert_eq!(ring.list("another", 99).events.len(), 1);

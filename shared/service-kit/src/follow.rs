@@ -6,20 +6,20 @@ use tonic::{Status, Streaming};
 use crate::backoff::Backoff;
 use crate::progress::Progress;
 
-/// What the reader of a `Watch…` RPC meets.
+/// What the reader of a `Watch…` RPC receives.
 #[derive(Debug)]
 pub enum Signal<T> {
-    /// A stream has begun: a whole replay follows, up to the message that says synced.
+    /// A stream has begun: a complete replay follows and ends with the `synced` message.
     Opened,
     /// The next message.
     Message(T),
-    /// The stream broke. What was read stands until a new replay says otherwise.
+    /// The stream broke. The data received so far stays in effect until the next replay.
     Lost(Status),
 }
 
-/// Reads a `Watch…` RPC for ever, with a jittered reconnect, until `shutdown`.
+/// Reads a `Watch…` RPC until `shutdown`, and reconnects with jitter.
 ///
-/// `peer` names the neighbour in health and logs; `open` makes the call; `on` takes each signal in turn.
+/// `peer` names the service in health and logs; `open` makes the call; `on` handles each signal in order.
 pub async fn follow<T, Open, Call, On>(
     peer: &str,
     progress: &Progress,

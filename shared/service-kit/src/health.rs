@@ -1,4 +1,4 @@
-//! `--health`: a service's binary asks the one that runs, for whoever starts it and looks at exit codes.
+//! `--health`: a service's binary asks the running service for its health and reports it by exit code.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,10 +14,10 @@ use crate::peer::connect_unix;
 
 /// EX_UNAVAILABLE of sysexits(3).
 const EX_UNAVAILABLE: u8 = 69;
-/// A service that is well answers at once.
+/// A healthy service answers at once.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Asks the service at `socket`, and says why where it is not well.
+/// Asks the service at `socket`, and prints the reason when it is not healthy.
 pub(crate) fn ask(name: ServiceName, socket: &Path) -> ExitCode {
     let answer = tokio::runtime::Builder::new_current_thread().enable_all().build().map_or_else(
         |error| Err(format!("cannot start the async runtime: {error}")),
@@ -26,16 +26,16 @@ pub(crate) fn ask(name: ServiceName, socket: &Path) -> ExitCode {
                 .block_on(async { check(name, socket).await.map_err(|status| status.message().to_owned()) })
         },
     );
-    let fault = match answer {
+    let reason = match answer {
         Ok(ServingStatus::Serving) => return ExitCode::SUCCESS,
-        Ok(status) => format!("it says {}", status.as_str_name()),
+        Ok(status) => format!("its health status is {}", status.as_str_name()),
         Err(message) => message,
     };
-    eprintln!("keelson-{name}: not well: {fault}");
+    eprintln!("keelson-{name}: not healthy: {reason}");
     ExitCode::from(EX_UNAVAILABLE)
 }
 
-/// What the service says of itself (grpc.health.v1).
+/// The service's own health (grpc.health.v1).
 async fn check(name: ServiceName, socket: &Path) -> Result<ServingStatus, Status> {
     let mut request = Request::new(HealthCheckRequest::default());
     request.set_timeout(LIMIT);
@@ -53,7 +53,7 @@ mod tests {
     use crate::server::{CallerPolicy, StackLayer, serve};
 
     #[tokio::test]
-    async fn a_service_that_runs_tells_how_it_is_and_one_that_does_not_is_named() {
+    async fn health_check_reports_the_status_and_names_an_unreachable_service() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("pod-sync.sock");
         let away = check(ServiceName::PodSync, &socket).await.unwrap_err();
@@ -68,12 +68,12 @@ mod tests {
                 async move { serve(&path, Routes::new(service), stack, until, || ready.cancel()).await },
             );
         bound.cancelled().await;
-        for (told, seen) in [
+        for (status, expected) in [
             (tonic_health::ServingStatus::Serving, ServingStatus::Serving),
             (tonic_health::ServingStatus::NotServing, ServingStatus::NotServing),
         ] {
-            reporter.set_service_status("", told).await;
-            assert_eq!(check(ServiceName::PodSync, &socket).await.unwrap(), seen);
+            reporter.set_service_status("", status).await;
+            assert_eq!(check(ServiceName::PodSync, &socket).await.unwrap(), expected);
         }
         end.cancel();
         server.await.unwrap().unwrap();

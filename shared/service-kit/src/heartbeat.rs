@@ -1,5 +1,5 @@
-//! What a service does again and again while it runs: it tells systemd and whoever asks for health whether its loops turn,
-//! gives memory back, and looks whether its configuration is still the one that it has.
+//! The periodic work of a running service: it reports to systemd and to the health API whether its loops make progress,
+//! releases memory, and checks whether its configuration file has changed.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,12 +14,12 @@ use crate::context::Context;
 use crate::progress::LoopHandle;
 use crate::{lifeline, memory};
 
-/// Beats until the shutdown. The watchdog of systemd is fed only while all loops turn (sd_notify(3), `WATCHDOG=1`), twice
-/// in its time. When its configuration changes, a service takes what may change while it runs; for the rest one that no init
-/// keeps ends, to be started with the new one.
+/// Runs until the shutdown. The systemd watchdog is fed twice per period, and only while no loop is stuck (sd_notify(3),
+/// `WATCHDOG=1`). When the configuration changes, the service applies the values that may change while it runs. For any
+/// other change a service without init exits, and its supervisor starts it again with the new configuration.
 pub(crate) async fn run(context: Context, health: HealthReporter, file: Option<ConfigFile>) {
     let watchdog = sd_notify::watchdog_enabled();
-    // init starts its services anew itself.
+    // init restarts its services itself.
     let kept_by_init = lifeline::is_held();
     beat(context, health, file, kept_by_init, watchdog, || {
         if watchdog.is_some() {
@@ -57,11 +57,13 @@ async fn beat(
         }
         let Some(new) = file.as_mut().and_then(ConfigFile::changed) else { continue };
         if !kept_by_init && !context.config.differs_live_alone(&new) {
-            tracing::info!("the configuration has changed, ending to be started with the new one");
+            tracing::info!(
+                "the configuration has changed; the service exits so that its supervisor restarts it with the new one"
+            );
             context.shutdown.cancel();
         } else if context.live.take(&new) {
             tracing::info!(
-                "the configuration has changed, and what may change is taken while the service runs"
+                "the configuration has changed; values that may change while the service runs are in effect now"
             );
         }
     }
@@ -71,11 +73,11 @@ async fn beat(
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
-    /// What told the file that was read last from its successor.
+    /// Version of the file that was read last.
     seen: Option<Version>,
 }
 
-/// Inode and time of change: no two files that replace each other have both in common.
+/// Inode and ctime: a file and the one that replaces it differ in at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version(u64, i64, i64);
 
@@ -88,13 +90,12 @@ impl Version {
 impl ConfigFile {
     /// Reads the configuration.
     pub(crate) fn load(path: &Path) -> Result<(Self, Config), ConfigError> {
-        // Looked at first: what replaces the file meanwhile is seen later.
+        // The version is read first, so that a replacement during the read is noticed at the next check.
         let seen = Version::of(path);
         Ok((Self { path: path.to_owned(), seen }, Config::load(path)?))
     }
 
-    /// What a file holds that has taken the place of the one that was looked at last. One that cannot be read counts as no
-    /// change.
+    /// The configuration, when the file has been replaced since the last check. A file that cannot be read counts as unchanged.
     fn changed(&mut self) -> Option<Config> {
         let now = Version::of(&self.path);
         if now.is_none() || now == self.seen {
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_when_another_one_has_taken_its_place() {
+    fn config_file_is_reread_when_replaced_by_rename() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         assert!(ConfigFile::load(&path).is_err());
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_watchdog_is_fed_twice_in_its_time_until_a_loop_stands_still() {
+    async fn systemd_watchdog_is_fed_twice_per_period_until_a_loop_is_stuck() {
         let context = Context::detached(keelson_config::ServiceName::PodSync, Config::default());
         let (progress, shutdown) = (context.progress.clone(), context.shutdown.clone());
         let (health, _service) = tonic_health::server::health_reporter();
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_may_change_is_taken_while_the_service_runs_whoever_keeps_it() {
+    async fn live_config_values_apply_without_restart_with_and_without_init() {
         for kept_by_init in [true, false] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("config.json");
@@ -177,7 +178,7 @@ mod tests {
             let (health, _service) = tonic_health::server::health_reporter();
             let beating = tokio::spawn(beat(context, health, Some(file), kept_by_init, None, || ()));
             written.container_logs.max_files = 9;
-            // When it was resolved and where values come from does not count.
+            // The time of resolution and the provenance do not count as changes.
             written.resolved_unix_nanos += 1;
             written.provenance.insert("nodeName".into(), "the host".into());
             written.store(&path).unwrap();

@@ -1,11 +1,11 @@
-//! The one way in which a Keelson service starts, serves, calls, watches and tells about itself.
+//! The common base of all Keelson services: start, serve, call, watch, health and metrics.
 //!
 //! - [`run`] is the whole of a service's `main`: telemetry, configuration, build, bind, `READY=1`, serve,
 //!   drain. Exit codes: 0 ok, 64 usage, 78 configuration, 70 internal.
 //! - [`Context`] is what a service is built from: configuration, peers, events, progress, metrics.
 //! - [`server`] is the one tower stack below every server, [`Peer`] the one above every client.
 //! - [`WatchHub`] is the server side of a `Watch…` RPC: replay, `synced`, changes, one slot per key and
-//!   subscriber. [`follow`] is the reading side: reconnect with jitter for ever.
+//!   subscriber. [`follow`] is the reading side: it reconnects with jitter until the shutdown.
 //! - [`status`] builds gRPC errors with an `ErrorInfo`.
 
 mod address;
@@ -15,11 +15,11 @@ mod bootstrap;
 mod context;
 mod deadline;
 mod events;
+pub mod exit_reason;
 mod flow;
 mod follow;
 mod health;
 mod heartbeat;
-pub mod last_words;
 mod lifeline;
 mod live;
 mod memory;
@@ -60,7 +60,7 @@ pub use program::program;
 pub use progress::{LoopHandle, Progress};
 pub use selinux::selinux_is_enabled;
 pub use shares::{Holder, HolderKind, NoPlace, SharedPlace, Shares};
-pub use state_file::{Kept, StateFile, StateFileError};
+pub use state_file::{StateFile, StateFileError, StoredState};
 pub use tokio_util::sync::CancellationToken;
 pub use turns::{Fairness, Look as TurnsLook, Turn, Turns};
 pub use uds::{BindError, PeerIdentity, bind};

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use keelson_config::Config;
 use tokio::sync::watch;
 
-/// The configuration as it is while the service runs: of [`Config`] only what [`Config::take_live`] names ever differs from
-/// what the service was built from.
+/// The current configuration of a running service. Only the values of [`Config::take_live`] ever differ from those at the
+/// start.
 #[derive(Debug, Clone)]
 pub struct Live(watch::Sender<Arc<Config>>);
 
@@ -13,19 +13,19 @@ impl Live {
         Self(watch::Sender::new(config))
     }
 
-    /// As it is now.
+    /// The current configuration.
     pub fn now(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
 
-    /// Hears of each change, and first of what is in force now: nothing is missed between the start and this.
+    /// Subscribes to changes. The current value counts as the first change, so that none since the start is missed.
     pub fn subscribe(&self) -> watch::Receiver<Arc<Config>> {
         let mut receiver = self.0.subscribe();
         receiver.mark_changed();
         receiver
     }
 
-    /// Takes over from `new` what may change. Whether anything has changed.
+    /// Applies the values of `new` that may change at run time. Returns whether any has changed.
     pub fn take(&self, new: &Config) -> bool {
         self.0.send_if_modified(|now| {
             let mut next = Config::clone(now);
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_change_is_taken_and_told_when_it_has() {
+    fn only_live_values_are_taken_and_subscribers_are_notified() {
         let live = Live::new(Arc::default());
         let mut heard = live.subscribe();
         assert!(heard.has_changed().unwrap());

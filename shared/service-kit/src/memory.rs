@@ -1,28 +1,26 @@
-//! A service that rests keeps no memory that a burst of work, or its start, has needed.
+//! Releases memory that an idle service needed only for its start or for a burst of work.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So much work, in microseconds of CPU time, makes it worth while to unmap the code that has done it: a service that
-/// rests takes minutes for it.
+/// CPU time in microseconds after which unmapping the code is worth while again; an idle service takes minutes to use it.
 const WORK_MICROS: u64 = 50_000;
 
-/// A part of this process's addresses.
+/// A range of this process's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     start: usize,
     len: usize,
 }
 
-/// Gives pages back: those in the allocator's free lists and, after some work, the mappings of what the program's own file
-/// holds and nobody writes: code, constants, and the tables that only its start or a panic reads.
+/// Releases pages: those in the allocator's free lists and, after enough work, the mappings of the read-only parts of the
+/// program's own file (code, constants, and tables that only the start or a panic reads).
 ///
-/// What is needed again is mapped again as it is met, sixteen pages at a time and without a read: the file stays in the
-/// page cache. What only the start, or that work, has needed stays away, and is the first that the kernel drops when
-/// memory is short; mapped code it keeps for long (`VM_EXEC` in its reclaim). A breakpoint that somebody has set from
-/// outside is lost with it.
+/// Pages that are used again are mapped again on access, sixteen at a time and without a read, because the file stays in
+/// the page cache. Pages that only the start or that work needed stay unmapped and are the first that the kernel drops when
+/// memory is short; it keeps mapped code for long (`VM_EXEC` in its reclaim). A breakpoint set by a debugger is lost.
 pub(crate) fn give_back() {
-    /// The CPU time up to the last unmapping. Before the first one there was the start, which is work enough.
+    /// CPU time at the last unmapping. The first unmapping follows the start, which is work enough.
     static UNMAPPED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes no pointer and may be called at any time from any thread.
@@ -36,7 +34,7 @@ pub(crate) fn give_back() {
     }
 }
 
-/// Whether to unmap after so much work, when the last time was after so much; `u64::MAX`: it never was.
+/// Whether to unmap at CPU time `used` when the last unmapping was at `last`; `u64::MAX`: never yet.
 fn is_worth_while(used: u64, last: u64) -> bool {
     last == u64::MAX || used.saturating_sub(last) >= WORK_MICROS
 }
@@ -65,7 +63,7 @@ fn unmap_file() {
     }
 }
 
-/// Where the segments of the program are that may not be written; none when the kernel does not tell.
+/// The read-only segments of the program; empty when the kernel does not report the program headers.
 fn unwritten() -> &'static [Range] {
     static SEGMENTS: OnceLock<Vec<Range>> = OnceLock::new();
     SEGMENTS.get_or_init(|| {
@@ -83,7 +81,7 @@ fn unwritten() -> &'static [Range] {
     })
 }
 
-/// The loaded segments without the right to write, of a program whose headers lie at this address.
+/// The loaded read-only segments of a program whose headers are at this address.
 fn unwritten_in(headers: &[libc::Elf64_Phdr], address: usize) -> Vec<Range> {
     let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let Some(own) = headers.iter().find(|header| header.p_type == libc::PT_PHDR) else { return Vec::new() };
@@ -119,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn only_segments_that_may_not_be_written_are_given_back() {
+    fn only_read_only_segments_are_released() {
         let page = rustix::param::page_size();
         let at = |n: usize| u64::try_from(n * page).unwrap();
         let (r, x, w) = (libc::PF_R, libc::PF_X, libc::PF_W);
@@ -138,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_start_needed_is_given_back_and_then_what_some_work_did() {
+    fn memory_is_released_after_the_start_and_after_enough_work() {
         for (used, last, expected) in [
             (0, u64::MAX, true),
             (20_000, u64::MAX, true),
@@ -151,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn this_programs_code_and_constants_are_found() {
+    fn read_only_segments_of_this_program_are_found() {
         let own = unwritten();
         let holds = |address: usize| own.iter().any(|r| (r.start..r.start + r.len).contains(&address));
         static CONSTANT: &str = "a constant";
@@ -175,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn less_code_is_mapped_afterwards_and_it_still_runs() {
+    fn release_unmaps_code_and_the_program_still_runs() {
         let before = mapped();
         unmap_file();
         let after = mapped();
         assert!(before > 0 && after < before, "{before} KiB, then {after} KiB");
-        // It goes on running, and counts its work.
+        // It continues to run and to count its work.
         let used = cpu_micros();
         while cpu_micros() < used + 1000 {
             std::hint::spin_loop();

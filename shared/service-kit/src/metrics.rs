@@ -26,7 +26,7 @@ struct RpcLabels {
 }
 
 impl Metrics {
-    /// A registry with the counters of the server stack and what this process uses.
+    /// A registry with the counters of the server stack and the usage of this process.
     pub fn new() -> Self {
         let handled = Family::default();
         let mut registry = Registry::default();
@@ -39,7 +39,7 @@ impl Metrics {
         Self(Arc::new(Inner { registry: Mutex::new(registry), handled }))
     }
 
-    /// Registers a metric under its whole name, for example `kubelet_running_pods`. Counters get `_total`.
+    /// Registers a metric under its full name, for example `kubelet_running_pods`. Counters get the suffix `_total`.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.0.registry.lock().unwrap_or_else(PoisonError::into_inner).register(name, help, metric);
     }

@@ -27,18 +27,18 @@ use crate::status::{PEER_SILENT, PEER_UNAVAILABLE, error};
 const SETTINGS_WITHIN: Duration = Duration::from_secs(1);
 /// Deadline of a call that sets none.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
-/// What a callee may answer after its own deadline, for the answer's way back.
+/// Grace period after the callee's own deadline, for the response to arrive.
 const SLACK: Duration = Duration::from_millis(500);
-/// How often a read is made again at most: with the pauses between, for about a second.
+/// Maximum number of retries of a read: with the pauses between them about one second.
 const REPEATS: usize = 5;
-/// The retry budget (Finagle's rule): over the last 10 s, a fifth of the calls that went well and 2 per second more.
+/// The retry budget (Finagle's rule): over the last 10 s, a fifth of the successful calls plus 2 per second.
 const BUDGET_WINDOW: Duration = Duration::from_secs(10);
 const BUDGET_PER_SECOND: u32 = 2;
 const BUDGET_RATIO: f32 = 0.2;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// A neighbour. Cheap to clone; connects on the first call and again after a loss.
+/// Another service of the agent. Cheap to clone; connects on the first call and reconnects after a loss.
 #[derive(Debug, Clone)]
 pub struct Peer {
     name: String,
@@ -57,14 +57,14 @@ impl Peer {
         &self.name
     }
 
-    /// What generated clients are built on.
+    /// The channel for generated clients.
     pub fn channel(&self) -> PeerChannel {
         self.channel.clone()
     }
 }
 
-/// The client stack: deadline, trace context, reconnect, a check that the peer is alive, and the repetition of
-/// reads that found nobody.
+/// The client stack: deadline, trace context, reconnect, a check that the peer is alive, and retries of reads that did not
+/// reach the peer.
 #[derive(Debug, Clone)]
 pub struct PeerChannel {
     name: String,
@@ -74,11 +74,11 @@ pub struct PeerChannel {
 
 /// A lazily connected channel to a gRPC server on a unix socket, by the name that errors show.
 ///
-/// Every call has a deadline: `Request::set_timeout`, else 10 s. For a stream it bounds the time to the first
-/// headers; a stream itself is kept honest by HTTP/2 pings.
+/// Every call has a deadline: `Request::set_timeout`, else 10 s. For a stream it bounds the time to the first headers; a
+/// dead stream is detected by HTTP/2 pings.
 ///
-/// A call of [`keelson_proto::REPEATABLE`] that finds its peer just dead or cut off is made again for about a
-/// second, the time in which a supervisor restarts it, as long as the retry budget of this channel lasts.
+/// A call of [`keelson_proto::REPEATABLE`] whose peer has just died or disconnected is retried for about a second, the time
+/// in which a supervisor restarts the peer, within the retry budget of this channel.
 pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
     let endpoint = Endpoint::from_static("http://localhost")
         .http2_keep_alive_interval(Duration::from_secs(10))
@@ -87,13 +87,13 @@ pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
 }
 
 /// As [`connect_unix`], for a server that is not ours and answers frequent HTTP/2 pings with GOAWAY, as
-/// gRPC-Go does. Its caller has to notice a hanging server by calls with deadlines.
+/// gRPC-Go does. The caller has to detect a hanging server by deadlines on its calls.
 pub fn connect_foreign(name: &str, socket: &Path) -> PeerChannel {
     lazily(name, socket, Endpoint::from_static("http://localhost"))
 }
 
-/// A channel to a gRPC server in a pod, plaintext over TCP and connected at once: for its health probe. Nothing is
-/// repeated and no call has a deadline of its own; the caller bounds both.
+/// A channel to a gRPC server in a pod, plaintext over TCP and connected at once: for its health probe. No call is retried
+/// or has a deadline of its own; the caller sets the limits.
 ///
 /// # Errors
 /// Why there is no connection.
@@ -107,7 +107,7 @@ pub async fn connect_tcp(to: SocketAddr, user_agent: &str) -> Result<Channel, No
     connected.map_err(|error| no_connection(&error))
 }
 
-/// The innermost cause says what happened; the layers above only say "transport error".
+/// The innermost cause of an error; the layers above it only say "transport error".
 fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut cause = error;
     while let Some(next) = cause.source() {
@@ -116,12 +116,12 @@ fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::
     cause
 }
 
-/// Why a server in a pod has no connection with us.
+/// Why no connection to a server in a pod could be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoConnection {
-    /// Nothing accepts one, with the system's words.
+    /// The connection was not accepted; holds the operating system's message.
     NotMade(String),
-    /// It was made, and broke before HTTP/2 was spoken on it. At what point that is seen is chance, and so are the words.
+    /// The connection was made and broke before HTTP/2 was spoken on it. When this is noticed, and with which message, varies.
     Broken,
 }
 
@@ -159,7 +159,7 @@ async fn connect(path: PathBuf) -> io::Result<TokioIo<UnixStream>> {
         Err(_) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
             format!(
-                "{} accepts connections but says nothing; its process hangs or is stopped",
+                "{} accepts connections but sends nothing; its process hangs or is stopped",
                 path.display()
             ),
         )),
@@ -190,7 +190,7 @@ impl Service<Request<Body>> for PeerChannel {
         let name = self.name.clone();
         let method = request.uri().path().to_owned();
         let repeatable = keelson_proto::REPEATABLE.binary_search(&method.as_str()).is_ok();
-        // The clone stays behind; the channel that was polled ready is the one that is used.
+        // Uses the channel that was polled ready, and leaves the clone in its place.
         let behind = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, behind);
         let budget = Arc::clone(&self.budget);
@@ -211,7 +211,7 @@ impl Service<Request<Body>> for PeerChannel {
     }
 }
 
-/// Makes a call again while nobody is there, within the budget and [`REPEATS`].
+/// Retries a call while the peer is away, within the budget and [`REPEATS`].
 async fn repeated(
     mut channel: Channel,
     request: Request<Body>,
@@ -219,7 +219,7 @@ async fn repeated(
 ) -> Result<Response<Body>, tonic::transport::Error> {
     let (head, body) = request.into_parts();
     let Ok(body) = body.collect().await else {
-        // A body that fails is the caller's own end; what it has given so far is no request.
+        // A body that returns an error was aborted by the caller; the part read so far is not a request.
         return channel.call(Request::from_parts(head, Body::empty())).await;
     };
     let body = body.to_bytes();
@@ -241,7 +241,7 @@ async fn repeated(
     channel.call(Request::from_parts(head, Body::new(Full::new(body)))).await
 }
 
-/// Whether the peer has been there and is not now. One that was never started, refuses us or hangs is not coming
+/// Whether the peer was running and is gone now. A peer that was never started, refuses the connection or hangs will not be
 /// back within a second.
 fn is_away(source: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(source);
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_with_nobody_behind_it_fails_fast_and_by_name() {
+    async fn a_socket_without_a_listener_fails_fast_and_names_the_peer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("silent.sock");
         let _listener = tokio::net::UnixListener::bind(&path).unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_of_five_megabytes_goes_both_ways_without_a_limit_being_named() {
+    async fn messages_of_five_megabytes_pass_both_ways_by_default() {
         use keelson_proto::keelson::events::v1 as pb;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large.sock");
@@ -321,12 +321,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_read_outlives_the_restart_of_its_callee_and_a_change_does_not() {
+    async fn reads_are_retried_across_a_peer_restart_and_writes_are_not() {
         use keelson_proto::keelson::events::v1 as pb;
         use keelson_proto::keelson::pod_sync::v1 as sync;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dead.sock");
-        // What a killed service leaves: a socket that nobody listens at.
+        // A killed service leaves a socket without a listener.
         drop(tokio::net::UnixListener::bind(&path).unwrap());
         let channel = connect_unix("dead", &path);
         let mut change = sync::pod_sync_client::PodSyncClient::new(channel.clone());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_storm_of_reads_ends_at_the_retry_budget() {
+    async fn retries_stop_at_the_retry_budget() {
         use keelson_proto::keelson::events::v1 as pb;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dead.sock");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_was_never_there_is_told_at_once() {
+    async fn a_peer_that_never_started_is_reported_at_once() {
         use keelson_proto::keelson::events::v1 as pb;
         let dir = tempfile::tempdir().unwrap();
         let source = UnixStream::connect(dir.path().join("none.sock")).await.unwrap_err();

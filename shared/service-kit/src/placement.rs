@@ -1,21 +1,22 @@
-//! Where a filesystem puts what is made.
+//! A hint to the filesystem where to place the folders of pods.
 
 use std::path::Path;
 
 use rustix::fs::{IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags, open};
 use rustix::io::Errno;
 
-/// Tells the filesystem that the folders in `dir`, one a pod, have nothing to do with each other (chattr(1), attribute
-/// `T`), so that ext4 puts them into different block groups.
+/// Marks the folders in `dir`, one per pod, as unrelated (chattr(1), attribute `T`), so that ext4 places them in different
+/// block groups.
 ///
-/// Otherwise all pods of a node share the group of `dir`. ext4 without a journal does not give out an inode again within
-/// a minute of its deletion, and whoever makes a file passes over those of its group one by one: where pods come and go,
-/// that was half of what the agent needed of the CPU to start one. This is a hint; a filesystem that does not take it is
-/// left as it is.
+/// Otherwise all pods of a node share the block group of `dir`. ext4 without a journal does not reuse an inode within a
+/// minute of its deletion, and each new file scans past such inodes of its group one by one: with many short-lived pods
+/// this was half of the CPU time of a pod start. This is a hint; a filesystem that does not support it is left unchanged.
 pub fn spread_below(dir: &Path) {
     match add_flag(dir) {
         Ok(()) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
-        Err(error) => tracing::debug!(dir = %dir.display(), %error, "cannot tell the filesystem to spread"),
+        Err(error) => {
+            tracing::debug!(dir = %dir.display(), %error, "cannot set the filesystem's placement hint; pod folders share a block group")
+        }
     }
 }
 
@@ -28,7 +29,7 @@ fn add_flag(dir: &Path) -> rustix::io::Result<()> {
     ioctl_setflags(&folder, flags | IFlags::TOPDIR)
 }
 
-/// Whether [`spread_below`] is in force; always true where the filesystem is not ext4. For tests.
+/// Whether the hint of [`spread_below`] is set; always true on filesystems other than ext4. For tests.
 #[doc(hidden)]
 pub fn is_spread(dir: &Path) -> bool {
     /// `EXT4_SUPER_MAGIC` (statfs(2)).
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_stays_and_a_second_time_changes_nothing() {
+    fn placement_hint_keeps_other_flags_and_is_idempotent() {
         let dir = tempfile::tempdir().unwrap();
         let flags = || ioctl_getflags(open(dir.path(), OFlags::RDONLY, Mode::empty()).unwrap());
         let before = flags();
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_no_hint_is_left_alone() {
+    fn filesystem_without_placement_hints_is_left_unchanged() {
         spread_below(Path::new("/proc"));
         spread_below(Path::new("/nonexistent"));
         assert!(is_spread(Path::new("/proc")));

@@ -16,14 +16,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
-/// An answer that is longer is none.
+/// Maximum length of a response in bytes.
 const MOST_BYTES: usize = 1 << 20;
-/// As much of the end of its standard error is told.
+/// Bytes of the end of standard error that errors quote.
 const TOLD_BYTES: usize = 1024;
-/// How long pipes are read that something holds open after the end of the program.
+/// How long pipes are read after the program has exited while another process holds them open.
 const READ_AFTER: Duration = Duration::from_secs(1);
 
-/// A program with everything that it is started with.
+/// A program with its arguments and environment.
 pub struct Program {
     /// The executable.
     pub path: PathBuf,
@@ -39,10 +39,10 @@ impl fmt::Debug for Program {
     }
 }
 
-/// Why there is no answer.
+/// Why a program gave no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The system does not start it.
+    /// The program cannot be started.
     #[error("cannot start {}", path.display())]
     Start {
         /// The executable.
@@ -50,15 +50,15 @@ pub enum RunError {
         /// Why.
         source: io::Error,
     },
-    /// It took too long.
+    /// It did not finish within the time limit.
     #[error("it has not answered within {limit:?} and was ended{said}")]
     Silent {
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
         /// The end of its standard error.
         said: Said,
     },
-    /// It reported an error.
+    /// It exited with an error.
     #[error("it has ended with {status}{said}")]
     Failed {
         /// Its exit status.
@@ -66,7 +66,7 @@ pub enum RunError {
         /// The end of its standard error.
         said: Said,
     },
-    /// It wrote too much.
+    /// Its response is too long.
     #[error("its answer is longer than 1 MiB")]
     TooLong,
     /// Its standard output could not be read.
@@ -77,7 +77,7 @@ pub enum RunError {
     },
 }
 
-/// The end of what a program has written to its standard error.
+/// The last part of a program's standard error.
 #[derive(Debug, Default)]
 pub struct Said(Vec<u8>);
 
@@ -92,10 +92,10 @@ impl fmt::Display for Said {
 }
 
 impl Said {
-    /// Reads to the end and keeps the last of it.
+    /// Reads to the end and keeps the last part.
     async fn take_in(&mut self, mut from: impl AsyncRead + Unpin) {
         let mut buffer = [0; 512];
-        // An error is an end like any other: nobody depends on this text.
+        // A read error counts as the end of the text: no decision depends on it.
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             self.0.extend_from_slice(&buffer[..count]);
             self.0.drain(..self.0.len().saturating_sub(TOLD_BYTES));
@@ -103,7 +103,7 @@ impl Said {
     }
 }
 
-/// The process group of a program that has not been waited for; ended when this is dropped.
+/// The process group of a program that was not waited for yet; dropping this kills it.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -121,9 +121,9 @@ impl Drop for Group {
     }
 }
 
-/// Makes a program that was just started a victim of the out-of-memory killer like any other: it has inherited this
-/// service's `oom_score_adj` (proc_pid_oom_score_adj(5)), which init has lowered. Nobody has waited for it, so its number
-/// is its own.
+/// Resets the `oom_score_adj` of a program that was just started: it has inherited this service's value
+/// (proc_pid_oom_score_adj(5)), which init has lowered. The program was not waited for yet, so its pid cannot have been
+/// reused.
 fn end_oom_protection(child: &Child) {
     if let Some(id) = child.id() {
         // It may have ended already.
@@ -132,12 +132,12 @@ fn end_oom_protection(child: &Child) {
 }
 
 impl Program {
-    /// Writes `input` to the program and gives what it writes, once it has ended well. When that is not within `limit`,
-    /// or nobody waits for it any more, it is killed with whatever it has started. What it leaves behind when it ends by
-    /// itself is left alone and not waited for, even when it holds the program's pipes.
+    /// Writes `input` to the program and returns its standard output once it has exited with 0. After `limit`, or when the
+    /// future is dropped, the program is killed with its process group. Processes that it leaves behind when it exits by
+    /// itself are not killed or waited for, even if they hold the program's pipes.
     ///
     /// # Errors
-    /// It cannot be started, takes too long, writes too much, or ends otherwise than with 0.
+    /// The program cannot be started, takes too long, writes too much, or does not exit with 0.
     pub async fn run(&self, input: &[u8], limit: Duration) -> Result<Vec<u8>, RunError> {
         let mut said = Said::default();
         match tokio::time::timeout(limit, self.run_to_end(input, &mut said)).await {
@@ -163,7 +163,7 @@ impl Program {
             child.stderr.take().ok_or_else(lost)?,
         );
         let write = async move {
-            // A program may answer without having read.
+            // A program may respond without reading its input.
             let _ = stdin.write_all(input).await;
             Ok(())
         };
@@ -181,7 +181,7 @@ impl Program {
                 _ = child.wait() => false,
             };
             let status = child.wait().await.map_err(|source| RunError::Read { source })?;
-            // It has been waited for: its number may be another's from here on.
+            // It has been waited for, so its pid may be reused from here on.
             group.0 = None;
             if !closed && let Ok(read) = tokio::time::timeout(READ_AFTER, pipes).await {
                 read?;

@@ -1,4 +1,4 @@
-//! What this process uses (node-and-api.md §15.2), read from /proc when somebody asks.
+//! Resource usage of this process (node-and-api.md §15.2), read from /proc at each scrape.
 
 use std::fmt;
 use std::fs;
@@ -13,22 +13,22 @@ use prometheus_client::metrics::gauge::ConstGauge;
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics;
 
-/// What `/proc/<pid>/stat` says (proc(5)).
+/// Fields of `/proc/<pid>/stat` (proc(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     /// User and system time in clock ticks.
     cpu_ticks: u64,
-    /// Since the boot, in clock ticks.
+    /// Start time since boot, in clock ticks.
     started_ticks: u64,
     virtual_bytes: u64,
     resident_pages: u64,
 }
 
 impl Stat {
-    /// None when it is cut off. The name of the process may hold anything, in brackets.
+    /// `None` when the text is truncated. The process name, in parentheses, may contain any character.
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
-        // The first of them is the third field of the page.
+        // The first of them is field 3 in proc(5).
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,
@@ -39,18 +39,18 @@ impl Stat {
     }
 }
 
-/// How many files this process may have open (the soft limit); none when it is unlimited or cannot be read.
+/// Number of files that this process may have open (the soft limit); `None` when it is unlimited or cannot be read.
 pub fn open_files_limit() -> Option<u64> {
     fs::read_to_string("/proc/self/limits").ok().and_then(|text| most_files(&text))
 }
 
-/// The soft limit of open files from `/proc/<pid>/limits`; none when it is unlimited.
+/// The soft limit of open files from `/proc/<pid>/limits`; `None` when it is unlimited.
 fn most_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// When the machine was booted, in seconds since 1970, from `/proc/stat`.
+/// Boot time in seconds since 1970, from `/proc/stat`.
 fn boot_seconds(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_is_read_behind_the_name_whatever_that_is() {
+    fn proc_stat_is_parsed_after_any_process_name() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 700 30 13 14 20 0 9 0 4500 8192000 321 18446744073709551615 1";
         let read =
             Stat { cpu_ticks: 730, started_ticks: 4500, virtual_bytes: 8_192_000, resident_pages: 321 };
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_the_boot_are_found_or_not_told() {
+    fn open_files_limit_and_boot_time_are_parsed_or_absent() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
             Max processes             95879                95879                processes\n\
             Max open files            1024                 1048576              files\n";
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_process_tells_what_it_uses() {
+    async fn process_metrics_report_own_usage() {
         let text = crate::Metrics::new().text();
         let value = |name: &str| -> f64 {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

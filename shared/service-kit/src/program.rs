@@ -1,10 +1,10 @@
-//! What a process runs.
+//! The executable of a process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The program of the process with this folder (`/proc/<pid>`, proc(5)), also when its file was removed or replaced since, as by
-/// an upgrade.
+/// The path of the executable of the process with this folder (`/proc/<pid>`, proc(5)), also when the file was removed or
+/// replaced since, for example by an upgrade.
 pub fn program(process: &Path) -> Option<PathBuf> {
     let target = fs::read_link(process.join("exe")).ok()?;
     match target.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {

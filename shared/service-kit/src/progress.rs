@@ -8,8 +8,8 @@ use keelson_proto::keelson::admin::v1 as pb;
 
 use crate::now_unix_nanos;
 
-/// Whether the loops of this service turn, and what it depends on. A service that accepts connections but
-/// whose loop is stuck is not healthy.
+/// Progress of this service's loops, and the state of its dependencies. A service that accepts connections but has a stuck
+/// loop is not healthy.
 #[derive(Debug, Clone)]
 pub struct Progress(Arc<Inner>);
 
@@ -34,7 +34,7 @@ struct Condition {
     since_unix_nanos: i64,
 }
 
-/// Given to a loop, which calls [`LoopHandle::tick`] each time it turns.
+/// Handle of a loop, which calls [`LoopHandle::tick`] in each iteration.
 #[derive(Debug, Clone)]
 pub struct LoopHandle {
     entry: Arc<LoopEntry>,
@@ -42,15 +42,15 @@ pub struct LoopHandle {
 }
 
 impl LoopHandle {
-    /// The period with which a loop wakes without work, only to show that it can.
+    /// How often an idle loop wakes up only to tick.
     pub const HEARTBEAT: Duration = Duration::from_secs(10);
 
-    /// The loop has turned.
+    /// Records that the loop makes progress.
     pub fn tick(&self) {
         self.entry.last_ms.store(millis(self.origin.elapsed()), Ordering::Relaxed);
     }
 
-    /// Does `work`, which ends by itself, and ticks meanwhile: a call with a deadline, a pause. Cancel-safe as far as the work is.
+    /// Runs `work` and ticks meanwhile. `work` must be bounded: a call with a deadline, a pause. Cancel-safe if `work` is.
     pub async fn while_at<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -78,12 +78,12 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Registers a loop that counts as stuck after 30 s of silence (architecture §5).
+    /// Registers a loop that counts as stuck after 30 s without a tick (architecture §5).
     pub fn register(&self, name: &'static str) -> LoopHandle {
         self.register_within(name, Duration::from_secs(30))
     }
 
-    /// [`Progress::register`] with another time.
+    /// [`Progress::register`] with another timeout.
     pub(crate) fn register_within(&self, name: &'static str, stuck_after: Duration) -> LoopHandle {
         let entry = Arc::new(LoopEntry {
             name,
@@ -94,7 +94,7 @@ impl Progress {
         LoopHandle { entry, origin: self.0.origin }
     }
 
-    /// Says how a dependency is: `Ok`, or what is wrong and what is done about it.
+    /// Sets the condition of a dependency: `Ok`, or a message with what is wrong and what the service does about it.
     pub fn condition(&self, name: &str, state: Result<(), String>) {
         let message = state.err();
         let mut conditions = self.0.conditions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,12 +110,12 @@ impl Progress {
         conditions.insert(name.to_owned(), Condition { message, since_unix_nanos });
     }
 
-    /// When this process began to work.
+    /// Start time of this process.
     pub(crate) fn started_unix_nanos(&self) -> i64 {
         self.0.started_unix_nanos
     }
 
-    /// The name of a loop that has not turned for too long.
+    /// The name of a loop that is stuck.
     pub fn stuck(&self) -> Option<&'static str> {
         let now = millis(self.0.origin.elapsed());
         let loops = self.0.loops.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +125,7 @@ impl Progress {
             .map(|l| l.name)
     }
 
-    /// What `GetProgress` answers.
+    /// The response to `GetProgress`.
     pub fn report(&self, version: &str) -> pb::GetProgressResponse {
         let now = millis(self.0.origin.elapsed());
         let loops = self.0.loops.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_is_at_a_long_work_turns_meanwhile() {
+    async fn a_loop_ticks_during_long_work() {
         let progress = Progress::default();
         let handle = progress.register("writer");
         let began = tokio::time::Instant::now();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_keeps_its_beginning_while_only_the_text_changes() {
+    fn condition_start_time_is_kept_while_only_the_message_changes() {
         let progress = Progress::default();
         progress.condition("runtime", Err("no answer".into()));
         let first = progress.report("0").conditions[0].since_unix_nanos;

@@ -1,24 +1,24 @@
-//! Whether SELinux is on (selinux(8); volumes.md §2).
+//! Detects whether SELinux is enabled (selinux(8); volumes.md §2).
 
 use rustix::fs::StatVfsMountFlags;
 
-/// Where it shows itself.
+/// Mount point of selinuxfs.
 const FILE_SYSTEM: &str = "/sys/fs/selinux";
 /// `SELINUX_MAGIC` (statfs(2)).
 const SELINUX_MAGIC: i128 = 0xf97c_ff8c;
 
-/// What a machine shows of it.
+/// The visible signs of SELinux on a machine.
 #[derive(Debug, Clone, Copy)]
 struct Shown<'a> {
-    /// Its file system is mounted.
+    /// selinuxfs is mounted.
     mounted: bool,
-    /// That mount cannot be written, as in a container from which the host's SELinux is to be hidden.
+    /// The mount is read-only, as in a container from which the host's SELinux is hidden.
     read_only: bool,
     /// The label of this process (`/proc/self/attr/current`); empty when it has none.
     own_label: &'a str,
 }
 
-/// Whether SELinux enforces a policy on this machine, or would permit by one.
+/// Whether SELinux has a policy on this machine, enforcing or permissive.
 pub fn selinux_is_enabled() -> bool {
     let mounted = rustix::fs::statfs(FILE_SYSTEM)
         .is_ok_and(|stat| i128::from(stat.f_type) & 0xffff_ffff == SELINUX_MAGIC);
@@ -28,7 +28,7 @@ pub fn selinux_is_enabled() -> bool {
     is_enabled(Shown { mounted, read_only, own_label: label.trim_end_matches(['\0', '\n']) })
 }
 
-/// Without a policy every process is a `kernel`.
+/// Without a policy every process has the label `kernel`.
 fn is_enabled(shown: Shown<'_>) -> bool {
     shown.mounted && !shown.read_only && !matches!(shown.own_label, "" | "kernel")
 }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selinux_is_on_where_it_is_mounted_to_be_written_and_has_a_policy() {
+    fn selinux_is_enabled_when_mounted_writable_with_a_policy() {
         let on = Shown { mounted: true, read_only: false, own_label: "system_u:system_r:init_t:s0" };
         for (shown, enabled) in [
             (on, true),

@@ -1,4 +1,4 @@
-//! The server stack: who calls is checked, load is bounded, deadlines are kept, panics become INTERNAL.
+//! The server stack: it checks the caller, bounds the load, enforces deadlines, and turns panics into INTERNAL.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -25,12 +25,12 @@ use crate::shares::{Holder, HolderKind, Shares};
 use crate::status::error;
 use crate::uds::{Incoming, PeerIdentity, bind};
 
-/// Calls that are answered at the same time, of which each user has a share; one more is told RESOURCE_EXHAUSTED.
+/// Limit of concurrent calls, of which each user has a share; further calls get RESOURCE_EXHAUSTED.
 const CONCURRENCY: usize = 1024;
 
-/// Who may call the methods of APIs that are not ours, by path prefix, the first that fits: CRI on the socket of
-/// runtime-shim, of which node-status reads the list of images and nothing else. The answers to `Exec`, `Attach` and
-/// `PortForward` are addresses that give whoever has them a way into a container, so they are for root alone.
+/// Allowed callers of foreign APIs, by path prefix; the first match counts. This is CRI on the socket of runtime-shim,
+/// where node-status may only list images. `Exec`, `Attach` and `PortForward` return URLs that give anyone who has them
+/// access to a container, so they are for root only.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("/runtime.v1.RuntimeService/ExecSync", &["pod-sync"]),
     ("/runtime.v1.RuntimeService/Exec", &[]),
@@ -54,10 +54,10 @@ const ANY_SERVICE: &[&str] = &[
     "cli",
 ];
 
-/// The reason of the refusal of a caller that is none of the node's own processes.
+/// `ErrorInfo` reason for callers that are not processes of the node itself.
 pub const OUTSIDE_REASON: &str = "CALLER_OUTSIDE_THE_NODE";
 
-/// Which callers are which users on this node.
+/// Maps the users of this node to callers.
 #[derive(Debug, Clone)]
 pub struct CallerPolicy {
     services: Vec<(u32, &'static str)>,
@@ -66,7 +66,7 @@ pub struct CallerPolicy {
 }
 
 impl CallerPolicy {
-    /// The users of the configuration.
+    /// Builds the policy from the users of the configuration.
     pub fn new(config: &Config) -> Self {
         let services = ServiceName::ALL
             .into_iter()
@@ -79,7 +79,7 @@ impl CallerPolicy {
         }
     }
 
-    /// The services that `peer` may be: several where they share a user, none for a person who is not root.
+    /// The services that `peer` may be: several when they share a user, none for a person who is not root.
     pub fn may_be(&self, peer: &PeerIdentity) -> Vec<&'static str> {
         if peer.outside.is_some() {
             return Vec::new();
@@ -92,15 +92,15 @@ impl CallerPolicy {
         ServiceName::ALL.into_iter().map(ServiceName::as_str).filter(of_uid).collect()
     }
 
-    /// The name of a user, for people.
+    /// The name of a user, for messages.
     fn name_of(&self, peer: &PeerIdentity) -> String {
         let service =
             self.services.iter().find(|(uid, _)| *uid == peer.uid).map(|(_, name)| (*name).to_owned());
         service.unwrap_or_else(|| format!("with uid {}", peer.uid))
     }
 
-    /// Whether `peer` may call the method at `path`. uid 0 may always; so may, where no user is configured
-    /// for any service, whoever runs as the same user. A process of a pod or of another namespace may nothing, whoever it is.
+    /// Checks whether `peer` may call the method at `path`. uid 0 always may; when no service has a configured user, so may
+    /// every process of the same user. A process in a pod or another namespace never may, whatever its user.
     ///
     /// # Errors
     /// PERMISSION_DENIED that names the method and who may call it.
@@ -138,7 +138,7 @@ fn hint(allowed: &[&str], operator_gid: u32) -> String {
     }
 }
 
-/// The callers that the proto (or, for APIs that are not ours, [`FOREIGN`]) names for a method path.
+/// The callers that the proto (or [`FOREIGN`], for foreign APIs) allows for a method path.
 pub fn callers_of(path: &str) -> Option<&'static [&'static str]> {
     if let Ok(i) = keelson_proto::CALLERS.binary_search_by(|(p, _)| (*p).cmp(path)) {
         return Some(keelson_proto::CALLERS[i].1);
@@ -229,8 +229,8 @@ where
         Box::pin(
             async move {
                 let response = answer.await.unwrap_or_else(|_| {
-                    tracing::error!(method = path, "the handler has panicked");
-                    Ok(error(Code::Internal, "PANIC", format!("{path} has failed inside")).into_http())
+                    tracing::error!(method = path, "the handler panicked");
+                    Ok(error(Code::Internal, "PANIC", format!("the handler of {path} panicked")).into_http())
                 });
                 drop(place);
                 if let Ok(response) = &response {
@@ -243,7 +243,7 @@ where
     }
 }
 
-/// A span for a call that belongs to a trace, none for the others.
+/// A span for a call that belongs to a trace; disabled for other calls.
 fn span_of(path: &str, request: &Request<Body>) -> tracing::Span {
     let Some(parent) = request.headers().get("traceparent").and_then(|v| v.to_str().ok()) else {
         return tracing::Span::none();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_calls_from_a_pod_or_another_namespace_is_nobody_not_even_root() {
+    fn callers_in_a_pod_or_another_namespace_are_refused_even_as_root() {
         let policy = policy();
         for outside in [
             Outside::Pod { pid: 7, cgroup: "/kubepods/pod1/c1".into() },
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_its_service_and_root_each_that_has_no_user() {
+    fn a_uid_maps_to_its_service_and_root_to_each_without_a_user() {
         let mut config = Config::default();
         for name in ServiceName::ALL.into_iter().filter(|name| !name.needs_root()) {
             config.users.uids.insert(name.to_string(), uid_of(name.as_str()));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn of_cri_node_status_may_list_the_images_and_nothing_else() {
+    fn node_status_may_call_only_list_images_of_cri() {
         let policy = policy();
         let may = |service: &str, path: &str| policy.check(path, &peer(uid_of(service), &[])).is_ok();
         let list = "/runtime.v1.ImageService/ListImages";
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_leads_into_a_container_is_for_root_alone() {
+    fn exec_attach_and_port_forward_urls_are_for_root_only() {
         let policy = policy();
         let path = |method: &str| format!("/runtime.v1.RuntimeService/{method}");
         assert!(policy.check(&path("ExecSync"), &peer(uid_of("pod-sync"), &[])).is_ok());
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_method_that_nobody_listed_is_for_root_alone() {
+    fn a_method_without_listed_callers_is_for_root_only() {
         let status = policy().check("/other.v1.Api/Call", &peer(uid_of("init"), &[700])).unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
     }

@@ -1,23 +1,24 @@
-//! Places that nobody can use up: whoever comes with few finds one.
+//! A limited number of slots (places), shared so that no holder can use up all of them: a holder with few slots can always
+//! get one.
 //!
-//! A holder gets a place as long as it has fewer than a multiple of those that are still free (the dynamic threshold of Choudhury
-//! and Hahne, 1998). Alone, a pod can so have half of the places, and two pods a third each; the more holders there are, the less
-//! each may have, and some places are always free for one that has none. Nothing is taken from anybody.
+//! A holder gets a slot while it has fewer than a multiple of the free slots (the dynamic threshold of Choudhury and Hahne,
+//! 1998). A single pod can thus have half of the slots, and two pods a third each. The more holders there are, the smaller
+//! is each share, and some slots always stay free for a new holder. A slot that was given is never taken back.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a holder is.
+/// The kind of a holder, which sets the size of its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HolderKind {
-    /// A pod: as many as are free.
+    /// A pod: as many slots as are free.
     Pod,
-    /// A namespace: twice as many as are free.
+    /// A namespace: twice as many slots as are free.
     Namespace,
-    /// Who asks: four times as many as are free.
+    /// The user who sends the request: four times as many slots as are free.
     User,
-    /// From where somebody asks: four times as many as are free.
+    /// The address that the request comes from: four times as many slots as are free.
     Address,
 }
 
@@ -40,7 +41,7 @@ impl HolderKind {
     }
 }
 
-/// Who has places.
+/// A holder of slots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// What it is.
@@ -50,7 +51,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// One of this kind and name.
+    /// A holder of this kind and name.
     pub fn new(kind: HolderKind, name: impl Into<Arc<str>>) -> Self {
         Self { kind, name: name.into() }
     }
@@ -62,7 +63,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Places, with who has them.
+/// The slots and their holders.
 #[derive(Debug)]
 pub struct Shares {
     places: usize,
@@ -75,17 +76,17 @@ struct State {
     by: BTreeMap<Holder, usize>,
 }
 
-/// A place, free again when this is dropped.
+/// A slot. Dropping it frees the slot.
 #[derive(Debug)]
 pub struct SharedPlace {
     shares: Arc<Shares>,
     holders: Vec<Holder>,
 }
 
-/// Why there is no place.
+/// Why a holder got no slot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlace {
-    /// This holder has its share.
+    /// This holder has its full share.
     #[error("{holder} has {count} of {places}, and gets no more while {free} are free")]
     Share {
         /// Who has it.
@@ -97,7 +98,7 @@ pub enum NoPlace {
         /// How many there are.
         places: usize,
     },
-    /// None is free.
+    /// No slot is free.
     #[error("all {places} are taken, {count} of them by {holder}")]
     Full {
         /// Who has most.
@@ -110,7 +111,7 @@ pub enum NoPlace {
 }
 
 impl Shares {
-    /// So many places, all free.
+    /// Creates this number of slots, all free.
     pub fn new(places: usize) -> Arc<Self> {
         Arc::new(Self { places: places.max(1), state: Mutex::default() })
     }
@@ -124,20 +125,20 @@ impl Shares {
         self.places
     }
 
-    /// How many are taken.
+    /// Number of slots in use.
     pub fn taken(&self) -> usize {
         self.state().taken
     }
 
-    /// The holder with most of them, and how many.
+    /// The holder with the most slots, and their number.
     pub fn most(&self) -> Option<(Holder, usize)> {
         self.state().most()
     }
 
-    /// A place for somebody who is all of `holders`.
+    /// Takes a slot in the name of all `holders` (for example a pod, its namespace and its user).
     ///
     /// # Errors
-    /// None is free, or one of `holders` has its share.
+    /// No slot is free, or one of `holders` has its full share.
     pub fn take(self: &Arc<Self>, holders: Vec<Holder>) -> Result<SharedPlace, NoPlace> {
         let mut state = self.state();
         let (places, free) = (self.places, self.places - state.taken);
@@ -163,7 +164,7 @@ impl Shares {
 
 impl State {
     fn most(&self) -> Option<(Holder, usize)> {
-        // Among equals the first kind, which is the narrowest.
+        // Among equals the first kind, the narrowest one.
         let most = self.by.iter().rev().max_by_key(|(_, count)| **count);
         most.map(|(holder, count)| (holder.clone(), *count))
     }
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_gets_half_two_a_third_each_and_one_that_has_none_always_gets_one() {
+    fn one_pod_gets_half_of_the_slots_two_a_third_each_and_a_newcomer_one() {
         let shares = Shares::new(128);
         let first = fill(&shares, &pod("a", "greedy", "api"));
         assert_eq!(first.len(), 64);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_many_pods_leaves_places_to_others_and_so_does_a_user() {
+    fn a_namespace_or_user_with_many_pods_leaves_slots_to_others() {
         let shares = Shares::new(128);
         let pods: Vec<_> = (0..100).map(|n| pod("tenant", &format!("p{n}"), "api")).collect();
         let mut held = Vec::new();
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_finds_a_place_until_all_are_taken_by_as_many() {
+    fn newcomers_get_a_slot_until_each_slot_has_a_different_holder() {
         let shares = Shares::new(4);
         let mut held = Vec::new();
         for n in 0..4 {

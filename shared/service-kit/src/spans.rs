@@ -1,12 +1,12 @@
-//! Kept spans on the wire.
+//! Converts buffered spans to their wire types.
 
 use keelson_proto::keelson::admin::v1 as pb;
-use keelson_telemetry::{KeptSpan, KeptTrace};
+use keelson_telemetry::{BufferedSpan, BufferedTrace};
 
-/// The ids of traces.
+/// Parses trace ids.
 ///
 /// # Errors
-/// The first text that is none.
+/// The first text that is not a trace id.
 pub(crate) fn trace_ids(texts: &[String]) -> Result<Vec<u128>, String> {
     let id = |text: &String| {
         let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -16,7 +16,7 @@ pub(crate) fn trace_ids(texts: &[String]) -> Result<Vec<u128>, String> {
 }
 
 /// A trace.
-pub(crate) fn trace(kept: KeptTrace) -> pb::Trace {
+pub(crate) fn trace(kept: BufferedTrace) -> pb::Trace {
     pb::Trace {
         trace_id: format!("{:032x}", kept.id),
         pod_uid: kept.pod_uid,
@@ -25,7 +25,7 @@ pub(crate) fn trace(kept: KeptTrace) -> pb::Trace {
     }
 }
 
-fn span(kept: KeptSpan) -> pb::Span {
+fn span(kept: BufferedSpan) -> pb::Span {
     pb::Span {
         span_id: format!("{:016x}", kept.id),
         parent_span_id: if kept.parent == 0 { String::new() } else { format!("{:016x}", kept.parent) },
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_first_span_of_a_trace_has_no_parent() {
-        let of = |parent| KeptSpan {
+        let of = |parent| BufferedSpan {
             id: 1,
             parent,
             name: "s",
@@ -58,10 +58,10 @@ mod tests {
             start_unix_nanos: 5,
             duration_nanos: 6,
         };
-        let kept = KeptTrace { id: 255, pod_uid: "u".into(), spans: vec![of(0), of(16)], left_out: 3 };
-        let told = trace(kept);
-        assert_eq!(told.trace_id, "000000000000000000000000000000ff");
-        let parents: Vec<&str> = told.spans.iter().map(|s| s.parent_span_id.as_str()).collect();
+        let kept = BufferedTrace { id: 255, pod_uid: "u".into(), spans: vec![of(0), of(16)], left_out: 3 };
+        let converted = trace(kept);
+        assert_eq!(converted.trace_id, "000000000000000000000000000000ff");
+        let parents: Vec<&str> = converted.spans.iter().map(|s| s.parent_span_id.as_str()).collect();
         assert_eq!(parents, ["", "0000000000000010"]);
     }
 }

@@ -1,4 +1,4 @@
-//! One small JSON file in which a service keeps what a restart must not lose.
+//! A small JSON file (checkpoint) with the state of a service that must survive a restart.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -15,14 +15,14 @@ const VERSION_KEY: &str = "schemaVersion";
 /// Why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
-    /// A newer release wrote it.
+    /// The file was written by a newer release.
     #[error("{} has schema version {found}, this binary knows {known}; use the newer release again or remove the file ({without})", path.display())]
     TooNew {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u64,
-        /// The newest one that is understood.
+        /// The newest version that this binary supports.
         known: u64,
         /// What happens without the file.
         without: &'static str,
@@ -39,14 +39,14 @@ pub enum StateFileError {
     },
 }
 
-/// What is kept, as one JSON object with its schema version beside its fields.
-pub trait Kept: Serialize + DeserializeOwned + Default + Send + 'static {
-    /// Grows with each change that an older binary would misread; a file of a newer version is refused.
+/// The stored state: one JSON object with the schema version next to its fields.
+pub trait StoredState: Serialize + DeserializeOwned + Default + Send + 'static {
+    /// Schema version. Raised with each change that an older binary would misread; a file of a newer version is refused.
     const VERSION: u64;
     /// What happens without the file, for people.
-    const WITHOUT: &'static str;
+    const CONSEQUENCE_OF_LOSS: &'static str;
     /// What follows when it cannot be written and what to do, for people.
-    const UNWRITTEN: &'static str;
+    const CONSEQUENCE_OF_WRITE_ERROR: &'static str;
 }
 
 /// A file of the state folder.
@@ -57,14 +57,14 @@ pub struct StateFile<T> {
 }
 
 impl<T> StateFile<T> {
-    /// The file at this path, whether it is there or not.
+    /// The file at this path; it need not exist.
     pub const fn at(path: PathBuf) -> Self {
         Self { path, kept: PhantomData }
     }
 }
 
-impl<T: Kept> StateFile<T> {
-    /// What is kept; the default when there is no file, or it cannot be read or is broken, which is logged.
+impl<T: StoredState> StateFile<T> {
+    /// Loads the state. The default when there is no file, or (logged) when it cannot be read or parsed.
     ///
     /// # Errors
     /// [`StateFileError::TooNew`].
@@ -83,16 +83,16 @@ impl<T: Kept> StateFile<T> {
             Ok(Ok(kept)) => Ok(kept),
             Ok(Err(found)) => {
                 let (path, known) = (self.path.clone(), T::VERSION);
-                Err(StateFileError::TooNew { path, found, known, without: T::WITHOUT })
+                Err(StateFileError::TooNew { path, found, known, without: T::CONSEQUENCE_OF_LOSS })
             }
             Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "cannot use the state file, beginning anew");
+                tracing::warn!(path = %self.path.display(), %error, "cannot use the state file; starting with an empty state");
                 Ok(T::default())
             }
         }
     }
 
-    /// Replaces the file by rename. It is not synced: with the machine the pods end, too.
+    /// Replaces the file by rename. Without fsync: after a crash of the machine the pods are gone, too.
     ///
     /// # Errors
     /// [`StateFileError::Write`].
@@ -101,13 +101,13 @@ impl<T: Kept> StateFile<T> {
         let written = tokio::task::spawn_blocking(move || replace(&path, &kept)).await;
         written.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(|source| StateFileError::Write {
             path: self.path.clone(),
-            way_out: T::UNWRITTEN,
+            way_out: T::CONSEQUENCE_OF_WRITE_ERROR,
             source,
         })
     }
 }
 
-fn replace<T: Kept>(path: &Path, kept: &T) -> io::Result<()> {
+fn replace<T: StoredState>(path: &Path, kept: &T) -> io::Result<()> {
     let mut json = serde_json::to_value(kept)?;
     json[VERSION_KEY] = T::VERSION.into();
     if let Some(folder) = path.parent() {
@@ -134,10 +134,10 @@ mod tests {
         names: Vec<String>,
     }
 
-    impl Kept for Notes {
+    impl StoredState for Notes {
         const VERSION: u64 = 2;
-        const WITHOUT: &'static str = "the names are forgotten";
-        const UNWRITTEN: &'static str = "make room";
+        const CONSEQUENCE_OF_LOSS: &'static str = "the names are forgotten";
+        const CONSEQUENCE_OF_WRITE_ERROR: &'static str = "make room";
     }
 
     fn file(dir: &Path) -> StateFile<Notes> {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_stored_is_loaded_again_and_for_nobody_else() {
+    async fn stored_state_is_reloaded_and_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         assert_eq!(file.load().await.unwrap(), Notes::default());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn older_ones_are_read_broken_ones_forgotten_and_newer_ones_refused_whatever_their_shape() {
+    async fn older_schemas_load_broken_files_reset_and_newer_schemas_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         fs::create_dir(dir.path().join("service")).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_cannot_be_written_is_named_with_the_way_out() {
+    async fn write_error_names_the_file_and_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("service"), "in the way").unwrap();
         let said = file(dir.path()).store(Notes::default()).await.unwrap_err().to_string();

@@ -38,8 +38,8 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Whether the callee has answered nothing at all: the status is the word of a client of ours, here or in a service
-/// that passes calls on, about a peer that it could not reach, lost or waited for in vain.
+/// Whether the callee has not answered at all: the status was made by a client of ours (here or in a service that relays
+/// calls) for a peer that it could not reach, lost, or waited for until the timeout.
 pub fn is_unanswered(status: &Status) -> bool {
     // A status that came over the wire has no source; one that the client has made of a broken connection has.
     std::error::Error::source(status).is_some()
@@ -49,7 +49,7 @@ pub fn is_unanswered(status: &Status) -> bool {
 /// Whether the call may not have reached the callee or its answer was lost: the outcome is unknown
 /// (architecture §4, "Calls that were cut").
 ///
-/// UNKNOWN that a callee answers is no cut: container runtimes answer most failures so.
+/// UNKNOWN from a callee does not count: container runtimes return most errors with this code.
 pub fn is_cut(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled)
         || is_unanswered(status)
@@ -65,13 +65,13 @@ mod tests {
         assert_eq!(reason(&status).as_deref(), Some("POD_UNKNOWN"));
     }
 
-    /// As a status looks after its way over the wire.
+    /// A status as it is received over the wire.
     fn received(status: Status) -> Status {
         Status::from_header_map(status.into_http::<()>().headers()).unwrap()
     }
 
     #[test]
-    fn a_failure_that_the_callee_answers_is_no_cut() {
+    fn an_error_answered_by_the_callee_is_not_a_cut() {
         for code in [Code::Unknown, Code::Internal, Code::FailedPrecondition, Code::NotFound] {
             let status = received(Status::new(code, "failed to mount"));
             assert!(!is_cut(&status) && !is_unanswered(&status), "{code:?}");
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_is_a_cut_with_whatever_code_and_also_when_it_is_passed_on() {
+    fn a_lost_connection_is_a_cut_with_any_code_and_also_when_relayed() {
         let broken = Status::from_error(Box::new(std::io::Error::other("connection reset")));
         assert_eq!(broken.code(), Code::Unknown);
         assert!(is_cut(&broken) && is_unanswered(&broken));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_our_client_says_of_a_peer_that_is_not_there_or_keeps_silent_is_no_answer() {
+    async fn client_errors_for_absent_or_silent_peers_count_as_unanswered() {
         use keelson_proto::keelson::pod_sync::v1 as sync;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("peer.sock");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_leaves_the_outcome_open_is_a_cut_though_it_is_an_answer() {
+    fn an_answer_with_unknown_outcome_is_a_cut_although_answered() {
         for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Cancelled] {
             let status = received(Status::new(code, "context deadline exceeded"));
             assert!(is_cut(&status) && !is_unanswered(&status), "{code:?}");

@@ -1,8 +1,9 @@
-//! Turns of pods at something of which the node does only so much at a time.
+//! Turns of pods at work that the node does only a limited amount of at a time.
 //!
-//! Whoever has the fewest turns gets the next one, and among equals who has waited longest. A turn has no end of its own: a probe may take
-//! as long as its pod's manifest says, and a pull as long as a registry likes. So a pod that has more turns than one that waits loses its
-//! oldest after the other has waited for a while, and where all have the same, whoever has had one for long ([`Fairness`]).
+//! The pod with the fewest turns gets the next one; among equals, the one that has waited longest. A turn has no time limit
+//! of its own: a probe may take as long as the pod's manifest allows, and a pull as long as the registry needs. So a pod
+//! that has more turns than a waiting pod loses its oldest turn after the other has waited for a while. Where all pods have
+//! the same number, a pod loses a turn that it has had for long ([`Fairness`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -13,16 +14,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// When a turn is taken from somebody for one who waits.
+/// When a turn is taken from a pod for one that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fairness {
-    /// So long somebody waits before one that has more turns loses one.
+    /// How long a pod waits before a pod with more turns loses one.
     pub patience: Duration,
-    /// So long everybody keeps a turn who has no more than the one that waits.
+    /// How long a pod keeps a turn when it has no more turns than the waiting pod.
     pub kept: Duration,
 }
 
-/// The turns at one thing.
+/// The turns for one kind of work.
 #[derive(Debug)]
 pub struct Turns {
     places: usize,
@@ -51,7 +52,7 @@ struct Waiting {
     given: oneshot::Sender<Turn>,
 }
 
-/// A turn; whoever waits gets it when this is dropped.
+/// A turn. Dropping it gives the turn to the next waiting pod.
 #[derive(Debug)]
 pub struct Turn {
     turns: Arc<Turns>,
@@ -59,23 +60,23 @@ pub struct Turn {
     cut: CancellationToken,
 }
 
-/// How the turns stand.
+/// A snapshot of the turns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// How many there are.
+    /// Total number of turns.
     pub places: usize,
-    /// How many of them are taken.
+    /// Number of turns in use.
     pub taken: usize,
-    /// How many wait for one.
+    /// Number of waiting requests.
     pub waiting: usize,
     /// The longest wait.
     pub longest: Duration,
-    /// The pod that has most, and how many.
+    /// The pod with the most turns, and their number.
     pub most: Option<(Arc<str>, usize)>,
 }
 
 impl Turns {
-    /// So many at the same time.
+    /// Allows `places` turns at the same time.
     pub fn new(places: usize, fairness: Fairness) -> Arc<Self> {
         Arc::new(Self { places: places.max(1), fairness, state: Mutex::default() })
     }
@@ -84,7 +85,7 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn of the pod. Cancel-safe: who does not wait any more gets none.
+    /// Waits for a turn for the pod. Cancel-safe: a cancelled wait gets no turn.
     pub async fn take(self: &Arc<Self>, pod: &Arc<str>) -> Turn {
         let mut given = {
             let (given, mine) = oneshot::channel();
@@ -101,7 +102,7 @@ impl Turns {
                     if let Ok(turn) = turn {
                         return turn;
                     }
-                    // Nobody drops a sender without a turn; if somebody did, this one waits for ever and is seen to.
+                    // A sender is never dropped without sending a turn; if it were, this would wait for ever, visibly.
                     std::future::pending::<()>().await;
                 }
                 () = tokio::time::sleep(self.fairness.patience) => self.make_room(pod),
@@ -109,7 +110,7 @@ impl Turns {
         }
     }
 
-    /// Gives what is free to those who wait.
+    /// Gives the free turns to waiting pods.
     fn hand_out(self: &Arc<Self>) {
         loop {
             let (given, turn) = {
@@ -118,12 +119,12 @@ impl Turns {
                 let cut = state.held.get(&number).map(|held| held.cut.clone()).unwrap_or_default();
                 (next, Turn { turns: Arc::clone(self), number, cut })
             };
-            // Who does not wait any more gives it back, outside of the lock, and the next one gets it.
+            // A cancelled receiver gives its turn back, outside of the lock, and the next pod gets it.
             drop(given.send(turn));
         }
     }
 
-    /// Takes a turn from somebody who has more than the pod, or has had one for long.
+    /// Takes a turn from a pod that has more turns than `pod`, or has had one for long.
     fn make_room(&self, pod: &Arc<str>) {
         let mut state = self.state();
         state.waiting.retain(|waiting| !waiting.given.is_closed());
@@ -148,7 +149,7 @@ impl Turns {
         }
     }
 
-    /// How they stand.
+    /// A snapshot for health and metrics.
     pub fn look(&self) -> Look {
         let state = self.state();
         let counts = state.counts();
@@ -174,7 +175,7 @@ impl State {
         counts
     }
 
-    /// Makes the turn of whoever is next, if one is free.
+    /// Creates a turn for the next waiting pod, if one is free.
     fn next_turn(&mut self, places: usize) -> Option<(u64, oneshot::Sender<Turn>)> {
         if self.held.len() >= places {
             return None;
@@ -182,7 +183,7 @@ impl State {
         self.waiting.retain(|waiting| !waiting.given.is_closed());
         let counts = self.counts();
         let count = |waiting: &Waiting| counts.get(&waiting.pod).copied().unwrap_or(0);
-        // The first of those with the least: they are in the order in which they came.
+        // The first of those with the fewest turns: they are in order of arrival.
         let at = (0..self.waiting.len()).min_by_key(|at| count(&self.waiting[*at]))?;
         let Waiting { pod, given, .. } = self.waiting.remove(at)?;
         let number = self.next;
@@ -193,15 +194,15 @@ impl State {
 }
 
 impl Turn {
-    /// Waits until somebody else is to have the turn. Cancel-safe.
+    /// Waits until the turn is needed for another pod. Cancel-safe.
     pub async fn cut(&self) {
         self.cut.cancelled().await;
     }
 
-    /// Does `work`, which cannot be interrupted, to its end; the turn is given back as soon as somebody else is to have it.
+    /// Runs `work`, which cannot be interrupted, to its end; gives the turn back as soon as another pod needs it.
     pub async fn work<T>(self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
-        // Cancel-safe: `work` is pinned outside and goes on below.
+        // Cancel-safe: `work` is pinned outside and continues below.
         tokio::select! {
             done = &mut work => return done,
             () = self.cut() => {}
@@ -233,7 +234,7 @@ mod tests {
         name.into()
     }
 
-    /// As many turns as there are, of a pod that keeps them.
+    /// Takes all turns for one pod, which keeps them.
     async fn all(turns: &Arc<Turns>, name: &str) -> Vec<Turn> {
         let mut held = Vec::new();
         for _ in 0..turns.places {
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_none_comes_before_who_has_some_however_long_that_has_waited() {
+    async fn pods_without_a_turn_go_first_regardless_of_waiting_time() {
         let turns = turns(2);
         let mut held = all(&turns, "greedy").await;
         let more = {
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn among_equals_a_turn_is_kept_for_five_seconds_and_then_goes_round() {
+    async fn among_equals_a_turn_rotates_after_five_seconds() {
         let turns = turns(2);
         let (one, other) = (turns.take(&pod("one")).await, turns.take(&pod("other")).await);
         let tasks = [until_cut(one), until_cut(other)];
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_goes_on_gives_its_turn_to_who_waits() {
+    async fn running_work_yields_its_turn_to_a_waiting_pod() {
         let turns = turns(1);
         let (end, ended) = oneshot::channel::<u8>();
         let turn = turns.take(&pod("slow")).await;
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pods_own_probes_wait_for_each_other_and_cut_nothing() {
+    async fn probes_of_one_pod_wait_for_each_other_and_cut_no_turn() {
         let turns = turns(2);
         let held = all(&turns, "alone").await;
         let more = tokio::time::timeout(Duration::from_secs(60), turns.take(&pod("alone"))).await;
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hundred_greedy_pods_keep_nobody_waiting_for_longer_than_their_turns() {
+    async fn a_new_pod_waits_for_at_most_one_turn_of_each_of_a_hundred_greedy_pods() {
         let turns = turns(16);
         let greedy: Vec<_> = (0..100)
             .map(|n| {
@@ -356,7 +357,7 @@ mod tests {
         for _ in 0..5 {
             let begun = Instant::now();
             drop(turns.take(&pod("victim")).await);
-            // A hundred who wait before it, sixteen in each five seconds.
+            // A hundred pods wait before it, and sixteen get a turn in each five seconds.
             assert!(begun.elapsed() <= Duration::from_secs(45), "{:?}", begun.elapsed());
         }
         greedy.iter().for_each(tokio::task::JoinHandle::abort);

@@ -34,8 +34,8 @@ pub enum BindError {
     },
 }
 
-/// Binds `path` under a temporary name and renames it into place, so that a caller meets the old socket or
-/// the new one but never none; mode 0660. A listener that systemd hands over is taken instead.
+/// Binds `path` under a temporary name and renames it into place, so that a caller finds the old socket or the new one, but
+/// never no socket; mode 0660. A listener from systemd socket activation is used instead.
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let fail = |source| BindError::Bind { path: path.to_owned(), source };
     if let Some(listener) = listenfd::ListenFd::from_env().take_unix_listener(0).map_err(fail)? {
@@ -51,14 +51,14 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-/// Gives a socket to the group of its folder, which is the operators': a service of root has another group itself.
+/// Sets the socket's group to that of its folder, the operator group: a service that runs as root has another group.
 fn give_to_group_of_folder(socket: &Path) -> io::Result<()> {
     let Some(folder) = socket.parent() else { return Ok(()) };
     let group = fs::metadata(folder)?.gid();
     if fs::symlink_metadata(socket)?.gid() == group { Ok(()) } else { lchown(socket, None, Some(group)) }
 }
 
-/// Who is at the other end of a connection, as the kernel says.
+/// The process at the other end of a connection, as the kernel reports it.
 #[derive(Debug, Clone, Default)]
 pub struct PeerIdentity {
     /// Effective user id when it connected.
@@ -69,7 +69,7 @@ pub struct PeerIdentity {
     pub pid: Option<i32>,
     /// Supplementary groups when it connected.
     pub groups: Vec<u32>,
-    /// Why its process is none of the node's own: then it is nobody, whatever its user. `None` where it is one.
+    /// Why the process is not one of the node's own; then it is refused regardless of its user. `None` when it is one.
     pub outside: Option<Outside>,
 }
 

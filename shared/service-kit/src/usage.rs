@@ -1,4 +1,4 @@
-//! What this process uses, for `GetUsage`.
+//! Resource usage of this process, for `GetUsage`.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use keelson_proto::keelson::admin::v1::GetUsageResponse;
 
 use crate::{memory, now_unix_nanos};
 
-/// Reads it from the kernel; what cannot be read is 0 or absent.
+/// Reads the usage from the kernel; a value that cannot be read is 0 or absent.
 pub(crate) fn read(with_pss: bool, started_unix_nanos: i64) -> GetUsageResponse {
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let rollup = if with_pss { fs::read_to_string("/proc/self/smaps_rollup").ok() } else { None };
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_files_are_read() {
+    fn statm_and_smaps_rollup_are_parsed() {
         assert_eq!(resident_pages("1000 250 90 1 0 300 0\n"), Some(250));
         assert_eq!(resident_pages(""), None);
         let rollup = "5581-7ffe ---p 00000000 00:00 0 [rollup]\nRss:            1820 kB\nPss:             684 kB\nPss_Dirty: 1 kB\n";
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_tells_what_it_uses() {
+    fn own_process_usage_is_reported() {
         let own = read(true, 7);
         assert!(own.cpu_nanos > 0 && own.rss_bytes > 1 << 20, "{own:?}");
         assert!(own.pss_bytes.is_some_and(|pss| pss > 0 && pss <= own.rss_bytes), "{own:?}");

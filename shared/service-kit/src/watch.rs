@@ -5,8 +5,8 @@ use tokio::sync::Notify;
 
 /// The server side of a `Watch…` RPC: a keyed state and its subscribers.
 ///
-/// A subscriber holds the keys that have changed since it last looked, not their values: the latest value
-/// wins, a slow reader costs one key per changed entry and loses nothing.
+/// A subscriber holds the keys that have changed since its last read, not their values: it gets the latest value, and a
+/// slow reader costs one key per changed entry.
 #[derive(Debug)]
 pub struct WatchHub<K, V>(Arc<Mutex<State<K, V>>>);
 
@@ -33,7 +33,7 @@ struct Slots<K> {
 struct Dirty<K> {
     order: VecDeque<K>,
     keys: BTreeSet<K>,
-    // Keys that were in the replay; `Synced` follows when they are through.
+    // Keys of the replay that were not delivered yet; `Synced` follows after the last one.
     replay_left: usize,
     synced_sent: bool,
 }
@@ -41,11 +41,11 @@ struct Dirty<K> {
 /// One item of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchItem<K, V> {
-    /// The entry is now this.
+    /// The entry was added or changed to this value.
     Set(K, V),
-    /// The entry is gone.
+    /// The entry was removed.
     Gone(K),
-    /// The replay is over.
+    /// The replay is complete.
     Synced,
 }
 
@@ -72,7 +72,7 @@ impl<K: Ord + Clone, V: Clone> WatchHub<K, V> {
         })))
     }
 
-    /// An empty hub that sends no `Synced` before [`WatchHub::complete`]: its owner is still reading.
+    /// An empty hub that sends no `Synced` before [`WatchHub::complete`]: its owner has not read everything yet.
     pub fn incomplete() -> Self {
         let hub = Self::new();
         hub.lock().complete = false;
@@ -83,13 +83,13 @@ impl<K: Ord + Clone, V: Clone> WatchHub<K, V> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owner has read everything once.
+    /// Marks the state as complete: the owner has read everything once.
     pub fn complete(&self) {
         let mut state = self.lock();
         if !state.complete {
             state.complete = true;
             state.each_subscriber(|slots| {
-                // What was set before belongs to the replay, also where a subscriber came earlier.
+                // Entries set before this belong to the replay, also for subscribers that subscribed earlier.
                 let mut dirty = slots.dirty.lock().unwrap_or_else(PoisonError::into_inner);
                 dirty.replay_left = dirty.order.len();
                 drop(dirty);
@@ -98,14 +98,14 @@ impl<K: Ord + Clone, V: Clone> WatchHub<K, V> {
         }
     }
 
-    /// Sets an entry and tells the subscribers.
+    /// Sets an entry and notifies the subscribers.
     pub fn set(&self, key: K, value: V) {
         let mut state = self.lock();
         state.entries.insert(key.clone(), value);
         state.mark(&key);
     }
 
-    /// Sets an entry unless it equals what is there. Whether it was set.
+    /// Sets an entry unless it equals the current one. Returns whether it was set.
     pub fn set_if_changed(&self, key: K, value: V) -> bool
     where
         V: PartialEq,
@@ -119,7 +119,7 @@ impl<K: Ord + Clone, V: Clone> WatchHub<K, V> {
         true
     }
 
-    /// Removes an entry and tells the subscribers. What it was.
+    /// Removes an entry and notifies the subscribers. Returns the removed value.
     pub fn remove(&self, key: &K) -> Option<V> {
         let mut state = self.lock();
         let old = state.entries.remove(key);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_set_before_the_hub_is_complete_comes_before_synced() {
+    async fn entries_set_before_completion_arrive_before_synced() {
         let hub: WatchHub<u32, u32> = WatchHub::incomplete();
         let mut early = hub.subscribe();
         hub.set(1, 1);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_that_goes_during_the_replay_is_reported_gone_before_synced() {
+    async fn an_entry_removed_during_the_replay_is_reported_before_synced() {
         let hub = WatchHub::new();
         hub.set(1, 1);
         let mut sub = hub.subscribe();

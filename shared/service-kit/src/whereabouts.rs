@@ -1,7 +1,7 @@
 //! Where the process at the other end of a socket runs: on the node itself, or in a pod or another namespace (ADR 0004).
 //!
-//! A user id says who calls only where nobody else can have it. A pod can: its containers run as whoever the pod or their image
-//! says, and as root more often than not. So a caller in a pod's cgroup, or in another pid or user namespace, is nobody.
+//! A user id identifies a caller only if no other process can have it. Containers can: they run as any user that the pod or
+//! their image names, often root. So a caller in a pod's cgroup, or in another pid or user namespace, is refused.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 /// `SO_PEERPIDFD` (Linux 6.5).
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// Why a caller is none of the node's own processes.
+/// Why a caller is not one of the node's own processes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Outside {
     /// It is in a pod's cgroup.
@@ -32,7 +32,7 @@ pub enum Outside {
     /// It is in another user namespace.
     #[error("its process {0} runs in another user namespace")]
     UserNamespace(i32),
-    /// It cannot be looked at.
+    /// The process cannot be inspected.
     #[error(
         "its process {pid} cannot be looked at ({error}): it has ended, or /proc hides it; where /proc is mounted with hidepid, add \
          the option gid=<operator group>"
@@ -45,12 +45,12 @@ pub enum Outside {
     },
 }
 
-/// What `/proc` tells of a process.
+/// What `/proc` reports of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Seen {
     /// The paths of its cgroups.
     cgroups: Vec<String>,
-    /// In how many pid namespaces it has a number, from that of `/proc` on.
+    /// Number of pid namespaces in which it has a pid, starting with that of `/proc`.
     pid_namespaces: usize,
     /// `uid_map` as it is.
     user_namespace: String,
@@ -70,22 +70,22 @@ impl Seen {
         let path = |line: &str| line.splitn(3, ':').nth(2).map(ToOwned::to_owned);
         Self {
             cgroups: cgroup.lines().filter_map(path).collect(),
-            // Kernels without pid namespaces do not tell.
+            // Kernels without pid namespaces do not report it.
             pid_namespaces: field("NSpid").map_or(1, |numbers| numbers.split_whitespace().count()),
             user_namespace: uid_map.split_whitespace().collect::<Vec<_>>().join(" "),
             uid: field("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()),
         }
     }
 
-    /// This process, which stays where it is.
+    /// This process, which never changes its namespaces or cgroup.
     fn own() -> &'static Self {
         static OWN: OnceLock<Seen> = OnceLock::new();
         OWN.get_or_init(|| Self::of("self").unwrap_or_default())
     }
 
-    /// Why a process that is seen so is not beside `own`.
+    /// Why this process does not run in the same place as `own`.
     fn outside_of(&self, own: &Self, pid: i32) -> Option<Outside> {
-        // An agent that is itself in a pod has its own pod's cgroup around all that it runs.
+        // All processes of an agent that itself runs in a pod are below that pod's cgroup.
         let around = own.cgroups.iter().filter_map(|path| pod_of(path)).max_by_key(|pod| pod.len());
         let is_in_pod = |path: &&String| {
             let below = around
@@ -107,7 +107,7 @@ impl Seen {
 }
 
 /// The part of a cgroup's path down to a pod's own cgroup: what a kubelet, and this agent, make below `kubepods` or, with systemd,
-/// `kubepods.slice` (runtime-and-resources.md §8.1). `None` where it leads into no pod.
+/// `kubepods.slice` (runtime-and-resources.md §8.1). `None` when the path is not in a pod.
 fn pod_of(path: &str) -> Option<&str> {
     let mut end = 0;
     let mut below = false;
@@ -122,9 +122,9 @@ fn pod_of(path: &str) -> Option<&str> {
     None
 }
 
-/// Why the process that `stream` was opened by, with this number and user, is none of the node's own; `None` where it is one.
+/// Why the process that opened `stream`, with this pid and user, is not one of the node's own; `None` when it is one.
 pub(crate) fn outside(stream: &UnixStream, pid: Option<i32>, uid: u32) -> Option<Outside> {
-    // The kernel knows no number for a process of a namespace beside or around this one.
+    // The kernel reports no pid for a process in a sibling or parent pid namespace.
     let pid = pid.filter(|pid| *pid > 0);
     let Some(pid) = pid else { return Some(Outside::PidNamespace) };
     let unseen = |error: &dyn std::fmt::Display| Some(Outside::Unseen { pid, error: error.to_string() });
@@ -136,7 +136,7 @@ pub(crate) fn outside(stream: &UnixStream, pid: Option<i32>, uid: u32) -> Option
         Ok(seen) => seen,
         Err(error) => return unseen(&error),
     };
-    // The number may be another process's by now, unless the one that is held still runs.
+    // The pid may be reused by now, unless the process behind the descriptor still runs.
     if has_ended(&process) {
         return unseen(&"it has ended");
     }
@@ -146,7 +146,8 @@ pub(crate) fn outside(stream: &UnixStream, pid: Option<i32>, uid: u32) -> Option
     seen.outside_of(Seen::own(), pid)
 }
 
-/// A descriptor of the peer's process, and whether it is that for certain: before Linux 6.5 it is of whoever has the number now.
+/// A pidfd of the peer's process, and whether it is certainly that process: before Linux 6.5 it is opened by pid, which may
+/// be reused.
 fn peer_process(stream: &UnixStream, pid: i32) -> io::Result<(OwnedFd, bool)> {
     let mut descriptor: libc::c_int = -1;
     let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("an int is small");
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_cgroup_is_known_in_both_drivers_and_versions() {
+    fn pod_cgroups_are_recognised_for_both_drivers_and_cgroup_versions() {
         for (path, expected) in [
             ("/", None),
             ("/system.slice/keelson.service", None),
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_process_beside_this_one_is_one_of_the_nodes_own() {
+    fn only_processes_in_the_nodes_own_namespaces_and_cgroups_are_accepted() {
         let own = Seen::parse("0::/system.slice/keelson.service\n", &status("10"), ALL);
         let nested = Seen::parse("0::/kubepods/pod1/agent\n", &status("10"), ALL);
         let in_pod = |cgroup: &str| Some(Outside::Pod { pid: 7, cgroup: cgroup.to_owned() });
@@ -222,7 +223,7 @@ mod tests {
             (&own, "0::/user.slice\n", "7 1", ALL, Some(Outside::PidNamespace)),
             (&own, "0::/user.slice\n", "7", "0 100000 65536\n", Some(Outside::UserNamespace(7))),
             (&own, "0::/kubepods/pod1/c1\n", "7", ALL, in_pod("/kubepods/pod1/c1")),
-            // Of version 1 each hierarchy is looked at: a container may be left out of some.
+            // On cgroup v1 each hierarchy is checked: a container may be missing in some.
             (
                 &own,
                 "2:cpu:/\n1:memory:/kubepods/besteffort/pod1/c1\n",
@@ -230,7 +231,8 @@ mod tests {
                 ALL,
                 in_pod("/kubepods/besteffort/pod1/c1"),
             ),
-            // An agent in a pod: what is beside it in that pod, a pod of its own, and another one around it.
+            // An agent in a pod: a process in the same pod, one in a pod that it runs, and one in another pod of the outer
+            // node.
             (&nested, "0::/kubepods/pod1/other\n", "7", ALL, None),
             (
                 &nested,
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_peer_is_looked_at_and_one_that_has_ended_is_nobody() {
+    async fn a_peer_is_identified_and_refused_once_it_has_exited() {
         let (own, _other) = UnixStream::pair().unwrap();
         let (pid, uid) = (std::process::id().cast_signed(), rustix::process::geteuid().as_raw());
         assert_eq!(outside(&own, Some(pid), uid), None);

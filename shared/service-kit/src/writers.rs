@@ -2,8 +2,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Owner and mode of a file or folder that others than root and this process may write, for people; `None` where nobody else may,
-/// or where it cannot be looked at. Links are followed.
+/// Describes owner and mode of a file or folder that users other than root and this process may write. `None` when no other
+/// user may, or when the path cannot be read. Links are followed.
 pub fn writable_by_others(path: &Path) -> Option<String> {
     let found = fs::metadata(path).ok()?;
     let by_owner = ![0, rustix::process::geteuid().as_raw()].contains(&found.uid());
@@ -26,7 +26,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_is_named_with_its_owner_and_mode() {
+    fn paths_writable_by_others_are_described_with_owner_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         assert_eq!(writable_by_others(&file), None, "there is none");

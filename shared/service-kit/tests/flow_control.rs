@@ -1,6 +1,6 @@
-//! One stream whose end does not read holds up nothing else on its connection.
+//! A stream whose receiver does not read does not block other streams of its connection.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic is how a test fails.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tower::{Service as _, ServiceExt as _};
 
 const PIECE: usize = 64 << 10;
 
-/// Zeroes for ever.
+/// An endless stream of zeroes.
 fn endless() -> impl http_body::Body<Data = Bytes, Error = Infallible> {
     StreamBody::new(stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[0; PIECE])))))
 }
@@ -31,7 +31,7 @@ fn routes() -> Routes {
         .route(
             "/test/Swallow",
             post(async |request: axum::extract::Request| {
-                // The head of the answer is there, and the request is kept unread until the caller goes.
+                // The response headers are sent, and the request stays unread until the caller disconnects.
                 let (_, body) = request.into_parts();
                 let kept = stream::once(async move {
                     std::future::pending::<()>().await;
@@ -58,7 +58,7 @@ async fn call(channel: &PeerChannel, path: &str, body: Body) -> http::Response<B
     channel.ready().await.unwrap().call(request).await.unwrap()
 }
 
-/// A call with a body that is answered.
+/// Makes a call with a body and checks the response.
 async fn is_answered(channel: &PeerChannel, after: &str) {
     let body = Body::new(http_body_util::Full::new(Bytes::from_static(&[1; 1000])));
     let answered =
@@ -68,7 +68,7 @@ async fn is_answered(channel: &PeerChannel, after: &str) {
 }
 
 #[tokio::test]
-async fn streams_that_nobody_reads_hold_up_no_other_call() {
+async fn unread_streams_do_not_block_other_calls() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
     let stop = CancellationToken::new();
@@ -91,7 +91,7 @@ async fn streams_that_nobody_reads_hold_up_no_other_call() {
         held.push(answer);
         is_answered(&channel, &format!("{n} answers that are not read")).await;
     }
-    // As many calls as nobody has limited are open at the same time.
+    // The number of concurrently open calls is not limited.
     for _ in 0..300 {
         held.push(call(&channel, "/test/Swallow", Body::empty()).await);
     }

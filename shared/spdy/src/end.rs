@@ -1,19 +1,19 @@
-//! What the runtime says of the end of a command.
+//! Parses how a command has ended from the runtime's status.
 
 use serde::Deserialize;
 
-/// How a command has ended.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// With this exit code.
+    /// It exited with this code.
     Exited(i32),
-    /// The runtime could not run it, and says why.
+    /// The runtime could not run it; the runtime's message.
     Failed(String),
-    /// The runtime says something that is not understood.
+    /// The status cannot be parsed; its text.
     Unclear(String),
 }
 
-/// A Status of the Kubernetes API, as far as it is needed here.
+/// The fields of a Kubernetes `Status` that are needed here.
 #[derive(Debug, Deserialize)]
 struct Status {
     #[serde(default)]
@@ -40,10 +40,10 @@ struct Cause {
     message: String,
 }
 
-/// Reads what came on the error stream of `v4.channel.k8s.io`: one JSON Status (node-and-api.md §8.4).
-pub fn end_of(told: &[u8]) -> End {
-    let unclear = || End::Unclear(String::from_utf8_lossy(told).trim().to_owned());
-    let Ok(status) = serde_json::from_slice::<Status>(told) else { return unclear() };
+/// Parses the content of the error stream of `v4.channel.k8s.io`: one JSON Status (node-and-api.md §8.4).
+pub fn end_of(content: &[u8]) -> End {
+    let unclear = || End::Unclear(String::from_utf8_lossy(content).trim().to_owned());
+    let Ok(status) = serde_json::from_slice::<Status>(content) else { return unclear() };
     match (status.status.as_str(), status.reason.as_str()) {
         ("Success", _) => End::Exited(0),
         ("Failure", "NonZeroExitCode") => {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_read_from_the_status() {
+    fn exit_code_is_read_from_the_exec_status() {
         let exited = |code: &str| {
             format!(
                 r#"{{"metadata":{{}},"status":"Failure","message":"command terminated with non-zero exit code: x",
@@ -71,25 +71,26 @@ mod tests {
         };
         let failed = r#"{"metadata":{},"status":"Failure","message":"no such file","reason":"InternalError",
             "details":{"causes":[{"message":"no such file"}]},"code":500}"#;
-        for (told, end) in [
+        for (content, end) in [
             (r#"{"metadata":{},"status":"Success"}"#.to_owned(), End::Exited(0)),
             (format!("{}\n", r#"{"status":"Success","details":null}"#), End::Exited(0)),
             (exited("3"), End::Exited(3)),
             (exited("137"), End::Exited(137)),
             (failed.to_owned(), End::Failed("no such file".to_owned())),
         ] {
-            assert_eq!(end_of(told.as_bytes()), end, "{told}");
+            assert_eq!(end_of(content.as_bytes()), end, "{content}");
         }
     }
 
     #[test]
-    fn what_is_not_understood_is_never_taken_for_a_good_end() {
+    fn unparsable_exec_status_never_counts_as_success() {
         let no_code = r#"{"status":"Failure","reason":"NonZeroExitCode","message":"m"}"#;
         let odd_code = r#"{"status":"Failure","reason":"NonZeroExitCode",
             "details":{"causes":[{"reason":"ExitCode","message":"many"}]}}"#;
         let cut = r#"{"status":"Success""#;
-        for told in [no_code, odd_code, cut, "{}", "", "null", "command failed", r#"{"status":"Failure"}"#] {
-            assert_eq!(end_of(told.as_bytes()), End::Unclear(told.to_owned()), "{told}");
+        for content in [no_code, odd_code, cut, "{}", "", "null", "command failed", r#"{"status":"Failure"}"#]
+        {
+            assert_eq!(end_of(content.as_bytes()), End::Unclear(content.to_owned()), "{content}");
         }
         assert_eq!(end_of(b"\xff"), End::Unclear("\u{fffd}".to_owned()));
     }

@@ -1,14 +1,14 @@
-//! The frames of SPDY/3.1, as far as a client needs them that opens a few streams and moves bytes on them.
+//! The frames of SPDY/3.1 that a client needs to open a few streams and send and receive bytes.
 //!
-//! Written from the protocol's draft 3.1. Three things are simpler here than a whole implementation would have them:
+//! Written from the protocol's draft 3.1. Three things are simpler than in a full implementation:
 //!
 //! - **Headers go out stored, not compressed.** A header block has to be part of one zlib stream that was begun with
 //!   the protocol's dictionary. Deflate knows blocks that are stored as they are, so a valid stream needs no
 //!   compressor, and of the dictionary only its checksum ([`ZLIB_BEGIN`]).
-//! - **Headers that come in are passed over.** What the servers of container runtimes answer to a stream is that it is
-//!   taken; their headers are empty. As none of them is ever read, the decompressor has no state to lose.
-//! - **No windows.** The one implementation that container runtimes use neither keeps nor gives them: it sends until
-//!   TCP holds it back, and so does this.
+//! - **Incoming headers are ignored.** The servers of container runtimes only accept a stream, with empty headers. As
+//!   no header is ever read, the decompressor has no state to lose.
+//! - **No windows.** The one implementation that container runtimes use has no flow-control windows: it sends until
+//!   TCP blocks, and so does this.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
@@ -25,26 +25,26 @@ const GOAWAY: u16 = 7;
 const HEADERS: u16 = 8;
 /// Bytes before the payload of every frame.
 const HEAD: usize = 8;
-/// The longest payload of a control frame that is taken. Those that come are a few bytes long.
+/// The longest accepted payload of a control frame. Real ones have a few bytes.
 const LONGEST_CONTROL: usize = 64 << 10;
 /// The longest payload of any frame: its length has 24 bits.
 const LONGEST: usize = (1 << 24) - 1;
 /// How the zlib stream of the headers begins: deflate with a window of 32 KiB, "a dictionary is set", and the Adler-32
 /// of the dictionary of SPDY/3 (RFC 1950 §2.2).
 const ZLIB_BEGIN: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
-/// A stored block of no bytes: what a reader has to meet before it hands out the block ahead of it.
+/// An empty stored block: a reader must reach it before it returns the block ahead of it.
 const ZLIB_FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
-/// Bytes that are no SPDY/3.1.
+/// The bytes received are not valid SPDY/3.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpdyError {
-    /// A control frame of another version; mostly, what comes is no SPDY at all.
+    /// A control frame of another version; usually the peer does not use SPDY at all.
     #[error("a control frame of version {0} instead of {VERSION}")]
     Version(u32),
-    /// A control frame that is longer than any that is expected.
+    /// A control frame longer than the accepted maximum.
     #[error("a control frame of {0} bytes")]
     TooLong(usize),
-    /// A control frame that is shorter than its kind needs.
+    /// A control frame too short for its kind.
     #[error("a control frame of kind {kind} with only {length} bytes")]
     TooShort {
         /// Its kind.
@@ -64,16 +64,16 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// The frame that opens `stream`, which has to be odd and higher than all before, with these headers; their names have to
-    /// be in lower case.
-    pub fn open(&mut self, stream: u32, named: &[(&str, &str)]) -> Vec<u8> {
-        let mut headers = length32(named.len()).to_be_bytes().to_vec();
-        for text in named.iter().flat_map(|(name, value)| [name, value]) {
+    /// The frame that opens `stream` with `header_fields`. The id must be odd and higher than all before; header names must be in
+    /// lower case.
+    pub fn open(&mut self, stream: u32, header_fields: &[(&str, &str)]) -> Vec<u8> {
+        let mut headers = length32(header_fields.len()).to_be_bytes().to_vec();
+        for text in header_fields.iter().flat_map(|(name, value)| [name, value]) {
             headers.extend(length32(text.len()).to_be_bytes());
             headers.extend(text.as_bytes());
         }
         let mut payload = stream.to_be_bytes().to_vec();
-        // Belongs to no other stream, has the highest priority, uses no certificate.
+        // No associated stream, the highest priority, no certificate slot.
         payload.extend([0; 6]);
         if !std::mem::replace(&mut self.begun, true) {
             payload.extend(ZLIB_BEGIN);
@@ -88,7 +88,7 @@ impl Opener {
     }
 }
 
-/// The bytes before `length` bytes of data; `last`: no more follow on this stream.
+/// The header of a data frame with `length` bytes; `last`: no more data follows on this stream.
 pub fn data_head(stream: u32, length: usize, last: bool) -> [u8; HEAD] {
     debug_assert!(length <= LONGEST, "data is cut into frames before");
     head(stream, if last { FIN } else { 0 }, length)
@@ -116,46 +116,46 @@ fn length32(length: usize) -> u32 {
     u32::try_from(length).expect("nothing here is longer than a frame")
 }
 
-/// What the other side has said.
+/// An event from the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It has taken a stream.
+    /// It has accepted a stream.
     Taken {
-        /// Which.
+        /// The stream id.
         stream: u32,
     },
     /// Bytes of a stream; those of one frame may come in several pieces.
     Data {
-        /// Which.
+        /// The stream id.
         stream: u32,
         /// At least one.
         bytes: Bytes,
     },
-    /// It sends no more on a stream.
+    /// It sends no more data on a stream.
     Ended {
-        /// Which.
+        /// The stream id.
         stream: u32,
     },
-    /// It has given up a stream in both directions.
+    /// It has reset a stream, in both directions.
     Reset {
-        /// Which.
+        /// The stream id.
         stream: u32,
-        /// Why, as the protocol counts: 3 is refused, 5 cancelled.
+        /// The status code of the protocol: 3 is refused, 5 cancelled.
         status: u32,
     },
-    /// It wants an answer with the same number.
+    /// A ping: it expects an answer with the same id.
     Ping {
-        /// Its number.
+        /// The id.
         id: u32,
     },
-    /// It takes no more streams.
+    /// It accepts no more streams.
     GoAway,
 }
 
-/// Makes events of bytes.
+/// Decodes bytes into events.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// The data frame in whose payload the input stands.
+    /// The data frame whose payload is being read.
     data: Option<DataFrame>,
 }
 
@@ -167,13 +167,13 @@ struct DataFrame {
 }
 
 impl Decoder {
-    /// Takes the next event from the beginning of `input`; `None` when it takes more bytes to know it.
+    /// Takes the next event from the beginning of `input`; `None` when more bytes are needed.
     ///
-    /// Of data nothing is left behind in `input`, and of a control frame at most 64 KiB, so it stays small if it is
-    /// filled in small steps.
+    /// Data is never left in `input`, and at most 64 KiB of a control frame are, so it stays small if it is filled in small
+    /// steps.
     ///
     /// # Errors
-    /// What has come is no SPDY/3.1. Nothing sensible can follow.
+    /// The bytes are not SPDY/3.1. The connection cannot be used any more.
     pub fn next(&mut self, input: &mut BytesMut) -> Result<Option<Event>, SpdyError> {
         loop {
             if let Some(frame) = &mut self.data {
@@ -215,7 +215,7 @@ impl Decoder {
         }
     }
 
-    /// `None`: a frame that says nothing to a client of this kind.
+    /// Decodes a control frame; `None` for one that this client ignores.
     fn control(&mut self, kind: u16, last: bool, mut payload: Bytes) -> Result<Option<Event>, SpdyError> {
         let length = payload.len();
         let mut number = || {

@@ -1,4 +1,4 @@
-//! Between the caller and the command's streams, until the command has ended.
+//! Relays between the caller and the command's streams until the command has ended.
 
 use std::time::Duration;
 
@@ -14,46 +14,46 @@ use crate::end::{End, end_of};
 use crate::frames::Event;
 use crate::session::{FrameError, Frames, Session, Streams, Writer};
 
-/// How long output may still come once the end is told. Runtimes tell it after all output.
-const LAG: Duration = Duration::from_secs(10);
-/// A status is at most so long; what is more is passed over.
-const LONGEST_STATUS: usize = 64 << 10;
-/// Pings that wait for an answer; one more gets none.
-const PINGS: usize = 4;
+/// How long output may still arrive after the status. Runtimes send the status after all output.
+const OUTPUT_GRACE: Duration = Duration::from_secs(10);
+/// The most bytes of a status; the rest is ignored.
+const MAX_STATUS: usize = 64 << 10;
+/// The most pings that wait for an answer; further ones are dropped.
+const MAX_PENDING_PINGS: usize = 4;
 
-/// Where answers go. Few, so that the command waits for a slow caller and not memory.
+/// Sends responses to the caller. The channel is short: a slow caller slows the command down instead of using memory.
 pub type Answers = mpsc::Sender<Result<pb::ExecResponse, Status>>;
 
-/// Why there is no exit code, once the streams are open.
+/// Why there is no exit code after the streams were opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// The caller says something that cannot be.
+    /// The caller has sent an invalid message.
     #[error("{0}")]
     BadRequest(&'static str),
-    /// What the caller has sent cannot be read, or it has gone.
+    /// The caller's stream cannot be read, or the caller has disconnected.
     #[error("the caller's stream has broken: {}", .0.message())]
     Caller(Status),
-    /// The connection has ended, and nobody has said how the command did.
+    /// The connection has ended before the command's status arrived.
     #[error(
         "the connection to the container runtime was lost while the command ran ({how}): how it ended is not known, \
          and it may still run"
     )]
     Lost {
-        /// What was seen of it.
+        /// How the connection ended.
         how: String,
     },
-    /// The runtime could not run the command; its own words.
+    /// The runtime could not run the command; its message.
     #[error("{0}")]
     Failed(String),
-    /// The runtime has said how it ended, in a way that is not understood.
+    /// The runtime's status cannot be parsed.
     #[error("the container runtime tells of the command's end what is not understood: {0:?}")]
     Unclear(String),
 }
 
-/// Hands everything on both ways.
+/// Relays in both directions until the command has ended.
 ///
 /// # Errors
-/// The caller breaks the rules, the connection breaks, or the runtime tells something else than an exit code.
+/// The caller sends an invalid message, the connection breaks, or the runtime reports something other than an exit code.
 pub async fn relay<M, R, W>(
     session: Session<R, W>,
     container_id: &str,
@@ -74,20 +74,20 @@ where
     if !answer(answers, Item::Started(started)).await {
         return Ok(());
     }
-    let (pings, to_answer) = mpsc::channel(PINGS);
-    // Cancel-safe: the one that ends decides, and of the other nothing is needed any more.
+    let (pings, to_answer) = mpsc::channel(MAX_PENDING_PINGS);
+    // Cancel-safe: the first to end decides, and the state of the other is not needed any more.
     tokio::select! {
         end = output(frames, streams, pings, answers) => end,
         failure = input(messages, writer, to_answer) => Err(failure),
     }
 }
 
-/// False: the caller has gone.
+/// Sends a response. False: the caller has disconnected.
 async fn answer(answers: &Answers, item: Item) -> bool {
     answers.send(Ok(pb::ExecResponse { item: Some(item) })).await.is_ok()
 }
 
-/// Does what the caller says, for ever; returns when it breaks the rules or has gone.
+/// Handles the caller's messages; returns only when one is invalid or the caller has disconnected.
 async fn input<M, W>(messages: &mut M, mut writer: Writer<W>, mut pings: mpsc::Receiver<u32>) -> RelayError
 where
     M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
@@ -104,7 +104,7 @@ where
                     Some(Item::CloseStdin(true)) => writer.end_input().await,
                     Some(Item::Resize(size)) => writer.resize(size.width, size.height).await,
                     Some(Item::Start(_)) => return RelayError::BadRequest("`start` has come a second time"),
-                    // What a newer caller has and this version does not know.
+                    // A message of a newer caller that this version does not know.
                     Some(Item::CloseStdin(false)) | None => {}
                 },
                 Some(Err(status)) => return RelayError::Caller(status),
@@ -114,21 +114,21 @@ where
                 }
             },
             Some(id) = pings.recv() => writer.pong(id).await,
-            // Both have ended: what is left to do is to read.
+            // Both have ended: only output is left.
             else => return std::future::pending().await,
         }
     }
 }
 
-/// What the runtime has still to tell.
+/// The streams on which the runtime may still send.
 #[derive(Debug)]
-struct Open {
+struct OpenStreams {
     status: bool,
     stdout: bool,
     stderr: bool,
 }
 
-impl Open {
+impl OpenStreams {
     fn close(&mut self, streams: Streams, stream: u32) {
         self.status &= stream != streams.error;
         self.stdout &= Some(stream) != streams.stdout;
@@ -140,19 +140,20 @@ impl Open {
     }
 }
 
-/// Hands on what the command writes, and its end.
+/// Relays the command's output and its result.
 async fn output<R: AsyncRead + Unpin>(
     mut frames: Frames<R>,
     streams: Streams,
     pings: mpsc::Sender<u32>,
     answers: &Answers,
 ) -> Result<(), RelayError> {
-    let mut open = Open { status: true, stdout: streams.stdout.is_some(), stderr: streams.stderr.is_some() };
-    let (mut told, mut until, mut broke) = (Vec::new(), None, None);
+    let mut open =
+        OpenStreams { status: true, stdout: streams.stdout.is_some(), stderr: streams.stderr.is_some() };
+    let (mut error_stream, mut deadline, mut broken_by) = (Vec::new(), None, None);
     while open.any() {
-        let event = match until {
+        let event = match deadline {
             None => frames.next().await,
-            Some(until) => match timeout_at(until, frames.next()).await {
+            Some(deadline) => match timeout_at(deadline, frames.next()).await {
                 Ok(event) => event,
                 Err(_) => break,
             },
@@ -164,8 +165,8 @@ async fn output<R: AsyncRead + Unpin>(
                 } else if Some(stream) == streams.stderr {
                     Item::Stderr(bytes.into())
                 } else {
-                    if stream == streams.error && told.len() < LONGEST_STATUS {
-                        told.extend_from_slice(&bytes);
+                    if stream == streams.error && error_stream.len() < MAX_STATUS {
+                        error_stream.extend_from_slice(&bytes);
                     }
                     continue;
                 };
@@ -175,31 +176,31 @@ async fn output<R: AsyncRead + Unpin>(
             }
             Ok(Event::Ended { stream } | Event::Reset { stream, .. }) => open.close(streams, stream),
             Ok(Event::Ping { id }) => {
-                // One that finds no room: the runtime takes nothing of ours, so an answer would not reach it either.
+                // If the queue is full, the runtime reads nothing from us, so an answer would not reach it either.
                 let _ = pings.try_send(id);
             }
             Ok(Event::Taken { .. } | Event::GoAway) => {}
             Err(failure) => {
-                broke = Some(failure);
+                broken_by = Some(failure);
                 break;
             }
         }
         if !open.status {
-            until.get_or_insert_with(|| Instant::now() + LAG);
+            deadline.get_or_insert_with(|| Instant::now() + OUTPUT_GRACE);
         }
     }
-    end(&told, open.status, broke, answers).await
+    send_result(&error_stream, open.status, broken_by, answers).await
 }
 
-/// Tells the caller how the command ended.
-async fn end(
-    told: &[u8],
+/// Sends the command's result to the caller.
+async fn send_result(
+    error_stream: &[u8],
     status_is_open: bool,
-    broke: Option<FrameError>,
+    broken_by: Option<FrameError>,
     answers: &Answers,
 ) -> Result<(), RelayError> {
     let lost = |how: String| Err(RelayError::Lost { how });
-    match (end_of(told), broke) {
+    match (end_of(error_stream), broken_by) {
         (End::Exited(code), _) => {
             answer(answers, Item::ExitCode(code)).await;
             Ok(())

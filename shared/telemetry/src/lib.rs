@@ -1,10 +1,10 @@
 //! Logs and traces of every Keelson service.
 //!
-//! Log lines go to standard error as text or JSON. The spans of traces are kept in memory, a bounded number of them
-//! (see [`Kept`]), and their W3C context goes along with every call. They go out over OTLP/gRPC only when the
+//! Log lines go to standard error as text or JSON. A bounded number of spans of traces is buffered in memory
+//! (see [`SpanBuffer`]), and their W3C context is sent with every call. They are exported over OTLP/gRPC only when the
 //! configuration names a collector; without one their context says that they are not sampled.
 
-mod kept;
+mod span_buffer;
 
 use std::io::IsTerminal as _;
 use std::str::FromStr as _;
@@ -24,11 +24,11 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
 
-use crate::kept::{Keeper, Place};
-pub use crate::kept::{Kept, KeptSpan, KeptTrace};
+use crate::span_buffer::{BufferLayer, Place};
+pub use crate::span_buffer::{BufferedSpan, BufferedTrace, SpanBuffer};
 
-/// The target of the spans that make up a trace, all of level INFO. They are kept and exported whatever the log level,
-/// and the log does not show them. One with `parent: None` begins a trace; a span that belongs to none is not kept.
+/// The target of the spans that make up a trace, all of level INFO. They are buffered and exported at every log level,
+/// and the log does not show them. One with `parent: None` begins a trace; a span that belongs to none is dropped.
 pub const TRACE_TARGET: &str = "keelson_trace";
 
 /// What to log and where to send traces.
@@ -73,7 +73,7 @@ pub enum TelemetryError {
 pub struct Telemetry {
     filter: reload::Handle<Targets, Registry>,
     provider: Option<SdkTracerProvider>,
-    kept: Kept,
+    spans: SpanBuffer,
     current: std::sync::Mutex<String>,
 }
 
@@ -96,22 +96,28 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
     } else {
         builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed()
     };
-    // One filter and not one around the other, and never an absent layer as `None`: a span that one of two layers or
-    // filters would take is made and dropped again although nobody looks at it, with each call of each dependency.
+    // One filter instead of nested ones, and never an absent layer as `None`: otherwise each call of each dependency
+    // creates and drops a span that no layer uses.
     let lines = lines.with_filter(filter.and(not_traces()));
-    let kept = Kept::default();
-    // Below the layer that exports: a span is kept while its ids are known.
-    let registry =
-        tracing_subscriber::registry().with(lines).with(Keeper(kept.clone()).with_filter(only_traces()));
+    let spans = SpanBuffer::default();
+    // Below the exporting layer: a span is buffered while its ids are known.
+    let registry = tracing_subscriber::registry()
+        .with(lines)
+        .with(BufferLayer(spans.clone()).with_filter(only_traces()));
     match traces {
         Some(traces) => registry.with(traces).try_init(),
         None => registry.try_init(),
     }
     .map_err(|_| TelemetryError::Twice)?;
-    Ok(Telemetry { filter: handle, provider, kept, current: std::sync::Mutex::new(options.level.to_owned()) })
+    Ok(Telemetry {
+        filter: handle,
+        provider,
+        spans,
+        current: std::sync::Mutex::new(options.level.to_owned()),
+    })
 }
 
-/// No finer level than INFO: what a dependency has below the level of the log is not even asked about.
+/// No finer level than INFO, so that spans of dependencies below the log level are not even evaluated.
 fn only_traces() -> Targets {
     Targets::new().with_target(TRACE_TARGET, tracing::Level::INFO)
 }
@@ -162,9 +168,9 @@ impl Telemetry {
         Ok(std::mem::replace(&mut current, text.to_owned()))
     }
 
-    /// The spans that this process has kept.
-    pub fn kept(&self) -> &Kept {
-        &self.kept
+    /// The buffered spans of this process.
+    pub fn spans(&self) -> &SpanBuffer {
+        &self.spans
     }
 
     /// Whether traces are exported.
@@ -172,7 +178,7 @@ impl Telemetry {
         self.provider.is_some()
     }
 
-    /// Sends the spans that still wait, bounded by the exporter's own timeout.
+    /// Exports the pending spans, bounded by the exporter's own timeout.
     pub fn shutdown(&self) {
         if let Some(provider) = &self.provider {
             let _ = provider.shutdown();
@@ -190,7 +196,7 @@ pub fn traceparent_of(span: &Span) -> Option<String> {
     if span.is_disabled() {
         return None;
     }
-    exported(span).or_else(|| kept::place(span)).map(|place| place.to_string())
+    exported(span).or_else(|| span_buffer::place(span)).map(|place| place.to_string())
 }
 
 /// Makes `span` a child of the remote span that `traceparent` names; an empty or broken value changes
@@ -200,7 +206,7 @@ pub fn set_parent(span: &Span, traceparent: &str) {
         return;
     }
     let Some(parent) = Place::parse(traceparent) else { return };
-    kept::set_parent(span, parent);
+    span_buffer::set_parent(span, parent);
     let context = SpanContext::new(
         TraceId::from(parent.trace),
         SpanId::from(parent.span),
@@ -213,7 +219,7 @@ pub fn set_parent(span: &Span, traceparent: &str) {
     }
 }
 
-/// Where the span stands for whoever reads what is exported, and from now on here too; none when nothing is exported.
+/// The position of the span in the exported trace, which the buffer uses from now on too; `None` when nothing is exported.
 fn exported(span: &Span) -> Option<Place> {
     let context = span.context();
     let exported = context.span().span_context().clone();
@@ -225,7 +231,7 @@ fn exported(span: &Span) -> Option<Place> {
         span: u64::from_be_bytes(exported.span_id().to_bytes()),
         sampled: exported.is_sampled(),
     };
-    kept::adopt(span, place);
+    span_buffer::adopt(span, place);
     Some(place)
 }
 
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_is_no_filter_is_refused_with_its_text() {
+    fn an_invalid_log_filter_is_refused_with_its_text() {
         let error = parse_filter("info,keelson=loudly").unwrap_err();
         assert!(error.to_string().contains("keelson=loudly"));
     }

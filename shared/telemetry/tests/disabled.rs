@@ -1,4 +1,4 @@
-//! A span that neither the log nor a trace uses is not made.
+//! A span that neither the log nor a trace uses is not created.
 
 use keelson_telemetry::{Options, TRACE_TARGET, init};
 use tracing::Level;

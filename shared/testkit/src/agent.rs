@@ -1,4 +1,4 @@
-//! A whole agent on a private containerd, with every folder, port and name of its own.
+//! A complete agent on a private containerd, with its own folders, ports and names.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -27,7 +27,7 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running agent with its containerd.
 ///
-/// Dropping it ends both and all containers and removes whatever they made.
+/// Dropping it ends both and all containers and removes everything they made.
 #[derive(Debug)]
 pub struct Agent {
     spec: AgentSpec,
@@ -36,7 +36,7 @@ pub struct Agent {
     init: Option<Child>,
 }
 
-/// An agent to be.
+/// Builder of an agent.
 #[derive(Debug)]
 pub struct AgentBuilder {
     dir: PathBuf,
@@ -108,7 +108,7 @@ impl AgentBuilder {
         self
     }
 
-    /// A manifest that is there before the agent starts.
+    /// A manifest that exists before the agent starts.
     #[must_use]
     pub fn manifest(mut self, name: &str, text: &str) -> Self {
         self.manifests.push((name.to_owned(), text.to_owned()));
@@ -267,7 +267,7 @@ impl Agent {
         }
     }
 
-    /// Ends the agent (SIGTERM to init) and waits; containers and containerd go on.
+    /// Ends the agent (SIGTERM to init) and waits; containers and containerd continue to run.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         let Some(mut init) = self.init.take() else { return Ok(()) };
         if let Some(process) = ProcessId::of(init.id()) {
@@ -351,7 +351,7 @@ impl Agent {
         remains.remove()
     }
 
-    /// The services on whose sockets nobody listens.
+    /// The services whose sockets have no listener.
     fn unbound(&self) -> Vec<String> {
         ServiceName::supervised()
             .filter(|service| UnixStream::connect(self.socket(*service)).is_err())
@@ -359,7 +359,7 @@ impl Agent {
             .collect()
     }
 
-    /// The services that are told to use our run folder.
+    /// The services that were started with our run folder.
     fn services_left(&self) -> Vec<ProcessId> {
         let ours = |p: &&process::Process| {
             p.mentions(&self.spec.run_dir) && p.exe_name().is_some_and(|name| name.starts_with("keelson-"))

@@ -1,4 +1,4 @@
-//! A pod network for one private containerd: a bridge and a subnet that no other run has.
+//! A pod network for one private containerd: its own bridge and subnet.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_seen_from_both_sides() {
+    fn overlap_is_symmetric() {
         let wide = Subnet { base: 10 << 24, prefix: 8 };
         let narrow = Subnet::number(5);
         assert_eq!(narrow.to_string(), "10.0.20.0/22");

@@ -1,4 +1,4 @@
-//! A containerd of one's own: never the machine's.
+//! A private containerd; the machine's own is never used.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -38,7 +38,7 @@ pub struct Options {
     pub max_container_log_line_size: i64,
     /// Cgroup roots whose trees are removed with it, such as `/keelson-test-x`.
     pub cgroup_roots: Vec<String>,
-    /// Whether it leads a session of its own and goes on when the process that started it ends.
+    /// Whether it leads its own session and continues to run when the process that started it ends.
     pub detached: bool,
 }
 
@@ -57,7 +57,7 @@ impl Default for Options {
 
 /// A running containerd with its own root, state, socket, network and images.
 ///
-/// Dropping it ends it and all its containers and removes whatever it made, unless it was detached.
+/// Dropping it ends it and all its containers and removes everything it made, unless it was detached.
 #[derive(Debug)]
 pub struct PrivateContainerd {
     layout: Layout,
@@ -153,12 +153,12 @@ impl PrivateContainerd {
         self.child.as_ref().map(Child::id)
     }
 
-    /// What tells its process from a later one with the same pid.
+    /// Its process, distinguishable from a later one with the same pid.
     pub fn process(&self) -> Option<ProcessId> {
         self.pid().and_then(ProcessId::of)
     }
 
-    /// Kills containerd alone (SIGKILL); its shims and containers go on.
+    /// Kills only containerd (SIGKILL); its shims and containers continue to run.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             // Both fail only when it has ended by itself.
@@ -229,7 +229,7 @@ impl PrivateContainerd {
         Ok(())
     }
 
-    /// Lets it go on when this value is dropped; a later process removes it by its
+    /// Keeps it running when this value is dropped; a later process removes it by its
     /// [`remains`](Self::remains).
     pub fn leave_running(&mut self) {
         self.kept = true;
@@ -334,7 +334,7 @@ fn remains_of(layout: &Layout, bridge: &str, network: &str) -> Remains {
     }
 }
 
-/// Eight hexadecimal digits that stand for the folder.
+/// Eight hexadecimal digits that identify the folder.
 fn id_of(dir: &Path) -> String {
     let mut hasher = DefaultHasher::new();
     dir.hash(&mut hasher);

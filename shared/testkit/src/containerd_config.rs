@@ -42,7 +42,7 @@ pub(crate) struct Layout {
     pub cni_leases: PathBuf,
 }
 
-/// What [`render`] needs beside the layout.
+/// What [`render`] needs in addition to the layout.
 pub(crate) struct Settings<'a> {
     pub runc: &'a Path,
     pub cni_plugins: &'a Path,

@@ -1,4 +1,4 @@
-//! A Docker engine of one's own: never the machine's.
+//! A private Docker engine; the machine's own is never used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// It ends every container first.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running dockerd with everything below one folder and a network namespace of its own, so that its bridges, addresses
-/// and packet filters are nobody else's; nothing is pulled by it. Dropping it ends it and its containers and removes what
+/// A running dockerd with everything below one folder and in its own network namespace, so that its bridges, addresses and
+/// packet filters are private. It pulls no images. Dropping it ends it and its containers and removes what
 /// it made.
 #[derive(Debug)]
 pub struct PrivateDocker {

@@ -1,4 +1,4 @@
-//! An etcd cluster of one's own, Debian's etcd-server on loopback.
+//! A private etcd cluster (Debian's etcd-server) on loopback.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -17,7 +17,7 @@ use crate::{Component, Remains};
 
 /// How long a cluster may take until it has a leader.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How often ports are chosen anew that somebody else has taken meanwhile.
+/// Maximum number of attempts to find ports that are still free.
 const TRIES: u32 = 5;
 
 /// Files for TLS, which every member shows, and clients must show too.
@@ -143,7 +143,7 @@ impl EtcdCluster {
         (0..self.members.len()).try_for_each(|n| self.wait_for(n))
     }
 
-    /// Waits until a member is well, which it is with a leader.
+    /// Waits until a member is healthy, that is, has a leader.
     fn wait_for(&mut self, n: usize) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
@@ -189,7 +189,7 @@ impl EtcdCluster {
         self.wait_for(n)
     }
 
-    /// Makes the whole cluster anew, with nothing in it, where it was.
+    /// Recreates the whole cluster, empty, at the same addresses.
     pub fn wipe(&mut self) -> anyhow::Result<()> {
         for n in 0..self.members.len() {
             self.kill(n);
@@ -200,12 +200,12 @@ impl EtcdCluster {
         self.wait_for_all()
     }
 
-    /// Stops a member where it is (SIGSTOP): its connections stay, and nobody answers.
+    /// Stops a member where it is (SIGSTOP): its connections stay open and unanswered.
     pub fn freeze(&self, n: usize) -> anyhow::Result<()> {
         self.signal(n, Signal::STOP)
     }
 
-    /// Lets a member go on.
+    /// Resumes a member (SIGCONT).
     pub fn thaw(&self, n: usize) -> anyhow::Result<()> {
         self.signal(n, Signal::CONT)
     }
@@ -258,7 +258,7 @@ mod tests {
     use crate::Scratch;
 
     #[test]
-    fn a_member_that_was_killed_comes_back_with_its_cluster() {
+    fn a_killed_etcd_member_rejoins_its_cluster() {
         let scratch = Scratch::new().unwrap();
         let mut cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
         let endpoints = cluster.endpoints();

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A FUSE mount whose server never answers: whoever looks at anything below it sleeps until the mount is gone.
-/// Dropping it ends every such sleep with an error and uncovers the folder below.
+/// A FUSE mount whose server never answers: every access below it blocks until the mount is gone. Dropping it ends the
+/// blocked calls with an error and unmounts it.
 #[derive(Debug)]
 pub struct HungMount {
     path: PathBuf,

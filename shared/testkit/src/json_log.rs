@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn another_line_is_named_with_what_it_lacks() {
+    fn an_invalid_log_line_is_reported_with_its_missing_field() {
         for (given, instead, lacks) in [
             (GOOD, "thread 'main' panicked", "expected"),
             (GOOD, "[1]", "no object"),

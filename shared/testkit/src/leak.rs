@@ -1,4 +1,4 @@
-//! What is on the machine that a run could leave behind, before and after.
+//! Snapshots of everything on the machine that a run could leave behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_names_what_came_and_what_went() {
+    fn a_difference_names_added_and_removed_resources() {
         let (before, after) = (snapshot(&["a", "b"]), snapshot(&["b", "mount /tmp/k-1/x"]));
         assert_eq!(before.diff(&after), ["left: mount /tmp/k-1/x", "gone: a"]);
         assert_eq!(before.left_of(&after, &["k-1"]), ["mount /tmp/k-1/x"]);

@@ -1,4 +1,4 @@
-//! The world around the agent, for the tests and for `cargo xtask`: a private containerd with its own
+//! The environment of the agent, for the tests and for `cargo xtask`: a private containerd with its own
 //! network and images, a whole agent in folders of its own, control planes, a trace collector, and the clean-up of it
 //! all.
 //!
@@ -13,6 +13,7 @@
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
 //! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams, [`WebSocket`].
 
+mod build_cache;
 mod cleanup;
 mod cni;
 mod containerd;
@@ -22,7 +23,6 @@ mod etcd;
 mod hung;
 mod image;
 mod json_log;
-mod kept;
 mod leak;
 mod packages;
 pub mod process;

@@ -1,11 +1,11 @@
-//! Waiting for something without guessing how long it takes.
+//! Waits for a condition by polling, with a timeout.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// Polls `condition` until it holds; after `limit` the error names `what` was awaited.
+/// Polls `condition` until it holds; after `limit` fails with an error that names `what`.
 pub async fn eventually(
     limit: Duration,
     what: impl Display,
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hanging_condition_ends_with_the_limit() {
+    async fn a_hanging_condition_ends_at_the_timeout() {
         let hang = std::future::pending::<bool>;
         assert!(eventually(Duration::from_millis(5), "never", hang).await.is_err());
     }

@@ -8,7 +8,7 @@ pub use rustix::process::Signal;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// One process, told apart from a later one with the same pid by its start time.
+/// A process, distinguished by its start time from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessId {

@@ -1,12 +1,12 @@
-//! What a property test has met.
+//! Counts which states the cases of a property test have reached.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// In how many cases of a property test each state was reached without which the property would prove little.
 ///
-/// Cases are made by chance. A test takes so many of them that its rarest state is reached at least 40 times on
-/// average, and names that state beside their number: a run then misses it with a chance of e⁻⁴⁰, which is 4·10⁻¹⁸.
+/// Cases are random. A test runs enough of them that its rarest state is reached at least 40 times on average, and names
+/// that state next to the number of cases: a run then misses it with a chance of e⁻⁴⁰, which is 4·10⁻¹⁸.
 #[derive(Debug, Default)]
 pub struct Reached {
     cases: Cell<u32>,
@@ -14,7 +14,7 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// Takes note of one case: of each state, and of whether the case has reached it.
+    /// Records one case: for each state, whether the case has reached it.
     pub fn case<const N: usize>(&self, states: [(&'static str, bool); N]) {
         self.cases.set(self.cases.get() + 1);
         let mut counts = self.counts.borrow_mut();
@@ -26,7 +26,7 @@ impl Reached {
     /// Prints how often each state was reached.
     ///
     /// # Panics
-    /// When one of them never was, or no case was taken note of.
+    /// When a state was never reached, or no case was recorded.
     pub fn assert_each(&self) {
         let counts = self.counts.borrow();
         println!("reached in {} cases: {counts:?}", self.cases.get());

@@ -1,4 +1,4 @@
-//! A registry of one's own, Debian's docker-registry on loopback, with images that are made on the spot.
+//! A private registry (Debian's docker-registry) on loopback, with generated images.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -55,7 +55,7 @@ impl Registry {
                 "filesystem": {"rootdirectory": storage(dir)},
                 "maintenance": {"uploadpurging": {"enabled": false}},
             },
-            // The port is chosen by the kernel and told in the log.
+            // The kernel chooses the port, and the log reports it.
             "http": {"addr": "127.0.0.1:0", "secret": "not shared with others"},
         });
         if let Some(users) = users {

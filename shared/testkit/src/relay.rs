@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::net::sockopt::set_socket_linger;
 
-/// How long a side that has nothing to say goes on before it looks whether its connection is still wanted.
+/// How often an idle side checks whether its connection is still wanted.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Forwards connections on a port of its own to one address. Dropped, it ends them all.
+/// Forwards connections on a port of its own to one address. Dropping it ends all connections.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_while_the_network_is_cut_arrives_when_it_is_healed() {
+    fn data_sent_during_a_network_cut_arrives_after_it_heals() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Relay::to(server.local_addr().unwrap()).unwrap();
         let (mut client, mut there) = connected(&relay, &server);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_ends_what_is_there_and_nothing_that_comes_later() {
+    fn a_reset_ends_open_connections_but_not_later_ones() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Relay::to(server.local_addr().unwrap()).unwrap();
         let (mut client, mut there) = connected(&relay, &server);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_runs_folder_is_swept_and_a_living_ones_is_kept() {
+    fn folders_of_dead_runs_are_removed_and_of_live_runs_kept() {
         let parent = Scratch::new().unwrap();
         let (dead, alive) = (parent.path().join("k-dead"), parent.path().join("k-alive"));
         for folder in [&dead, &alive] {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_twice_is_merged() {
+    fn duplicate_records_are_merged() {
         let scratch = Scratch::new().unwrap();
         for bridge in ["kb1", "kb2"] {
             let remains = Remains { bridges: vec![bridge.to_owned()], ..Remains::default() };

@@ -17,7 +17,7 @@ const BIN_DIR_VARIABLE: &str = "KEELSON_BIN_DIR";
 /// The binary of the person's tool.
 const CLI: &str = "keelson";
 
-/// Everything that an agent is told when it starts.
+/// All settings of an agent at its start.
 #[derive(Debug, Clone)]
 pub struct AgentSpec {
     /// The folder of the two configuration files.
@@ -95,8 +95,8 @@ impl AgentSpec {
         }
     }
 
-    /// An agent that minds no fullness of the machine's disk: neither evictions nor the collection of images depend on
-    /// what lies beside it. The threshold of memory stays the kubelet's.
+    /// An agent that ignores the usage of the machine's disk: neither evictions nor image garbage collection depend on
+    /// other files there. The memory threshold stays the kubelet's.
     #[must_use]
     pub fn whatever_the_disk_holds(mut self) -> Self {
         self.kubelet.insert("evictionHard".to_owned(), json!({"memory.available": "100Mi"}));
@@ -141,7 +141,7 @@ impl AgentSpec {
         command
     }
 
-    /// The person's tool, told which agent is meant.
+    /// The `keelson` command for this agent.
     pub fn cli(&self) -> Command {
         let mut command = Command::new(self.bin_dir.join(CLI));
         command.arg("--run-dir").arg(&self.run_dir);

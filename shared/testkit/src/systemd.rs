@@ -1,4 +1,4 @@
-//! A systemd of one's own: the first process of namespaces of its own, with a message bus and nothing else.
+//! A private systemd: the first process of its own namespaces, with only a message bus.
 //!
 //! It has the real one's cgroup code and D-Bus interface. It sees the machine's files, but its own `/run`, network,
 //! processes and cgroups, and none of the machine's units.
@@ -20,12 +20,12 @@ use crate::{Component, Remains, find_file};
 /// How long systemd may take until its message bus is there.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Goes into the cgroups that are its arguments, and then becomes the command behind `--`.
+/// Moves itself into the cgroups given as arguments, and executes the command after `--`.
 const ENTER: &str =
     "while [ \"$1\" != -- ]; do echo 0 > \"$1/cgroup.procs\" || exit; shift; done; shift; exec \"$@\"";
 
-/// Mounts the hierarchies anew, of which each then begins at the cgroup that this is in, hides the machine's units and
-/// becomes systemd. The arguments are a type, options and a place for each hierarchy.
+/// Mounts the cgroup hierarchies again, so that each starts at the current cgroup, hides the machine's units and executes
+/// systemd. The arguments are a type, options and a place for each hierarchy.
 const BOOT: &str = r#"
 set -e
 hide() { mount -t tmpfs -o mode=755 tmpfs "$1"; }
@@ -114,7 +114,7 @@ impl Systemd {
         Ok(systemd)
     }
 
-    /// A command that runs beside it, in a cgroup of its own.
+    /// A command that runs next to it, in its own cgroup.
     pub fn command(&self, program: &Path) -> anyhow::Result<Command> {
         let nsenter = find_file("nsenter")?;
         let folders = make_all(&hierarchies(), &self.beside())?;
@@ -125,7 +125,7 @@ impl Systemd {
         Ok(command)
     }
 
-    /// The cgroup of what runs beside it.
+    /// The cgroup of commands that run next to it.
     fn beside(&self) -> String {
         format!("{}/beside", self.cgroup)
     }

@@ -8,7 +8,7 @@ use keelson_testkit::{Agent, Scratch, Snapshot, eventually};
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn an_agent_starts_is_killed_starts_again_and_leaves_nothing() {
+async fn an_agent_restarts_after_kill_and_leaves_nothing_behind() {
     let before = Snapshot::take();
     let scratch = Scratch::new().expect("a scratch folder");
     let mut agent = Agent::builder(scratch.path()).start().await.expect("an agent that starts");

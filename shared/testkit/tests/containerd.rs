@@ -83,7 +83,7 @@ fn marks(scratch: &Scratch, containerd: &PrivateContainerd, root: &str) -> Vec<S
 }
 
 #[tokio::test]
-async fn a_pod_runs_on_a_network_of_its_own_and_nothing_is_left() {
+async fn a_pod_runs_on_its_own_network_and_everything_is_cleaned_up() {
     let before = Snapshot::take();
     let scratch = Scratch::new().unwrap();
     let root = format!("/keelson-kit-{:08x}", random_id());
@@ -133,7 +133,7 @@ async fn a_pod_runs_on_a_network_of_its_own_and_nothing_is_left() {
 }
 
 #[tokio::test]
-async fn what_a_killed_run_left_is_removed_by_its_record() {
+async fn leftovers_of_a_killed_run_are_removed_by_its_record() {
     let before = Snapshot::take();
     let scratch = Scratch::new().unwrap();
     let root = format!("/keelson-kit-{:08x}", random_id());
@@ -165,7 +165,7 @@ async fn what_a_killed_run_left_is_removed_by_its_record() {
 }
 
 #[tokio::test]
-async fn an_image_with_a_user_and_an_entrypoint_runs_as_it_says() {
+async fn an_image_runs_with_its_user_and_entrypoint() {
     let scratch = Scratch::new().unwrap();
     let root = format!("/keelson-kit-{:08x}", random_id());
     let options = Options { cgroup_roots: vec![root.clone()], ..Options::default() };

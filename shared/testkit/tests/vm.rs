@@ -1,6 +1,6 @@
 //! The emulated machine itself, before anything of ours is in it.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic is how a test fails.
 
 use keelson_testkit::{Scratch, Vm, mounts_below};
 

@@ -4,6 +4,7 @@ mod citations;
 mod dag;
 mod events;
 mod graph;
+mod import_cycles;
 mod parity;
 mod purity;
 mod source;
@@ -61,6 +62,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     findings.extend(parity::check(root, graph)?);
     findings.extend(events::check(root)?);
     findings.extend(citations::check(root)?);
+    findings.extend(import_cycles::check(root)?);
     findings.sort();
     findings.dedup();
     Ok(findings)

@@ -7,10 +7,11 @@ use keelson_proto::keelson::pod_config::v1::ApplyManifestRequest;
 use serde::Serialize;
 use serde_json::json;
 
+use super::manifests;
 use super::manifests::ObjectKind;
-use super::{Session, manifests};
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 
 /// A stored object.
 #[derive(Debug, Serialize)]

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::CommandFactory as _;
+use clap::{Arg, Command, CommandFactory as _};
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
-use clap_complete::{CompleteEnv, Shell};
+use clap_complete::{ArgValueCandidates, CompleteEnv, Shell};
 use keelson_config::ServiceName;
 
 use crate::agent::Agent;
-use crate::args::{Cli, DEFAULT_RUN_DIR};
+use crate::args::{Candidates, Cli, DEFAULT_RUN_DIR};
 use crate::error::CliError;
 use crate::output;
 use crate::pods::{self, Scope};
@@ -43,7 +43,7 @@ pub(crate) fn run(shell: Shell) -> Result<(), CliError> {
 /// Prints completions if a completion script called; `None` for an ordinary run of the command.
 pub(crate) fn answer(args: &[OsString]) -> Option<ExitCode> {
     let folder = std::env::current_dir().ok();
-    let completer = CompleteEnv::with_factory(Cli::command).var(VARIABLE);
+    let completer = CompleteEnv::with_factory(|| with_candidates(Cli::command())).var(VARIABLE);
     match completer.try_complete(args.iter().cloned(), folder.as_deref()) {
         Ok(false) => None,
         Ok(true) => Some(ExitCode::SUCCESS),
@@ -55,18 +55,29 @@ pub(crate) fn answer(args: &[OsString]) -> Option<ExitCode> {
     }
 }
 
+/// `command` with the names that complete its arguments and those of its subcommands.
+fn with_candidates(command: Command) -> Command {
+    let look_up = |arg: Arg| match arg.get::<Candidates>() {
+        Some(Candidates::Pods) => arg.add(ArgValueCandidates::new(pods)),
+        Some(Candidates::Services) => arg.add(ArgValueCandidates::new(services)),
+        Some(Candidates::SupervisedServices) => arg.add(ArgValueCandidates::new(supervised)),
+        None => arg,
+    };
+    command.mut_args(look_up).mut_subcommands(with_candidates)
+}
+
 /// All services.
-pub(crate) fn services() -> Vec<CompletionCandidate> {
+fn services() -> Vec<CompletionCandidate> {
     ServiceName::ALL.into_iter().map(|service| CompletionCandidate::new(service.as_str())).collect()
 }
 
 /// The services that init can restart.
-pub(crate) fn supervised() -> Vec<CompletionCandidate> {
+fn supervised() -> Vec<CompletionCandidate> {
     ServiceName::supervised().map(|service| CompletionCandidate::new(service.as_str())).collect()
 }
 
 /// The pods in the namespace and agent that the line selects.
-pub(crate) fn pods() -> Vec<CompletionCandidate> {
+fn pods() -> Vec<CompletionCandidate> {
     let line: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     let target = LineTarget::of(&line, std::env::var_os("KEELSON_RUN_DIR"));

@@ -1,12 +1,11 @@
 //! `keelson config show`.
 
-use clap::{Args, Subcommand};
 use keelson_config::{KUBELET_CONFIGURATION, WAITING, leaves};
 use serde_json::{Map, Value, json};
 
-use super::Session;
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 use crate::table::Table;
 
 /// The origin of a value that nothing sets.
@@ -16,22 +15,6 @@ const MISSING: &str = "-";
 /// The fields of the file that are not values.
 const NOT_VALUES: [&str; 6] =
     [KUBELET_CONFIGURATION, "featureGates", "provenance", "resolvedUnixNanos", "schemaVersion", WAITING];
-
-#[derive(Debug, Args)]
-pub(crate) struct ConfigArgs {
-    #[command(subcommand)]
-    pub(crate) what: ConfigWhat,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum ConfigWhat {
-    /// Show each value of the KubeletConfiguration in force, and the default, file, drop-in or flag that sets it
-    Show {
-        /// Show what the services read instead, resolved from flags, files and the machine
-        #[arg(long)]
-        resolved: bool,
-    },
-}
 
 /// Shows each value with its origin.
 pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), CliError> {

@@ -7,12 +7,13 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_config::v1::DeleteManifestRequest;
 use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
 
+use super::manifests;
 use super::manifests::ObjectKind;
-use super::{Session, manifests};
 use crate::args::{DeleteArgs, DeleteWhat};
 use crate::error::CliError;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry, Scope, bare_name};
+use crate::session::Session;
 
 /// After this time a notice says what is being waited for.
 const NOTICE_DELAY: Duration = Duration::from_secs(3);
@@ -82,7 +83,7 @@ pub(crate) fn all_or_some(
         failed => {
             let colour = Colour::for_stderr(session.global.no_color);
             for error in &errors {
-                error.print(colour);
+                output::print_error(error, colour);
             }
             Err(CliError::SomeFailed { failed, total })
         }
@@ -95,7 +96,7 @@ fn delete_targets(session: &Session, args: &DeleteArgs) -> Result<Vec<DeleteTarg
             message: "pods are named both on the command line and with -f".into(),
             hint: "use one of the two".into(),
         }),
-        Some(DeleteWhat::Config) => Err(super::only_with_etcd("delete config")),
+        Some(DeleteWhat::Config) => Err(CliError::only_with_etcd("delete config")),
         Some(DeleteWhat::Pod { names }) => {
             let pod = |name: &String| DeleteTarget {
                 kind: ObjectKind::Pod,

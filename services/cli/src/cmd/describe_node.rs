@@ -5,12 +5,13 @@ use keelson_kube_model::resources::{amount, milli_cpu, pod_limits, pod_requests}
 use keelson_kube_model::{Node, Quantity, ResourceList};
 use keelson_proto::keelson::node_status::v1::GetReportStateRequest;
 
-use super::{Session, get_events, get_node};
+use super::{get_events, get_node};
 use crate::describer::{Describer, map_lines, or_none};
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
+use crate::session::Session;
 use crate::table::Table;
 
 /// Describes the node.

@@ -7,12 +7,13 @@ use keelson_kube_model::Pod;
 use keelson_proto::keelson::pod_sync::v1::Step;
 use serde_json::Value;
 
-use super::{Session, explain, get_events};
+use super::{explain, get_events};
 use crate::agent::ServiceEvent;
 use crate::describer::{Describer, map_lines, or_none};
 use crate::error::CliError;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry};
+use crate::session::Session;
 use crate::status::summarise;
 use crate::table::Table;
 

@@ -14,12 +14,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
-use super::{Session, logs};
+use super::logs;
 use crate::args::ExecArgs;
 use crate::error::CliError;
 use crate::human;
 use crate::output::{self, OutputWriter, Target};
 use crate::pods::{self, PodEntry, bare_name};
+use crate::session::Session;
 use crate::terminal::{self, RawTerminal};
 
 /// Bytes of standard input that are sent in one message.

@@ -6,12 +6,12 @@ use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem, SourceWarnin
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use serde_json::{Value, json};
 
-use super::Session;
-use super::get_sources::{effect, location, warning_location};
 use crate::error::CliError;
 use crate::human;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry, bare_name};
+use crate::session::Session;
+use crate::sources::{effect, location, warning_location};
 use crate::table::Table;
 
 /// The owner of a step that needs a person.

@@ -9,7 +9,6 @@ use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_service_kit::PeerChannel;
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::agent::ServiceEvent;
 use crate::args::WatchArgs;
 use crate::error::CliError;
@@ -17,6 +16,7 @@ use crate::human;
 use crate::output;
 use crate::pods::{Scope, bare_name};
 use crate::row_tracker::{Change, Row};
+use crate::session::Session;
 use crate::table::Table;
 use crate::watch::{OutageNotices, POLL_INTERVAL, Printer};
 

@@ -3,10 +3,10 @@
 use keelson_proto::keelson::runtime::v1::{ContainerState, ImageUser, RuntimeImage};
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
+use crate::session::Session;
 use crate::table::Table;
 
 /// The number of characters of an abbreviated id.

@@ -4,12 +4,12 @@ use keelson_config::ServiceName;
 use keelson_kube_model::Node;
 use serde_json::Value;
 
-use super::Session;
 use crate::args::WatchArgs;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::row_tracker::{Row, RowTracker};
+use crate::session::Session;
 use crate::table::Table;
 use crate::watch::{self, Printer};
 

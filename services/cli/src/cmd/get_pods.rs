@@ -9,13 +9,13 @@ use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response
 use keelson_service_kit::Signal;
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::args::WatchArgs;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
 use crate::row_tracker::{Change, Row, RowTracker};
+use crate::session::Session;
 use crate::status::summarise;
 use crate::table::Table;
 use crate::watch::{self, Printer};

@@ -7,13 +7,13 @@ use keelson_service_kit::Signal;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Session;
 use crate::agent::Agent;
 use crate::args::WatchArgs;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::row_tracker::{Row, RowTracker};
+use crate::session::Session;
 use crate::suggest::similar_names;
 use crate::table::Table;
 use crate::watch::{self, Printer};

@@ -1,12 +1,13 @@
 //! `keelson get sources`.
 
-use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem, SourceWarning};
+use keelson_proto::keelson::pod_config::v1::Source;
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
+use crate::session::Session;
+use crate::sources::{effect, location, warning_location};
 use crate::table::{Table, printable};
 
 /// Shows the pod sources and the manifests that they refuse.
@@ -60,33 +61,6 @@ pub(crate) async fn run(session: &Session) -> Result<(), CliError> {
         ));
     }
     output::print(&text)
-}
-
-/// The location of a manifest error: `file:line:column`, as far as known.
-pub(crate) fn location(problem: &SourceProblem) -> String {
-    match (problem.line, problem.column) {
-        (0, _) => problem.origin.clone(),
-        (line, 0) => format!("{}:{line}", problem.origin),
-        (line, column) => format!("{}:{line}:{column}", problem.origin),
-    }
-}
-
-/// The location of a warning: `file:line: pod namespace/name: `, as far as known.
-pub(crate) fn warning_location(warning: &SourceWarning) -> String {
-    let pod = if warning.pod.is_empty() { String::new() } else { format!("pod {}: ", warning.pod) };
-    match warning.line {
-        0 => format!("{}: {pod}", warning.origin),
-        line => format!("{}:{line}: {pod}", warning.origin),
-    }
-}
-
-/// What still runs although the manifest is refused.
-pub(crate) fn effect(problem: &SourceProblem) -> String {
-    if problem.kept_pods.is_empty() {
-        "none of its pods run".into()
-    } else {
-        format!("the last good version keeps running: {}", problem.kept_pods.join(", "))
-    }
 }
 
 fn document(source: &Source) -> Value {

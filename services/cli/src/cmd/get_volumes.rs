@@ -13,12 +13,12 @@ use keelson_service_kit::Signal;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::args::WatchArgs;
 use crate::error::CliError;
 use crate::output;
 use crate::pods::{self, PodEntry, Scope};
 use crate::row_tracker::{Change, Row, RowTracker};
+use crate::session::Session;
 use crate::table::Table;
 use crate::watch::{self, Printer};
 

@@ -20,10 +20,10 @@ use serde_json::Value;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Request, Status};
 
-use super::Session;
 use crate::args::{GrpcCallArgs, GrpcListArgs};
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 use crate::suggest::similar_names;
 use crate::table::Table;
 

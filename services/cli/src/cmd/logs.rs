@@ -4,10 +4,10 @@ use keelson_config::ServiceName;
 use keelson_kube_model::Pod;
 use keelson_proto::keelson::runtime::v1::ReadLogsRequest;
 
-use super::Session;
 use crate::args::LogsArgs;
 use crate::error::CliError;
 use crate::output::{self, OutputWriter, Target};
+use crate::session::Session;
 use crate::{pods, sanitize};
 
 /// The annotation that names the default container for tools.

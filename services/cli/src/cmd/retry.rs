@@ -3,10 +3,10 @@
 use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_sync::v1::RetryPodRequest;
 
-use super::Session;
 use crate::error::CliError;
 use crate::output;
 use crate::pods;
+use crate::session::Session;
 
 /// Ends the back-offs of the named pods.
 pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), CliError> {

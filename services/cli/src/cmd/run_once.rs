@@ -24,11 +24,13 @@ use tokio::task::AbortHandle;
 use self::outcome::{Outcome, Report};
 use self::tracker::{PodTracker, PodUpdate};
 use self::workspace::Workspace;
-use super::{Session, up};
+use super::up;
 use crate::agent::Agent;
 use crate::args::{RunArgs, UpArgs};
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
+use crate::sources;
 use crate::table::Table;
 
 /// How often the agent's process and the deadlines are checked.
@@ -336,7 +338,7 @@ impl OnceRun<'_> {
         problems
             .map(|problem| Report {
                 namespace: String::new(),
-                name: self.workspace.with_original_names(&super::get_sources::location(&problem)),
+                name: self.workspace.with_original_names(&sources::location(&problem)),
                 uid: String::new(),
                 result: Outcome::Refused,
                 phase: String::new(),

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use keelson_config::ServiceName;
 use keelson_proto::keelson::supervisor::v1::{RestartServiceRequest, Service};
 
-use super::{Session, get_services};
+use super::get_services;
 use crate::error::CliError;
 use crate::output;
 use crate::service_manager::ServiceManager;
+use crate::session::Session;
 
 /// The interval of polls until a service serves again.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Session;
 use crate::agent::Agent;
 use crate::args::{TopArgs, TopWhat};
 use crate::error::CliError;
 use crate::metrics::{CpuRates, Sort};
 use crate::output;
 use crate::screen::Screen;
+use crate::session::Session;
 use crate::table::Table;
 use rows::{NodeRow, PodRow, ServiceRow};
 

@@ -5,11 +5,11 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1::{ListSpansRequest, ListSpansResponse};
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
+use crate::session::Session;
 use crate::terminal;
 use crate::waterfall::{self, LastStart, ServiceSpan};
 

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use keelson_config::ServiceName;
 use keelson_proto::keelson::supervisor::v1::Service;
 
-use super::Session;
 use crate::args::{DEFAULT_RUN_DIR, UpArgs};
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 
 const LIBEXEC: &str = "/usr/libexec/keelson";
 const DEFAULT_MANIFESTS: &str = "/etc/keelson/manifests";

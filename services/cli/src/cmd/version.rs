@@ -4,9 +4,9 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1::GetProgressResponse;
 use serde_json::{Value, json};
 
-use super::Session;
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 use crate::table::Table;
 
 /// The version of this command.

@@ -9,9 +9,10 @@ use serde_json::json;
 use super::objects::{self, DesiredObject};
 use super::{Fleet, Nodes, configuration, from_etcd_error};
 use crate::cmd::manifests;
-use crate::cmd::{Session, apply, delete};
+use crate::cmd::{apply, delete};
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 
 /// A stored object.
 #[derive(Debug, Serialize)]

@@ -7,11 +7,10 @@ use keelson_etcd::{Entry, Expect, NodeKeys, Operation, Written};
 use serde_json::{Value, json};
 
 use super::{Fleet, from_etcd_error};
-use crate::args::Format;
-use crate::cmd::Session;
 use crate::cmd::manifests::ManifestFile;
 use crate::error::CliError;
-use crate::output;
+use crate::output::{self, Format};
+use crate::session::Session;
 
 /// The prefix of the last comment that `get config` prints before a text; the revision follows.
 pub(super) const REVISION_PREFIX: &str = "# resourceVersion: ";

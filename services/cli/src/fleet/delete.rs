@@ -7,11 +7,12 @@ use serde_json::Value;
 
 use super::{Fleet, Nodes, from_etcd_error, objects};
 use crate::args::{DeleteArgs, DeleteWhat};
+use crate::cmd::delete;
 use crate::cmd::manifests::{self, NamedObject, ObjectKind};
-use crate::cmd::{Session, delete};
 use crate::error::CliError;
 use crate::output;
 use crate::pods::bare_name;
+use crate::session::Session;
 
 /// The interval of checks whether a pod is gone.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

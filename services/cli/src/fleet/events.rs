@@ -10,12 +10,12 @@ use super::get::place;
 use super::watch::{self, Keys, View};
 use super::{Fleet, from_etcd_error};
 use crate::args::WatchArgs;
-use crate::cmd::Session;
 use crate::cmd::get_events::{self, EventFilter};
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::row_tracker::Row;
+use crate::session::Session;
 use crate::table::Table;
 use crate::watch::Printer;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use keelson_etcd::keys::Named;
+use keelson_etcd::keys::KeyKind;
 use keelson_etcd::{Entry, NodeKeys, Range};
 use keelson_kube_model::{Node, Pod};
 use keelson_proto::keelson::pod_sync::v1::PodDocument;
@@ -11,13 +11,14 @@ use serde_json::{Value, json};
 use super::watch::{self, Keys, View};
 use super::{Fleet, configuration, from_etcd_error, objects};
 use crate::args::WatchArgs;
+use crate::cmd::get_node;
 use crate::cmd::manifests::ObjectKind;
-use crate::cmd::{Session, get_node};
 use crate::error::CliError;
 use crate::human;
 use crate::output;
 use crate::pods::{PodEntry, bare_name};
 use crate::row_tracker::Row;
+use crate::session::Session;
 use crate::status::summarise;
 use crate::table::Table;
 use crate::watch::Printer;
@@ -134,8 +135,8 @@ fn pods_of(node: &str, entries: impl Iterator<Item = Entry>) -> Vec<FleetPod> {
     let mut pods: BTreeMap<(String, String), FleetPod> = BTreeMap::new();
     for entry in entries {
         let (namespace, name, is_desired) = match keys.named(&entry.key) {
-            Some(Named::Pod { namespace, name }) => (namespace.to_owned(), name.to_owned(), true),
-            Some(Named::PodStatus { namespace, name }) => (namespace.to_owned(), name.to_owned(), false),
+            Some(KeyKind::Pod { namespace, name }) => (namespace.to_owned(), name.to_owned(), true),
+            Some(KeyKind::PodStatus { namespace, name }) => (namespace.to_owned(), name.to_owned(), false),
             _ => continue,
         };
         let found = pods.entry((namespace.clone(), name.clone())).or_insert_with(|| FleetPod {
@@ -196,7 +197,8 @@ async fn follow_pods(
             .collect())
     };
     let printer = Printer::new(session.format(), args, pod_header(session), "STATUS");
-    watch::follow(fleet, View { printer, range: NodeKeys::wanted_and_told, rows, is_of_events: false }).await
+    watch::follow(fleet, View { printer, range: NodeKeys::desired_and_status, rows, is_of_events: false })
+        .await
 }
 
 /// A pod as a watch shows it.

@@ -2,16 +2,16 @@
 //!
 //! A table has no values. A document is the object as its author wrote it, with the revision that `keelson apply` compares.
 
-use keelson_etcd::keys::Named;
+use keelson_etcd::keys::KeyKind;
 use keelson_etcd::{Entry, NodeKeys, Range};
 use serde_json::{Value, json};
 
 use super::get::place;
 use super::{Fleet, from_etcd_error, objects};
-use crate::cmd::Session;
 use crate::cmd::manifests::ObjectKind;
 use crate::error::CliError;
 use crate::output;
+use crate::session::Session;
 use crate::table::Table;
 
 /// An object of a node.
@@ -81,7 +81,7 @@ async fn of_node(
     let range = Range::prefix(&format!("{}objects/{}/", keys.prefix(), kind.as_str()));
     let entries = fleet.etcd.list(&range).await.map_err(from_etcd_error)?.entries;
     let selected = entries.into_iter().filter_map(|entry| match keys.named(&entry.key)? {
-        Named::Object { namespace, name, .. }
+        KeyKind::Object { namespace, name, .. }
             if session.scope().contains(namespace)
                 && (names.is_empty() || names.iter().any(|n| n == name)) =>
         {

@@ -17,13 +17,13 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_config::{Etcd as Settings, EtcdEndpoint};
-use keelson_etcd::keys::{NODES, Named, of_any_node};
+use keelson_etcd::keys::{KeyKind, NODES, parse_key};
 use keelson_etcd::{Etcd, EtcdError, NodeKeys, Range};
 
 use crate::args::{Command, DeleteWhat, EtcdArgs, GetWhat};
-use crate::cmd::Session;
 use crate::cmd::manifests::ObjectKind;
 use crate::error::CliError;
+use crate::session::Session;
 use crate::suggest::similar_names;
 
 /// The etcd and the node of a command with `--etcd`.
@@ -72,8 +72,8 @@ impl Fleet {
     async fn nodes(&self) -> Result<Nodes, CliError> {
         let keys = self.etcd.keys(&Range::prefix(NODES)).await.map_err(from_etcd_error)?;
         let mut nodes = Nodes::default();
-        for (node, named) in keys.iter().filter_map(|key| of_any_node(key)) {
-            *nodes.alive.entry(node.to_owned()).or_default() |= named == Named::Lease;
+        for (node, named) in keys.iter().filter_map(|key| parse_key(key)) {
+            *nodes.alive.entry(node.to_owned()).or_default() |= named == KeyKind::Lease;
         }
         Ok(nodes)
     }

@@ -18,10 +18,11 @@ use tonic::{Code, Status};
 use super::node_api::NodeApi;
 use super::{Fleet, from_etcd_error};
 use crate::args::{ExecArgs, LogsArgs};
-use crate::cmd::{Session, exec, logs};
+use crate::cmd::{exec, logs};
 use crate::error::CliError;
 use crate::output::{OutputWriter, Target};
 use crate::pods::bare_name;
+use crate::session::Session;
 
 /// The number of output messages that are buffered for a slow reader.
 const BUFFERED_MESSAGES: usize = 4;

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use keelson_etcd::keys::{Named, of_any_node};
-use keelson_etcd::{Change as KeyChange, Entry, EtcdError, Follower, News, NodeKeys, Range};
+use keelson_etcd::keys::{KeyKind, parse_key};
+use keelson_etcd::{Change as KeyChange, Entry, EtcdError, Follower, NodeKeys, Range, WatchEvent};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Duration, Instant, sleep_until};
@@ -42,8 +42,8 @@ pub(super) struct View<R> {
 struct Nodes {
     followers: BTreeMap<String, AbortHandle>,
     tasks: JoinSet<()>,
-    sender: Sender<(String, News)>,
-    changes: Receiver<(String, News)>,
+    sender: Sender<(String, WatchEvent)>,
+    changes: Receiver<(String, WatchEvent)>,
 }
 
 /// The rows that have been shown.
@@ -94,7 +94,7 @@ where
                 continue;
             }
         };
-        if let News::Lost(error) = news {
+        if let WatchEvent::Lost(error) = news {
             report_outage(error, &mut is_down)?;
             continue;
         }
@@ -168,15 +168,15 @@ impl<R> Shown<R>
 where
     R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, CliError>,
 {
-    fn apply(&mut self, node: &str, news: News) -> Result<(), CliError> {
+    fn apply(&mut self, node: &str, news: WatchEvent) -> Result<(), CliError> {
         let of_events = self.view.is_of_events;
         let keys = self.keys.entry(node.to_owned()).or_default();
         match news {
-            News::Listed(entries) => {
+            WatchEvent::Listed(entries) => {
                 let shown = entries.into_iter().filter(|entry| is_shown(&entry.key, of_events));
                 *keys = shown.map(|entry| (entry.key.clone(), entry)).collect();
             }
-            News::Changed(changes) => {
+            WatchEvent::Changed(changes) => {
                 let mut any = false;
                 for change in changes {
                     match change {
@@ -192,7 +192,7 @@ where
                     return Ok(());
                 }
             }
-            News::InTouch | News::Lost(_) => return Ok(()),
+            WatchEvent::Contact | WatchEvent::Lost(_) => return Ok(()),
         }
         let rows = (self.view.rows)(node, keys)?;
         self.show(node, rows)
@@ -221,5 +221,5 @@ where
 
 /// Whether a key belongs to the view: watched ranges may also contain events, or other keys between events.
 fn is_shown(key: &str, of_events: bool) -> bool {
-    matches!(of_any_node(key), Some((_, Named::Event))) == of_events
+    matches!(parse_key(key), Some((_, KeyKind::Event))) == of_events
 }

@@ -1,6 +1,6 @@
 //! `keelson config show`.
 
-use keelson_config::{Beside, Config};
+use keelson_config::{Config, ConfigExtras};
 use serde_json::{Value, json};
 
 use crate::keelson;
@@ -18,7 +18,7 @@ fn folder() -> tempfile::TempDir {
         config.provenance.insert(path.into(), origin.into());
     }
     let kubelet = json!({"maxPods": 70, "port": 1234, "syncFrequency": "1m0s", "v": 2});
-    let beside = Beside { kubelet_configuration: kubelet.as_object(), ..Beside::default() };
+    let beside = ConfigExtras { kubelet_configuration: kubelet.as_object(), ..ConfigExtras::default() };
     config.store_with(&dir.path().join("config.json"), beside).unwrap();
     dir
 }

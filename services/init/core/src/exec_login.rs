@@ -8,7 +8,7 @@ use std::path::Path;
 use keelson_kube_model::time;
 use serde_json::{Map, Value, json};
 
-use crate::kubeconfig::{KubeconfigError, copied_fields, kubeconfig_error, text};
+use crate::kubeconfig_context::{KubeconfigError, cluster_extension, copied_fields, kubeconfig_error, text};
 
 /// The environment variable with the request to the plugin.
 pub const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
@@ -163,7 +163,7 @@ impl ExecLogin {
             if let Some(authority) = cluster.and_then(|cluster| cluster.get("certificate-authority-data")) {
                 given.insert("certificate-authority-data".to_owned(), authority.clone());
             }
-            if let Some(config) = crate::kubeconfig::cluster_extension(root, CLUSTER_EXTENSION) {
+            if let Some(config) = cluster_extension(root, CLUSTER_EXTENSION) {
                 given.insert("config".to_owned(), config.clone());
             }
             spec["cluster"] = given.into();

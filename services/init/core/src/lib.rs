@@ -32,6 +32,7 @@ mod gates;
 mod health;
 mod keelson_file;
 mod kubeconfig;
+mod kubeconfig_context;
 mod kubelet_file;
 mod labels;
 mod layering;
@@ -75,9 +76,10 @@ pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
 pub use kubeconfig::{
-    FlatKubeconfig, KubeconfigError, client_certificates, flatten as flatten_kubeconfig,
+    FlatKubeconfig, client_certificates, flatten as flatten_kubeconfig,
     for_certificate as kubeconfig_for_certificate, set_client_pair, set_exec_credential,
 };
+pub use kubeconfig_context::KubeconfigError;
 pub use node_configuration::{ConfigurationCheckpoint, KeyAction, Resolution, ServiceStates, Trial};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
 pub use startup_errors::{ConfigFiles, load_error, merge_error, startup_error};

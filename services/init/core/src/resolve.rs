@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use keelson_config::{Beside, Config, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName};
+use keelson_config::{Config, ConfigExtras, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName};
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
@@ -146,8 +146,8 @@ pub struct Resolved {
 
 impl Resolved {
     /// What is stored in `config.json` in addition to the configuration of the services.
-    pub fn config_extras(&self) -> Beside<'_> {
-        Beside {
+    pub fn config_extras(&self) -> ConfigExtras<'_> {
+        ConfigExtras {
             kubelet_configuration: Some(&self.kubelet_configuration),
             feature_gates: &self.feature_gates,
             waiting: None,

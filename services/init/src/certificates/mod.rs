@@ -10,13 +10,13 @@ mod store;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use keelson_config::{ApiTls, CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes};
 use keelson_init_core::{client_certificates, kubeconfig_for_certificate, set_client_pair};
 use serde_json::Value;
 
-use crate::credential_copies::{CopyError, flat_kubeconfig, kubeconfig_document};
+use crate::kubeconfig::{KubeconfigFileError, flat_kubeconfig, kubeconfig_document};
 
 pub(crate) use collect::{CollectError, CollectedPair};
 use pair::Pair;
@@ -37,7 +37,7 @@ pub(crate) fn client_kubeconfig(
     config: &Config,
     api: &Kubernetes,
     now: i64,
-) -> Result<ClientKubeconfig, CopyError> {
+) -> Result<ClientKubeconfig, KubeconfigFileError> {
     let settings = &api.certificates;
     let own = flat_kubeconfig(&config.paths, "--kubeconfig", &api.kubeconfig);
     let Some(bootstrap) = &settings.bootstrap_kubeconfig else {
@@ -46,7 +46,7 @@ pub(crate) fn client_kubeconfig(
         return Ok(ClientKubeconfig::Own(own));
     };
     // An exec plugin that has not answered yet is no reason to request a certificate: its credential is still to come.
-    if matches!(own, Err(CopyError::Login { .. })) {
+    if matches!(own, Err(KubeconfigFileError::Login { .. })) {
         return own.map(ClientKubeconfig::Own);
     }
     if let Ok(mut own) = own {
@@ -89,12 +89,12 @@ fn is_from_exec_plugin(flat: &Value) -> bool {
 const STORED: &str = "keelsonStored";
 
 /// Writes the kubeconfig for the requested pair, unless it is up to date.
-pub(crate) fn write_kubeconfig(api: &Kubernetes) -> Result<(), CopyError> {
+pub(crate) fn write_kubeconfig(api: &Kubernetes) -> Result<(), KubeconfigFileError> {
     let Some(bootstrap) = &api.certificates.bootstrap_kubeconfig else { return Ok(()) };
     let document = kubeconfig_document("--bootstrap-kubeconfig", bootstrap)?;
     let current = api.certificates.current(CertificateKind::Client);
     let text = kubeconfig_for_certificate(&document.root, Path::new(&document.folder), &current)
-        .map_err(|source| CopyError::Kubeconfig { path: bootstrap.clone(), source })?;
+        .map_err(|source| KubeconfigFileError::Invalid { path: bootstrap.clone(), source })?;
     let path = &api.kubeconfig;
     if fs::read(path).is_ok_and(|now| now == text.as_bytes()) {
         return Ok(());
@@ -111,7 +111,7 @@ pub(crate) fn write_kubeconfig(api: &Kubernetes) -> Result<(), CopyError> {
         file.sync_all()?;
         fs::rename(&temporary, path)
     };
-    write().map_err(|source| CopyError::WriteKubeconfig { path: path.clone(), source })?;
+    write().map_err(|source| KubeconfigFileError::Write { path: path.clone(), source })?;
     tracing::info!(kubeconfig = %path.display(), "wrote the kubeconfig for the requested certificate");
     Ok(())
 }
@@ -166,7 +166,7 @@ pub(crate) fn serving(
 #[derive(Debug)]
 pub(crate) enum UnusedPair {
     /// One of its two files is missing.
-    Incomplete(CopyError),
+    Incomplete { certificate: PathBuf, key: PathBuf },
     /// It is unusable; the message says why. It is not renewed.
     Unusable(String),
 }
@@ -188,7 +188,7 @@ pub(crate) fn self_signed_pair(tls: &ApiTls, now: i64) -> Result<Option<String>,
     let (mut pem, own_key) = match (read(&certificate)?, read(&key)?) {
         (None, None) => return Ok(None),
         (Some(pem), Some(own_key)) => (pem, own_key),
-        _ => return Err(UnusedPair::Incomplete(CopyError::IncompletePair { certificate, key })),
+        _ => return Err(UnusedPair::Incomplete { certificate, key }),
     };
     pem.push(b'\n');
     pem.extend(own_key);
@@ -212,6 +212,7 @@ mod tests {
 
     use super::pair::tests::make_pair;
     use super::*;
+    use crate::credential_copies::CopyError;
 
     const NOW: i64 = 1_800_000_000;
 
@@ -350,8 +351,8 @@ mod tests {
         fs::write(scene.dir.path().join("file"), "").unwrap();
         scene.api.kubeconfig = scene.dir.path().join("file/kubelet.conf");
         let error = write_kubeconfig(&scene.api).unwrap_err();
-        assert!(matches!(error, CopyError::WriteKubeconfig { .. }), "{error:?}");
-        assert!(!error.prevents_start());
+        assert!(matches!(error, KubeconfigFileError::Write { .. }), "{error:?}");
+        assert!(!CopyError::from(error).prevents_start());
     }
 
     #[test]

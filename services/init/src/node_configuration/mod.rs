@@ -43,10 +43,10 @@ const RESTART_REASON: &str = "for another configuration";
 #[serde(transparent)]
 struct StoredCheckpoint(ConfigurationCheckpoint);
 
-impl keelson_service_kit::Kept for StoredCheckpoint {
+impl keelson_service_kit::StoredState for StoredCheckpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "the content of the node's key is tried again";
-    const UNWRITTEN: &'static str =
+    const CONSEQUENCE_OF_LOSS: &'static str = "the content of the node's key is tried again";
+    const CONSEQUENCE_OF_WRITE_ERROR: &'static str =
         "the node configuration stays as it is; free space on the file system of the state dir";
 }
 

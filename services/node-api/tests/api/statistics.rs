@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use keelson_config::{Beside, Config};
+use keelson_config::{Config, ConfigExtras};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::runtime::v1 as rt;
@@ -345,7 +345,7 @@ async fn configz_is_the_document_written_by_init() {
         ("maxPods".to_owned(), json!(7)),
     ]);
     Config::default()
-        .store_with(&file, Beside { kubelet_configuration: Some(&document), ..Beside::default() })
+        .store_with(&file, ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() })
         .unwrap();
     let reply = get(api, "/configz").await;
     assert_eq!(
@@ -362,7 +362,7 @@ async fn configz_shows_the_effective_cgroup_driver() {
     let file = world.ctx.config.paths.config_file();
     let document = Map::from_iter([("cgroupDriver".to_owned(), json!("cgroupfs"))]);
     Config::default()
-        .store_with(&file, Beside { kubelet_configuration: Some(&document), ..Beside::default() })
+        .store_with(&file, ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() })
         .unwrap();
     let reply = get(world.api().await, "/configz").await;
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::patch::differing;
+use crate::merge_patch::differing;
 
 /// The fields of a Node's status with resource amounts by name.
 pub(crate) const RESOURCE_FIELDS: [&str; 2] = ["capacity", "allocatable"];

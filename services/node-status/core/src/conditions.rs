@@ -5,7 +5,7 @@ use std::slice::from_ref;
 use keelson_kube_model::NodeCondition;
 use keelson_kube_model::time::parse_seconds;
 
-use crate::node::{Machine, RuntimeState};
+use crate::reports::{Machine, RuntimeState};
 
 /// What decides the condition Ready.
 #[derive(Debug, Clone, Default)]

@@ -1,8 +1,9 @@
 //! The pure decisions of node-status: no clock, no I/O, no runtime.
 //!
-//! | module | what it decides |
+//! | module | what it decides or holds |
 //! |---|---|
 //! | [`node`] | [`build_node`]: the Node object from the reports of the other services |
+//! | [`reports`] | what other services report: [`Machine`], [`RuntimeState`] |
 //! | [`addresses`] | the addresses of the Node |
 //! | [`capacity`] | which changes of capacity and allocatable an API server is sent |
 //! | [`images`] | [`listed_images`]: which images the Node lists |
@@ -28,10 +29,12 @@ pub mod drift;
 pub mod events;
 pub mod health;
 pub mod images;
+mod merge_patch;
 pub mod name_conflict;
 pub mod node;
 pub mod patch;
 pub mod pods;
+pub mod reports;
 mod runtime_version;
 pub mod startup;
 
@@ -44,7 +47,6 @@ pub use configuration::configuration_event;
 pub use events::{Cursor, CursorUpdate, Page};
 pub use health::{Progress, Watchdog};
 pub use images::{RuntimeImage, listed_images};
-pub use node::{
-    Machine, NodeInputs, RuntimeHandler, RuntimeState, build_node, report_after_ms, worth_reporting,
-};
+pub use node::{NodeInputs, build_node, report_after_ms, worth_reporting};
 pub use pods::{PodChange, PodView, ReportedPods, Termination};
+pub use reports::{Machine, RuntimeHandler, RuntimeState};

@@ -89,7 +89,7 @@ impl Events {
             if let Some(outgoing) = outgoing_event(event, decision.action) {
                 match self.write_throttled(&outgoing).await {
                     Ok(()) => {}
-                    Err(error) if error.may_pass() && !self.is_given_up(id, &error) => return Err(error),
+                    Err(error) if error.is_retryable() && !self.is_given_up(id, &error) => return Err(error),
                     // Its namespace is gone, for example: a retry would not help.
                     Err(error) => {
                         tracing::debug!(%error, reason = event.reason, "the API server refuses an event; it is dropped");

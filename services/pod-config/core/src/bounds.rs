@@ -1,9 +1,10 @@
-//! Limits for the size of a file in memory. The length of the file is not enough: a YAML alias expands to a value of any size,
-//! which may contain aliases itself.
+//! Limits for the size of a file, on disk and in memory. The length of the file alone is not enough: a YAML alias expands to a
+//! value of any size, which may contain aliases itself.
 
 use serde_json::Value;
 
-use crate::manifest::MAX_BYTES;
+/// A manifest of this many bytes or more is rejected.
+pub const MAX_BYTES: usize = 10 * 1024 * 1024;
 
 /// Values in one file, with aliases expanded.
 const MAX_VALUES: usize = 250_000;

@@ -9,12 +9,10 @@ use std::sync::Arc;
 use keelson_kube_model::PodFullName;
 use serde_json::Value;
 
+pub use crate::bounds::MAX_BYTES;
 use crate::bounds::{Budget, Size};
 use crate::error::{ManifestError, ManifestErrorKind};
 use crate::yaml::{self, ConvertedKey, YamlDocument, YamlError};
-
-/// A manifest of this many bytes or more is rejected.
-pub const MAX_BYTES: usize = 10 * 1024 * 1024;
 
 /// A larger object is rejected: an API server would not store it, and it does not fit into a gRPC message.
 pub(crate) const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;

@@ -176,7 +176,7 @@ impl Merge {
             let uid = pod.uid.clone();
             let (op, mut entry) = compare(&pod, known.remove(&uid), now);
             if let Some(op) = op {
-                let digest = digest(source, &pod);
+                let digest = digest(source, &pod.origin, &pod.json);
                 let restored_traceparent =
                     self.restored.remove(&uid).and_then(|record| restore_record(&mut entry, record, digest));
                 let pod = MergedPod { digest, restored_traceparent, ..merged(source, pod, &entry) };

@@ -4,8 +4,6 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::{Deserialize, Serialize};
 
-use crate::merge::SourcePod;
-
 /// When a pod was first seen, and the version of it that was sent last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentRecord {
@@ -35,10 +33,12 @@ impl SentRecord {
 
 /// Hash that identifies one version of a pod, also over a restart: versions with the same digest are sent as the same bytes.
 ///
+/// `origin` is where `source` has read the pod, and `json` the pod itself.
+///
 /// Another release may hash differently; then every pod gets a new revision once, and keeps the time at which it was first seen.
-pub fn digest(source: &str, pod: &SourcePod) -> u64 {
+pub fn digest(source: &str, origin: &str, json: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (source, &pod.origin, &pod.json).hash(&mut hasher);
+    (source, origin, json).hash(&mut hasher);
     hasher.finish()
 }
 

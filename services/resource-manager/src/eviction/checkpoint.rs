@@ -5,7 +5,7 @@ use keelson_resource_manager_core::desire::PodRef;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::signal::{Condition, Signal};
-use keelson_service_kit::{Kept, StateFile};
+use keelson_service_kit::{StateFile, StoredState};
 use serde::{Deserialize, Serialize};
 
 /// The checkpoint.
@@ -40,10 +40,10 @@ struct StoredOrder {
     since_unix_nanos: i64,
 }
 
-impl Kept for Checkpoint {
+impl StoredState for Checkpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "pods that are being evicted then keep running";
-    const UNWRITTEN: &'static str =
+    const CONSEQUENCE_OF_LOSS: &'static str = "pods that are being evicted then keep running";
+    const CONSEQUENCE_OF_WRITE_ERROR: &'static str =
         "a restart would forget evictions in progress: free disk space and make the directory writable";
 }
 

@@ -29,7 +29,7 @@ use keelson_resource_manager_core::eviction::threshold::{
 };
 use keelson_resource_manager_core::eviction::usage::{Candidate, PodUsage};
 use keelson_service_kit::{
-    CancellationToken, Context, LoopHandle, NewEvent, ObjectRef, StateFile, WatchHub, now_unix_nanos,
+    CancellationToken, Context, LoopHandle, NewEvent, ObjectRef, StateFile, now_unix_nanos,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -39,8 +39,9 @@ pub(crate) use notifications::MemoryNotifications;
 pub(crate) use observer::Observer;
 pub(crate) use wire::watch_response;
 
-use crate::manager::{Command, ManagerRequest};
+use crate::commands::{Command, KnownPod, ManagerRequest};
 use crate::metrics::EvictionMetrics;
+use crate::view::Orders;
 
 /// Between two passes.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
@@ -50,18 +51,6 @@ const NOTIFICATION_PAUSE: Duration = Duration::from_secs(1);
 const CONDITION: &str = "eviction";
 /// The message of `ExceededGracePeriod`, in the kubelet's words.
 const OVERDUE: &str = "Container runtime did not kill the pod within specified grace period.";
-
-/// The orders in effect, by the UIDs of their pods.
-pub(crate) type Orders = WatchHub<String, Arc<Order>>;
-
-/// A pod that the manager knows.
-#[derive(Debug, Clone)]
-pub(crate) struct KnownPod {
-    /// Its desired state; none when no set has named it since the start.
-    pub(crate) desire: Option<PodDesire>,
-    /// Whether it may run.
-    pub(crate) admitted: bool,
-}
 
 /// The settings of the configuration.
 #[derive(Debug, Clone)]
@@ -208,7 +197,7 @@ impl EvictionLoop {
     /// Gets the pods of the manager and removes the orders whose pods are finished. None at the shutdown.
     async fn remove_fulfilled(&mut self) -> Option<BTreeMap<String, KnownPod>> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Ask(ManagerRequest::ListPods { reply })).await.ok()?;
+        self.commands.send(Command::Request(ManagerRequest::ListPods { reply })).await.ok()?;
         let known = answer.await.ok()?;
         let is_fulfilled = |uid: &String| {
             let pod = known.get(uid);

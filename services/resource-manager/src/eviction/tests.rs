@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use keelson_config::{ServiceName, SystemCgroups};
+use keelson_pod_reconciler::testing::eventually;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_resource_manager_core::desire::Desire as _;
 use keelson_resource_manager_core::layout::{Driver, Layout};
 use keelson_resource_manager_core::values::NodeLimits;
-use keelson_sync_callee::testing::eventually;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::task::JoinHandle;
 
@@ -119,7 +119,7 @@ impl World {
         let known: BTreeMap<String, KnownPod> =
             known.iter().map(|pod| (pod.desire.as_ref().unwrap().pod.uid.clone(), pod.clone())).collect();
         tokio::spawn(async move {
-            while let Some(Command::Ask(ManagerRequest::ListPods { reply })) = requests.recv().await {
+            while let Some(Command::Request(ManagerRequest::ListPods { reply })) = requests.recv().await {
                 let _ = reply.send(known.clone());
             }
         });

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
+pub use keelson_pod_reconciler::testing::{FakeRuntime, eventually, within};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
 use keelson_service_kit::{Context, PeerChannel};
-pub use keelson_sync_callee::testing::{FakeRuntime, eventually, within};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 pub type Client = ResourceManagerClient<PeerChannel>;
-pub type Service = keelson_sync_callee::testing::Service<Client>;
+pub type Service = keelson_pod_reconciler::testing::Service<Client>;
 
 /// The directories and cgroups of one test.
 pub struct World {

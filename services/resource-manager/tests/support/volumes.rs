@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use keelson_config::{Config, ServiceName};
+use keelson_pod_reconciler::testing::Service;
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::Context;
-use keelson_sync_callee::testing::Service;
 use tokio_stream::Stream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fake::{Answer, FakeRuntime};
-use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
+use keelson_proto::keelson::common::v1::{PodRef, SetComplete, Want};
 use keelson_service_kit::EventRing;
 use pb::sync_request::Item;
 use std::path::PathBuf;
@@ -16,53 +16,6 @@ fn pod(uid: &str, want: Want) -> Item {
 
 fn complete(sources_ready: bool) -> Item {
     Item::Complete(SetComplete { epoch: 7, sources_ready })
-}
-
-#[test]
-fn new_sync_set_replaces_the_old_one_when_complete_with_all_sources_ready() {
-    let desired = DesiredPods::default();
-    let first = desired.begin();
-    desired.apply_message(first, pod("old", Want::Run)).unwrap();
-    assert_eq!(desired.apply_message(first, complete(true)).unwrap(), Some(7));
-    let second = desired.begin();
-    desired.apply_message(second, pod("new", Want::Run)).unwrap();
-    assert!(desired.is_desired("old"), "every pod counts as desired while a set is incomplete");
-    desired.apply_message(second, complete(true)).unwrap();
-    assert!(!desired.is_desired("old"));
-    assert!(desired.is_desired("new"));
-}
-
-#[test]
-fn every_pod_is_desired_until_all_sources_are_ready() {
-    let desired = DesiredPods::default();
-    let stream = desired.begin();
-    desired.apply_message(stream, complete(false)).unwrap();
-    assert!(desired.is_desired("anything"));
-}
-
-#[test]
-fn older_sync_stream_is_refused() {
-    let desired = DesiredPods::default();
-    let first = desired.begin();
-    desired.begin();
-    assert!(desired.apply_message(first, pod("u", Want::Run)).is_err());
-}
-
-#[test]
-fn sync_set_completed_before_sources_are_ready_applies_once_they_are() {
-    let desired = DesiredPods::default();
-    let first = desired.begin();
-    desired.apply_message(first, pod("old", Want::Run)).unwrap();
-    desired.apply_message(first, complete(true)).unwrap();
-    let second = desired.begin();
-    desired.apply_message(second, pod("new", Want::Run)).unwrap();
-    desired.apply_message(second, pod("dropped", Want::Run)).unwrap();
-    desired.apply_message(second, complete(false)).unwrap();
-    desired.apply_message(second, Item::DroppedUid("dropped".into())).unwrap();
-    desired.apply_message(second, complete(true)).unwrap();
-    assert!(desired.is_desired("new"));
-    assert!(!desired.is_desired("old"), "the set of the earlier stream was replaced");
-    assert!(!desired.is_desired("dropped"), "a pod that was dropped during the replay is not desired");
 }
 
 const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
@@ -179,32 +132,6 @@ async fn hanging_container_removal_times_out_and_is_retried_last() {
     assert_eq!(refused.message(), "the runtime has not removed c-a in 200ms");
     assert_eq!(removed(&fake)[2..], ["c-c", "c-a", "c-b"]);
     assert!(fake.observer.cached("b").is_none() && fake.observer.cached("c").is_none());
-}
-
-#[test]
-fn images_of_desired_pods_are_wanted_until_forgotten_or_dropped() {
-    let pod = |uid: &str, want: Want| match pod(uid, want) {
-        Item::Pod(desire) => Item::Pod(pb::PodDesire { images: vec![format!("{uid}:1")], ..desire }),
-        other => other,
-    };
-    let images = |desired: &DesiredPods| desired.wanted_images().into_iter().collect::<Vec<_>>();
-    let desired = DesiredPods::default();
-    let first = desired.begin();
-    for uid in ["a", "b", "c", "d"] {
-        desired.apply_message(first, pod(uid, Want::Run)).unwrap();
-    }
-    assert!(!desired.is_complete());
-    desired.apply_message(first, complete(true)).unwrap();
-    assert!(desired.is_complete());
-    desired.apply_message(first, pod("b", Want::Stop)).unwrap();
-    desired.apply_message(first, pod("c", Want::Forget)).unwrap();
-    desired.apply_message(first, Item::DroppedUid("d".into())).unwrap();
-    assert_eq!(images(&desired), ["a:1", "b:1"]);
-    let second = desired.begin();
-    desired.apply_message(second, pod("e", Want::Run)).unwrap();
-    assert_eq!(images(&desired), ["a:1", "b:1", "e:1"], "an incomplete set removes nothing");
-    desired.apply_message(second, complete(true)).unwrap();
-    assert_eq!(images(&desired), ["e:1"]);
 }
 
 #[tokio::test]

@@ -1,12 +1,25 @@
+use std::time::Duration;
+
+use keelson_runtime_shim_core::pull_rate::PullRate;
+use keelson_service_kit::status::error;
+use keelson_service_kit::{Fairness, Turns};
+use tokio::sync::mpsc;
+use tonic::Code;
+
 use super::*;
+use crate::clock::Clock;
 use crate::credentials::testing::secret;
 use crate::fake::{Answer, FakeRuntime};
+use crate::pull_watch::PullWatcher;
 use keelson_proto::keelson::events::v1 as events;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 
 fn images(fake: &FakeRuntime) -> Images {
-    let images = Images::new(fake.cri.clone(), EventRing::default(), 1);
-    Images { clock: Clock::stopped(), ..images }
+    let mut images = Images::new(fake.cri.clone(), EventRing::default(), 1);
+    let clock = Clock::stopped();
+    images.puller.present.clock = clock.clone();
+    images.puller.clock = clock;
+    images
 }
 
 /// The status with which a request ends that fails without `done` or `failed`.
@@ -76,7 +89,10 @@ async fn cancelled_pull_is_no_failure() {
     waiting.await.unwrap();
     drop(messages);
     pull.await.unwrap();
-    assert_eq!(images.backoff().retry_at("u", "busybox:1", images.clock.read().boot_nanos), None);
+    assert_eq!(
+        images.puller.backoff().retry_at("u", "busybox:1", images.puller.clock.read().boot_nanos),
+        None
+    );
     assert!(events_of(&images).await.iter().all(|e| e.reason == "Pulling"));
 }
 
@@ -84,8 +100,8 @@ async fn cancelled_pull_is_no_failure() {
 async fn endless_pull_gives_its_turn_to_another_pods_pull_which_reports_its_wait() {
     let fake = FakeRuntime::start().await;
     let moment = Duration::from_millis(20);
-    let images =
-        Images { turns: Turns::new(1, Fairness { patience: moment, kept: moment }), ..images(&fake) };
+    let mut images = images(&fake);
+    images.puller.turns = Turns::new(1, Fairness { patience: moment, kept: moment });
     let held = fake.hold("PullImage");
     let mut messages = Vec::new();
     for (name, begun) in [("slow", 1), ("other", 2)] {
@@ -144,7 +160,9 @@ async fn unavailable_runtime_is_no_pull_failure() {
     let dead = fake.dir.path().join("dead.sock");
     let timeout = std::time::Duration::from_secs(5);
     let cri = Cri::new(dead.to_str().unwrap(), timeout).unwrap();
-    let unreached = Images { cri, ..images.clone() };
+    let mut unreached = images.clone();
+    unreached.puller.present.cri = cri.clone();
+    unreached.puller.cri = cri;
     let status = unavailable_status(&unreached, request("IfNotPresent")).await;
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("the container runtime is not reachable"), "{status:?}");
@@ -174,10 +192,10 @@ async fn clock_set_back_does_not_lengthen_pull_back_off() {
     let images = images(&fake);
     fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
     failed(end(&images, request("Always")).await);
-    images.clock.advance(9, -7_200);
+    images.puller.clock.advance(9, -7_200);
     let waits = failed(end(&images, request("Always")).await);
-    assert_eq!(waits.next_retry_unix_nanos, images.clock.read().unix_nanos + 1_000_000_000);
-    images.clock.advance(1, 0);
+    assert_eq!(waits.next_retry_unix_nanos, images.puller.clock.read().unix_nanos + 1_000_000_000);
+    images.puller.clock.advance(1, 0);
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
 }
 
@@ -208,7 +226,7 @@ fn counted(
     metrics: &Metrics,
 ) -> Images {
     let images = images(fake);
-    let credentials = Credentials::of(secrets, &[], images.clock.clone());
+    let credentials = Credentials::of(secrets, &[], images.puller.clock.clone());
     let config = Config { paths: paths(fake), ..Config::default() };
     images.configured(&config, credentials, metrics)
 }
@@ -388,7 +406,7 @@ async fn pull_interrupted_by_a_kill_is_resolved_at_the_next_start() {
     let fake = FakeRuntime::start().await;
     let secrets = [("default/a", Ok(secret("r.example", "ann", "p")))];
     let first = recorded(&fake, &secrets);
-    let intended = first.with_records(|records| records.begin("r.example/a:1")).await.unwrap();
+    let intended = first.puller.with_records(|records| records.begin("r.example/a:1")).await.unwrap();
     std::mem::forget(intended);
     fake.image("r.example/a:1");
     let restarted = recorded(&fake, &secrets);
@@ -424,8 +442,8 @@ async fn progress_detail(
 
 fn watched(fake: &FakeRuntime, limit: Duration) -> Images {
     let mut images = images(fake);
-    images.watcher = PullWatcher::new(fake.cri.clone(), images.clock.clone(), limit);
-    images.watcher.period = Duration::from_millis(10);
+    images.puller.watcher = PullWatcher::new(fake.cri.clone(), images.puller.clock.clone(), limit);
+    images.puller.watcher.period = Duration::from_millis(10);
     images
 }
 
@@ -442,7 +460,7 @@ async fn pull_reports_progress_and_is_cancelled_when_stalled() {
     });
     progress_detail(&mut messages, "pulling: waiting for the registry").await;
     for bytes in [10, 20] {
-        images.clock.advance(59, 0);
+        images.puller.clock.advance(59, 0);
         fake.set_blobs(&[("layer-a", bytes), ("layer-b", 5)]);
         let far = progress_detail(
             &mut messages,
@@ -451,7 +469,7 @@ async fn pull_reports_progress_and_is_cancelled_when_stalled() {
         .await;
         assert_eq!((far.step.as_str(), far.bytes, far.total_bytes), ("pulling", bytes as u64 + 5, 200));
     }
-    images.clock.advance(60, 0);
+    images.puller.clock.advance(60, 0);
     pull.await.unwrap();
     let mut last = None;
     while let Some(message) = messages.recv().await {
@@ -496,7 +514,7 @@ async fn runtime_that_hangs_during_a_pull_is_unavailable() {
     });
     progress_detail(&mut messages, "pulling: waiting for the registry").await;
     fake.answer("ListStatuses", Answer::CutOff);
-    images.clock.advance(61, 0);
+    images.puller.clock.advance(61, 0);
     pull.await.unwrap();
     let mut last = None;
     while let Some(message) = messages.recv().await {
@@ -510,7 +528,7 @@ async fn runtime_that_hangs_during_a_pull_is_unavailable() {
 async fn pull_beyond_the_rate_waits_and_reports_it() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
-    *images.rate.lock().unwrap() = PullRate::new(1, 1);
+    *images.puller.rate.lock().unwrap() = PullRate::new(1, 1);
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
     let (progress, mut messages) = mpsc::channel(8);
     let begun = std::time::Instant::now();
@@ -531,6 +549,6 @@ async fn pull_beyond_the_rate_waits_and_reports_it() {
     progress_detail(&mut messages, "waiting for its turn (registryPullQPS)").await;
     drop(messages);
     pull.await.unwrap();
-    images.clock.advance(2, 0);
+    images.puller.clock.advance(2, 0);
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
 }

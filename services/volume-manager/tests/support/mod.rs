@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
+pub use keelson_pod_reconciler::testing::{FakeRuntime, eventually, within};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_service_kit::{Context, PeerChannel};
-pub use keelson_sync_callee::testing::{FakeRuntime, eventually, within};
 use rustix::mount::UnmountFlags;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 pub type Client = VolumeManagerClient<PeerChannel>;
-pub type Service = keelson_sync_callee::testing::Service<Client>;
+pub type Service = keelson_pod_reconciler::testing::Service<Client>;
 
 /// The folders of one test. Mounts and folders are removed with it.
 pub struct World {

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::Stream;
 use keelson_config::ServiceName;
+use keelson_pod_reconciler::testing::Service;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::{PodConfig, PodConfigServer};
 use keelson_proto::keelson::pod_config::v1::watch_objects_response::Item;
 use keelson_proto::keelson::volume_manager::v1 as vm;
 use keelson_service_kit::{Context, PeerChannel};
-use keelson_sync_callee::testing::Service;
 use tokio::sync::watch;
 use tokio_stream::StreamExt as _;
 use tonic::service::Routes;

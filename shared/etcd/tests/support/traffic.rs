@@ -1,11 +1,11 @@
-//! Writers that count, and somebody who watches them, through whatever happens to etcd.
+//! Two counting writers and a follower, as load while faults are injected into etcd.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use keelson_config::Etcd as Settings;
 use keelson_etcd::{
-    CALL_ENDS_WITHIN, Change, Entry, Etcd, Expect, Follower, News, RESUMES_WITHIN, Range, Written,
+    CALL_ENDS_WITHIN, Change, Entry, Etcd, Expect, Follower, RESUMES_WITHIN, Range, WatchEvent, Written,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,29 +14,29 @@ use tokio::time::{Instant, timeout};
 use super::put;
 
 const KEY: &str = "/count/all";
-/// Until members have a leader again, with an election timeout of a second on a busy machine.
+/// The time of a leader election, with an election timeout of a second on a busy machine.
 const ELECTION: Duration = Duration::from_secs(5);
-/// Between two writes of one writer, so that the cluster has time for its own.
+/// The pause between two writes of one writer, so that the cluster has time for its own work.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Who has counted how far.
+/// The count of each writer.
 type Count = BTreeMap<String, u64>;
 
-/// What a writer has gone through.
+/// The result of a writer.
 #[derive(Debug, Default)]
 struct Counted {
-    /// Updates that it knows to be made.
+    /// Updates known to be made.
     done: u64,
-    /// Answers that did not say whether an update was made.
+    /// Calls whose error leaves open whether the update was made.
     unclear: u64,
     /// The longest call.
     longest: Duration,
 }
 
-/// What has been seen of the counter.
+/// What the follower has reported.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Sum and revision of each change, as they were told.
+    /// Sum and revision of each change, in the order of the reports.
     history: Vec<(u64, i64)>,
     lists: usize,
     losses: usize,
@@ -57,13 +57,13 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Begins, and waits until there is some.
+    /// Starts the writers and the follower, and waits for the first changes.
     pub async fn start(endpoints: &[String]) -> Self {
         let etcd = || Etcd::new(Settings::plain(endpoints.to_vec()));
         let (stop, stopped) = watch::channel(false);
-        let (told, seen) = watch::channel(Seen::default());
-        let follower = tokio::spawn(follow(etcd(), told));
-        // The list comes before the first change, so that the follower tells all of them.
+        let (sender, seen) = watch::channel(Seen::default());
+        let follower = tokio::spawn(follow(etcd(), sender));
+        // The list comes before the first change, so that the follower reports all of them.
         let mut own = Self { stop, seen, writers: Vec::new(), follower };
         let listed = own.seen.wait_for(|seen| seen.lists == 1);
         timeout(RESUMES_WITHIN, listed).await.expect("the follower begins").unwrap();
@@ -71,12 +71,12 @@ impl Traffic {
             let writer = count(etcd(), name.to_owned(), stopped.clone());
             own.writers.push((name.to_owned(), tokio::spawn(writer)));
         }
-        own.goes_on("at the beginning").await;
+        own.assert_progress("at the beginning").await;
         own
     }
 
-    /// Waits until changes are seen that are made from now on, as long as the crate says that it may take.
-    pub async fn goes_on(&mut self, when: &str) {
+    /// Asserts that new changes are reported within the time that the crate documents.
+    pub async fn assert_progress(&mut self, when: &str) {
         let (begun, now) = (Instant::now(), self.seen.borrow().sum());
         let limit = RESUMES_WITHIN + ELECTION;
         let more = timeout(limit, self.seen.wait_for(|seen| seen.sum() > now + 10)).await.is_ok();
@@ -84,19 +84,19 @@ impl Traffic {
         println!("{when}: seen after {} ms", begun.elapsed().as_millis());
     }
 
-    /// Waits until nothing is seen any more.
-    pub async fn stands_still(&mut self) {
+    /// Waits until no more changes are reported.
+    pub async fn wait_until_idle(&mut self) {
         while timeout(Duration::from_secs(2), self.seen.changed()).await.is_ok() {}
     }
 
-    /// Ends it, and checks that every update was made once and told once, in one history with one list.
+    /// Stops the load and checks that every update was made once and reported once, in one history with one list.
     pub async fn check(mut self, endpoints: &[String]) {
         self.stop.send(true).unwrap();
         let (mut expected, mut unclear) = (Count::new(), 0);
         for (name, writer) in self.writers {
             let counted = timeout(CALL_ENDS_WITHIN * 3, writer).await.expect("the writer ends").unwrap();
             let longest = counted.longest;
-            // As long again for a machine that is busy with other things: what counts is that a call ends.
+            // Twice the limit for a busy machine: what matters is that a call ends.
             let limit = CALL_ENDS_WITHIN * 2;
             assert!(longest <= limit, "a call took {longest:?}, more than {limit:?}");
             unclear += counted.unclear;
@@ -110,11 +110,11 @@ impl Traffic {
         assert!(all, "the last change is not seen");
         self.follower.abort();
         let seen = self.seen.borrow();
-        assert_eq!(seen.lists, 1, "a watch goes on from its revision");
+        assert_eq!(seen.lists, 1, "the watch resumes from its revision");
         let sums: Vec<u64> = seen.history.iter().map(|(sum, _)| *sum).collect();
-        assert_eq!(sums, (1..=sum).collect::<Vec<_>>(), "a change is lost or was told twice");
+        assert_eq!(sums, (1..=sum).collect::<Vec<_>>(), "a change is lost or was reported twice");
         assert!(seen.history.is_sorted_by(|(_, a), (_, b)| a < b), "in the order of their revisions");
-        println!("{sum} updates, {unclear} unclear answers, {} losses told", seen.losses);
+        println!("{sum} updates, {unclear} unclear answers, {} losses reported", seen.losses);
     }
 }
 
@@ -130,8 +130,8 @@ fn encode(count: &Count) -> String {
     count.iter().map(|(name, count)| format!("{name}={count} ")).collect()
 }
 
-/// Counts up in a value that it shares with others, until it is stopped and knows of each update whether it was made. Who
-/// counts stands in the value: so an update whose answer was lost is found there, also when somebody else was next.
+/// Increments its own count in a shared value until it is stopped and the outcome of each update is known. The value holds a
+/// count per writer, so an update whose answer was lost is found there even after another writer's update.
 async fn count(etcd: Etcd, name: String, stop: watch::Receiver<bool>) -> Counted {
     let mut own = Counted::default();
     let mut is_clear = true;
@@ -150,7 +150,7 @@ async fn count(etcd: Etcd, name: String, stop: watch::Receiver<bool>) -> Counted
         let mine = now.get(&name).copied().unwrap_or_default();
         assert!(mine == own.done || (!is_clear && mine == own.done + 1), "{mine} instead of {}", own.done);
         own.done = mine;
-        // One that is still on its way names a revision: once that is gone, it is not made any more.
+        // An update still in flight names a revision: once that is replaced, the update cannot be made any more.
         if is_clear && *stop.borrow() {
             return own;
         }
@@ -164,7 +164,7 @@ async fn count(etcd: Etcd, name: String, stop: watch::Receiver<bool>) -> Counted
                 own.done += 1;
                 is_clear = true;
             }
-            // Somebody was faster; whether with or after an earlier try of ours, the value says.
+            // Another writer was faster; the value shows whether our earlier attempt was made.
             Ok(Written::Conflict(_)) => is_clear = false,
             Err(error) => {
                 assert!(error.is_transient(), "{error}");
@@ -176,20 +176,20 @@ async fn count(etcd: Etcd, name: String, stop: watch::Receiver<bool>) -> Counted
     }
 }
 
-async fn follow(etcd: Etcd, told: watch::Sender<Seen>) {
+async fn follow(etcd: Etcd, sender: watch::Sender<Seen>) {
     let mut follower = Follower::new(etcd, Range::prefix("/count/"));
     loop {
-        let news = follower.next().await;
-        told.send_modify(|seen| match news {
-            News::Listed(_) => seen.lists += 1,
-            News::Changed(changes) => {
+        let event = follower.next().await;
+        sender.send_modify(|seen| match event {
+            WatchEvent::Listed(_) => seen.lists += 1,
+            WatchEvent::Changed(changes) => {
                 for change in changes {
                     let Change::Put(entry) = change else { panic!("nobody deletes: {change:?}") };
                     seen.history.push((decode(&entry).values().sum(), entry.mod_revision));
                 }
             }
-            News::InTouch => {}
-            News::Lost(_) => seen.losses += 1,
+            WatchEvent::Contact => {}
+            WatchEvent::Lost(_) => seen.losses += 1,
         });
     }
 }

@@ -1,4 +1,5 @@
-//! Affinity and topology spread constraints. A scheduler reads most of them; the required node affinity is asked at admission.
+//! Affinity and topology spread constraints. Most of them are for the scheduler; the required node affinity is checked at
+//! admission.
 
 use serde_json::Value;
 

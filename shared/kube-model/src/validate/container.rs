@@ -11,7 +11,7 @@ use crate::types::{
     VolumeMount,
 };
 
-/// What a container's checks look at beyond the container.
+/// What the checks of a container need to know of its pod.
 struct Surroundings<'a> {
     spec: &'a PodSpec,
     volumes: &'a BTreeSet<&'a str>,
@@ -44,7 +44,7 @@ pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &B
         if !container.name.is_empty() && !names.insert(container.name.as_str()) {
             found.duplicate(format!("{field}.name"), &container.name);
         }
-        // Init containers hold their ports one after the other, regular ones together.
+        // Init containers use their ports one after the other, regular ones at the same time.
         match kind {
             ContainerKind::Regular => check_host_ports(found, &field, &container.ports, &mut host_ports),
             _ => check_host_ports(found, &field, &container.ports, &mut BTreeSet::new()),
@@ -93,7 +93,7 @@ fn check_container(
     security::check_container_security(found, field, container, around.host_users);
 }
 
-/// Rules by which a container is started again for its exit code.
+/// Rules for restarting a container by its exit code.
 fn check_restart_rules(found: &mut Findings, field: &str, container: &Container) {
     const MOST_RULES: usize = 20;
     const MOST_VALUES: usize = 255;

@@ -1,7 +1,7 @@
 //! The checks of pod creation, for manifests that no API server has seen.
 //!
-//! What the API server refuses is refused here with the same field and kind of error, so that a manifest does not
-//! work on a node and fail in a cluster. A value that is not known is refused. Pods from the API are not validated again.
+//! Whatever the API server refuses is refused here with the same field and kind of error, so that a manifest cannot work on
+//! a node and fail in a cluster. Unknown values are refused. Pods from the API are not validated again.
 
 mod affinity;
 mod container;
@@ -25,7 +25,7 @@ use self::resources::Level;
 use crate::pod_ext::ContainerKind;
 use crate::types::{Pod, PodSpec, RestartPolicy};
 
-/// One thing that is wrong with a pod. Displays as `field: message`.
+/// A validation error of a pod. Displays as `field: message`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FieldError {
     /// Path of the field as one would write it in a manifest: `spec.containers[0].image`.
@@ -99,8 +99,8 @@ impl Findings {
     }
 }
 
-/// Checks a defaulted pod as for creation on a node that is already chosen: what is wrong, in the order of the
-/// spec; empty when the pod is good.
+/// Validates a defaulted pod as for creation on a node that is already chosen. Returns the errors in the order of the spec;
+/// empty when the pod is valid.
 ///
 /// Ephemeral containers and scheduling gates are refused, as no static pod may have them.
 pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
@@ -113,8 +113,8 @@ pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
     found.0
 }
 
-/// What an unknown or contradictory value could weaken, or write into a file of another meaning: security contexts, user
-/// namespaces, how volumes are mounted, names for `/etc/hosts` and `resolv.conf`. Empty when all of it is good.
+/// Validates the fields in which an unknown or contradictory value could weaken security or corrupt a file: security
+/// contexts, user namespaces, volume mounts, names for `/etc/hosts` and `resolv.conf`. Empty when all are valid.
 ///
 /// Part of [`validate_pod`], for pods of an API server that may be older than these rules. Containers of all kinds are checked.
 pub fn unsafe_fields(pod: &Pod) -> Vec<FieldError> {
@@ -156,7 +156,7 @@ fn check_volumes_and_containers(found: &mut Findings, spec: &PodSpec) {
     container::check_containers(found, spec, &volumes);
 }
 
-/// The name that a pod's processes see in place of one made from its own. Linux takes 64 characters.
+/// The hostname that a pod's processes see instead of one made from the pod's name. Linux allows 64 characters.
 fn check_hostname_override(found: &mut Findings, spec: &PodSpec) {
     const LONGEST: usize = 64;
     let Some(name) = spec.hostname_override.as_deref() else { return };

@@ -53,7 +53,7 @@ pub(super) fn check_hooks(
     }
 }
 
-/// Signals that Linux has, beside the real-time ones.
+/// The signals of Linux, without the real-time ones.
 const SIGNALS: [&str; 34] = [
     "SIGABRT",
     "SIGALRM",
@@ -103,7 +103,7 @@ fn is_real_time(signal: &str) -> bool {
         || signal.strip_prefix("SIGRTMAX").is_some_and(|text| offset(text, '-', 14))
 }
 
-/// The signal that asks a container to end. It needs to be said for which system it is.
+/// The stop signal of a container. It requires that the pod names its operating system.
 pub(super) fn check_stop_signal(
     found: &mut Findings,
     field: &str,
@@ -181,7 +181,7 @@ fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler, grace:
     }
 }
 
-/// A value of a header is checked, too: a line break in it would end the header.
+/// The value of a header is checked, too: a line break would end the header.
 fn check_http(found: &mut Findings, field: &str, http: &HttpGetAction) {
     if http.path.is_empty() {
         found.required(format!("{field}.path"), "");

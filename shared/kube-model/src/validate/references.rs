@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::types::{Container, Pod, Volume, VolumeProjection};
 
-/// API objects that a static pod may name after all, because the source that the pod came from also provides them.
+/// API objects that a static pod may refer to, because its source also provides them.
 /// The default allows nothing, as the kubelet does with the gate `PreventStaticPodAPIReferences`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllowedReferences {
@@ -15,10 +15,10 @@ pub struct AllowedReferences {
 }
 
 /// The first kind of API object that the pod refers to and that is not allowed, as the plural resource name
-/// (`secrets`, `serviceaccounts`, …), with the place where the kind alone would puzzle. `None` when the pod stands
-/// on its own.
+/// (`secrets`, `serviceaccounts`, …), with the field where the kind alone would be ambiguous. `None` when the pod refers to
+/// no such object.
 ///
-/// A volume source that nobody knows is refused too, by its name: it may hide a reference.
+/// An unknown volume source is refused too, by its name: it may contain a reference.
 pub fn static_pod_api_references(pod: &Pod, allowed: AllowedReferences) -> Option<String> {
     let spec = &pod.spec;
     if !spec.service_account_name.is_empty() {
@@ -71,7 +71,7 @@ fn volume_names_config_map(volume: &Volume) -> bool {
     volume.config_map.is_some() || projections(volume).any(|source| source.config_map.is_some())
 }
 
-/// Volume sources that need nothing from the API, and those that were judged before.
+/// Volume sources that need nothing from the API, and those that were checked before.
 const SELF_CONTAINED: [&str; 24] = [
     "awsElasticBlockStore",
     "azureDisk",

@@ -1,25 +1,26 @@
-//! Resources: which names may stand where, and which amounts.
+//! Resources: which names are allowed where, and which amounts.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use super::{Findings, names};
+use crate::pod_ext::is_pod_level_resource;
 use crate::quantity::Quantity;
-use crate::resources::{container_requests, is_pod_level_resource};
+use crate::resources::container_requests;
 use crate::types::{
     Container, Pod, PodSpec, ResourceFieldSelector, ResourceList, ResourceRequirements, RestartPolicy,
 };
 
 const HUGE_PAGES: &str = "hugepages-";
-/// What a container may ask of every node.
+/// Resources that a container may request on every node.
 const OF_CONTAINERS: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 /// What `resizePolicy` may name.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
 /// Divisors of memory and the like.
 const BYTES: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// Whose resources they are.
+/// The object that the resources belong to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Pod,
@@ -27,7 +28,7 @@ pub(super) enum Level {
 }
 
 impl Findings {
-    /// Reports names that may not stand there, amounts that cannot be, and requests above their limits.
+    /// Reports names that are not allowed, invalid amounts, and requests above their limits.
     pub(super) fn resources(&mut self, field: &str, resources: &ResourceRequirements, level: Level) {
         // A request that defaulting has copied from its limit is refused there.
         let is_own = |(name, amount): &(&String, &Quantity)| resources.limits.get(*name) != Some(*amount);
@@ -67,7 +68,7 @@ impl Findings {
         }
     }
 
-    /// Reports what may not be in a pod's overhead, which stands for a container of its own.
+    /// Reports invalid content of a pod's overhead, which is checked like a container of its own.
     pub(super) fn overhead(&mut self, field: &str, list: &ResourceList) {
         for name in list.keys() {
             self.resource_name(&format!("{field}[{name}]"), name, Level::Container);
@@ -115,13 +116,13 @@ impl Findings {
     }
 }
 
-/// CPU, memory and the like may be promised more often than they exist; huge pages and devices may not.
+/// CPU, memory and the like can be overcommitted; huge pages and devices cannot.
 fn may_overcommit(resource: &str) -> bool {
     let native = !resource.contains('/') || resource.contains("kubernetes.io/");
     native && !resource.starts_with(HUGE_PAGES)
 }
 
-/// Claims of a container are claims of its pod.
+/// A container may only use claims of its pod.
 pub(super) fn check_claims(found: &mut Findings, field: &str, container: &Container, spec: &PodSpec) {
     let mut seen = BTreeSet::new();
     for (index, claim) in container.resources.claims.iter().enumerate() {
@@ -136,7 +137,7 @@ pub(super) fn check_claims(found: &mut Findings, field: &str, container: &Contai
     }
 }
 
-/// What the pod may use as a whole is enough for what its containers ask for, and for the limit of each regular container.
+/// Checks that the pod-level resources cover the requests of its containers and the limit of each regular container.
 pub(super) fn check_pod_amounts(found: &mut Findings, pod: &Pod) {
     let spec = &pod.spec;
     let Some(resources) = &spec.resources else { return };
@@ -203,7 +204,7 @@ pub(super) fn check_resize_policy(
     }
 }
 
-/// Checks a reference to a resource of a container. `needs_container`: the reference stands outside of a container.
+/// Checks a reference to a resource of a container. `needs_container`: the reference is outside of a container.
 pub(super) fn check_resource_field(
     found: &mut Findings,
     field: &str,

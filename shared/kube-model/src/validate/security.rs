@@ -1,5 +1,5 @@
-//! Security contexts of pods and containers. What is not known here is refused: an unknown value would otherwise become the
-//! weaker choice somewhere behind.
+//! Security contexts of pods and containers. Unknown values are refused: a later step could otherwise treat one as the
+//! weaker choice.
 
 use std::collections::BTreeSet;
 
@@ -9,18 +9,18 @@ use crate::types::{
     AppArmorProfile, Container, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
 };
 
-/// Annotation prefix of AppArmor profiles, from before there was a field.
+/// Annotation prefix of AppArmor profiles, used before the field existed.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 /// Longest name of an AppArmor profile on the node, in bytes.
 const MAX_APPARMOR_PROFILE: usize = 4095;
 /// Longest name of a kernel parameter.
 const MAX_SYSCTL: usize = 253;
-/// What a process may do all things with.
+/// The capability that allows almost everything.
 const ALL_POWERS: &str = "CAP_SYS_ADMIN";
 /// Kinds of seccomp and AppArmor profiles.
 const PROFILES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
 
-/// Checks what the pod says for all of its containers.
+/// Checks the security context of the pod.
 pub(super) fn check_pod_security(found: &mut Findings, pod: &Pod) {
     let spec = &pod.spec;
     check_host_users(found, spec);
@@ -51,7 +51,7 @@ pub(super) fn check_pod_security(found: &mut Findings, pod: &Pod) {
     check_sysctls(found, field, context, spec);
 }
 
-/// Checks what a container says for itself. `host_users`: the pod has no user namespace of its own.
+/// Checks the security context of a container. `host_users`: the pod has no user namespace of its own.
 pub(super) fn check_container_security(
     found: &mut Findings,
     field: &str,
@@ -113,7 +113,7 @@ fn check_seccomp(found: &mut Findings, field: &str, profile: Option<&SeccompProf
     }
 }
 
-/// A path that stays in the folder that it begins in.
+/// A path that does not leave its folder.
 fn check_descending(found: &mut Findings, field: String, path: &str) {
     if let Some(detail) = names::relative_path(path) {
         found.invalid(field, path, detail);
@@ -143,7 +143,7 @@ fn check_apparmor(found: &mut Findings, field: &str, profile: Option<&AppArmorPr
     }
 }
 
-/// An annotation about a container that is not there is refused: whoever wrote it counts on a profile.
+/// An annotation for a container that does not exist is refused: its author relies on the profile.
 fn check_apparmor_annotations(found: &mut Findings, pod: &Pod) {
     for (key, value) in &pod.metadata.annotations {
         let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else { continue };
@@ -165,7 +165,7 @@ fn check_apparmor_annotations(found: &mut Findings, pod: &Pod) {
     }
 }
 
-/// The older annotation and the field of a container must not say different things.
+/// The legacy annotation and the field of a container must agree.
 fn contradiction(found: &mut Findings, spec: &PodSpec, container: &str, annotation: &str) {
     let lists = [("initContainers", &spec.init_containers), ("containers", &spec.containers)];
     for (list, containers) in lists {
@@ -187,7 +187,7 @@ fn contradiction(found: &mut Findings, spec: &PodSpec, container: &str, annotati
     }
 }
 
-/// A user namespace of the pod goes with none of the host's.
+/// A pod with a user namespace must not use namespaces of the host.
 fn check_host_users(found: &mut Findings, spec: &PodSpec) {
     if spec.host_users != Some(false) {
         return;

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Everything that these bytes say, in pieces of `step`, with the data of a stream in one piece each time.
+/// Decodes `bytes` in pieces of `step`; adjacent data of a stream is joined.
 fn events(bytes: &[u8], step: usize) -> Result<Vec<Event>, SpdyError> {
     let (mut decoder, mut input, mut found) = (Decoder::default(), BytesMut::new(), Vec::new());
     for piece in bytes.chunks(step) {
@@ -53,7 +53,7 @@ fn headers(frame: &[u8], first: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_stream_is_opened_with_its_header_and_the_zlib_stream_begins_once() {
+fn stream_is_opened_with_its_header_in_one_zlib_stream() {
     let mut opener = Opener::default();
     let wanted = b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x05stdin";
     for (stream, first) in [(1, true), (3, false)] {
@@ -69,14 +69,14 @@ fn a_stream_is_opened_with_its_header_and_the_zlib_stream_begins_once() {
 }
 
 #[test]
-fn frames_are_read_in_whatever_pieces_they_come() {
+fn frames_are_decoded_from_pieces_of_any_size() {
     let bytes = [
         of_kind(SYN_REPLY, 0, &[0, 0, 0, 1, 9, 9, 9]),
         data(1, b"hello", false),
         data(3, b"", false),
         data(1, b" world", true),
         ping(2),
-        // A server's own stream, more headers, settings and a window: nothing to a client of this kind.
+        // A server's own stream, more headers, settings and a window: this client ignores them.
         of_kind(SYN_STREAM, 0, &[0; 10]),
         of_kind(HEADERS, 0, &[0, 0, 0, 9]),
         of_kind(4, 0, &[0; 4]),
@@ -104,7 +104,7 @@ fn frames_are_read_in_whatever_pieces_they_come() {
 }
 
 #[test]
-fn what_is_no_spdy_is_an_error_that_says_so() {
+fn bytes_that_are_not_spdy_are_an_error() {
     let http = b"HTTP/1.1 400 Bad Request\r\n";
     let other_version = [0x80, 2, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2];
     let long = head(CONTROL | (3 << 16) | u32::from(PING), 0, LONGEST_CONTROL + 1);
@@ -116,13 +116,13 @@ fn what_is_no_spdy_is_an_error_that_says_so() {
     ] {
         assert_eq!(events(bytes, 7), Err(error));
     }
-    // Text looks like the data of a stream with a great number: whoever reads knows that it has opened none such.
+    // Text looks like the data of a stream with a high id, which the reader has not opened.
     let Event::Data { stream, .. } = events(http, 99).unwrap().remove(0) else { panic!("data") };
     assert!(stream > 0x4000_0000, "{stream}");
 }
 
 #[test]
-fn a_control_frame_may_be_as_long_as_the_longest() {
+fn control_frame_of_the_maximum_length_is_accepted() {
     let frame = control(PING, &[7; LONGEST_CONTROL]);
     assert_eq!(events(&frame, frame.len()), Ok(vec![Event::Ping { id: 0x0707_0707 }]));
 }
@@ -134,12 +134,12 @@ fn the_longest_frame_fills_the_24_bits_of_its_length() {
 
 #[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "data is cut into frames before"))]
-fn data_that_is_longer_than_a_frame_is_a_fault_of_its_sender() {
+fn data_longer_than_a_frame_panics() {
     let _ = data_head(1, 1 << 24, false);
 }
 
 #[test]
-fn data_is_handed_on_before_its_frame_is_whole() {
+fn data_is_delivered_before_its_frame_is_complete() {
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::from(&data_head(1, 1 << 20, false)[..]));
     input.extend_from_slice(&[7; 100]);
     let event = decoder.next(&mut input).unwrap();
@@ -148,11 +148,11 @@ fn data_is_handed_on_before_its_frame_is_whole() {
 }
 
 #[test]
-fn no_bytes_make_the_decoder_panic_or_keep_much() {
+fn decoder_never_panics_or_buffers_much() {
     let reached = &Reached::default();
     let byte = prop_oneof![Just(0_u8), Just(3), Just(0x80), any::<u8>()];
     let bytes = prop::collection::vec(byte, 0..200);
-    // What begins as a frame does: a control frame of some kind, or data of a stream; with flags, of few bytes.
+    // Begins like a frame: a control frame of any kind or data of a stream, with flags and few bytes.
     let begins = (any::<bool>(), 0_u8..12, 0_u8..3, 0_u8..16).prop_map(|(control, kind, flags, length)| {
         if control { [0x80, 3, 0, kind, flags, 0, 0, length] } else { [0, 0, 0, kind, flags, 0, 0, length] }
     });
@@ -190,7 +190,7 @@ fn no_bytes_make_the_decoder_panic_or_keep_much() {
 }
 
 #[test]
-fn data_comes_out_as_it_went_in() {
+fn data_round_trips() {
     let reached = &Reached::default();
     let chunks = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8);
     proptest!(ProptestConfig::with_cases(512), |(chunks in chunks, step in 1_usize..400)| {

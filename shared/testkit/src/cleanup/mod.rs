@@ -29,7 +29,7 @@ pub struct Remains {
     pub containerd_sockets: Vec<PathBuf>,
     /// State folders of private containerds.
     pub containerd_states: Vec<PathBuf>,
-    /// Bridges, with whatever is plugged into them.
+    /// Bridges, with all interfaces attached to them.
     pub bridges: Vec<String>,
     /// Names of CNI networks.
     pub cni_networks: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Remains {
 }
 
 impl Remains {
-    /// Adds what `other` has and this lacks.
+    /// Merges `other` into this.
     pub fn merge(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(to: &mut Vec<T>, from: &[T]) {
             for item in from {
@@ -80,7 +80,7 @@ impl Remains {
     }
 }
 
-/// Detaches whatever is mounted at or below `dir`.
+/// Unmounts everything at or below `dir`.
 fn unmount_below(dir: &Path) -> Vec<String> {
     // Mounts may be stacked on one point; each round takes off at least one of each.
     for _ in 0..32 {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_what_never_was_is_no_problem() {
+    fn removing_missing_resources_succeeds() {
         let remains = Remains {
             processes: vec![ProcessId { pid: u32::MAX, start_time: 1 }],
             run_dirs: vec!["/nonexistent/keelson/run".into()],

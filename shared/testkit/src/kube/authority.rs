@@ -1,4 +1,4 @@
-//! The cluster's authority: who is who to the API server, and the files that say so.
+//! The cluster's CA: certificates, kubeconfigs and their files.
 
 use std::fmt;
 use std::fs;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn signers_refuse_what_is_of_no_node_and_what_is_for_another_use() {
+    fn signers_refuse_non_node_subjects_and_other_usages() {
         let client: &[_] = &["digital signature", "client auth"];
         let with_rsa: &[_] = &["key encipherment", "digital signature", "client auth"];
         let server: &[_] = &["digital signature", "server auth"];
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_request_is_a_certificate_and_a_strange_usage_is_an_error() {
+    fn a_csr_is_signed_and_an_unknown_usage_is_an_error() {
         let authority = Authority::new().unwrap();
         let day = Duration::from_secs(86_400);
         let ask = || request("system:node:a", &["system:nodes"], &[]);

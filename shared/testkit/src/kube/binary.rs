@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use anyhow::{Context as _, ensure};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::kept::{execute, kept_below, remove};
+use crate::build_cache::{cache_dir, execute, remove};
 use crate::packages::full_path;
 use crate::{Component, find_file};
 
@@ -50,18 +50,18 @@ impl ApiServerBinary {
             ensure!(path.is_file(), "{ASSETS} is set, but there is no {}", path.display());
             return Self::at(path);
         }
-        let kept = kept_below()?;
-        let lock_path = kept.join(format!("{NAME}.lock"));
+        let cache = cache_dir()?;
+        let lock_path = cache.join(format!("{NAME}.lock"));
         let lock =
             File::create(&lock_path).with_context(|| format!("cannot make {}", lock_path.display()))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let found = match listed_version() {
-            Some(version) => Some(kept_as(&kept, &version)).filter(|path| path.is_file()),
-            None => newest_kept(&kept),
+            Some(version) => Some(cached_program(&cache, &version)).filter(|path| path.is_file()),
+            None => newest_cached(&cache),
         };
         match found {
             Some(path) => Self::at(path),
-            None => Self::at(build_newest(&kept).context("cannot build kube-apiserver")?),
+            None => Self::at(build_newest(&cache).context("cannot build kube-apiserver")?),
         }
     }
 
@@ -104,33 +104,33 @@ fn source_version(stanza: &str) -> Option<String> {
 }
 
 /// Where the program of a version is kept.
-fn kept_as(kept: &Path, version: &str) -> PathBuf {
-    kept.join(format!("{NAME}-{version}")).join(NAME)
+fn cached_program(cache: &Path, version: &str) -> PathBuf {
+    cache.join(format!("{NAME}-{version}")).join(NAME)
 }
 
 /// The program that was built last.
-fn newest_kept(kept: &Path) -> Option<PathBuf> {
+fn newest_cached(cache: &Path) -> Option<PathBuf> {
     let prefix = format!("{NAME}-");
     let named = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(&prefix))
     };
-    let folders = fs::read_dir(kept).ok()?.flatten().map(|entry| entry.path()).filter(named);
+    let folders = fs::read_dir(cache).ok()?.flatten().map(|entry| entry.path()).filter(named);
     let built =
         |path: &PathBuf| path.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     folders.map(|folder| folder.join(NAME)).filter(|path| path.is_file()).max_by_key(built)
 }
 
 /// Builds the newest source package that the mirror has, unless it is there already.
-fn build_newest(kept: &Path) -> anyhow::Result<PathBuf> {
+fn build_newest(cache: &Path) -> anyhow::Result<PathBuf> {
     let tools = [Component::Go, Component::Jq, Component::Rsync, Component::DpkgDev];
     for tool in tools {
         tool.find()?;
     }
-    let work = kept.join(format!("{NAME}.work"));
+    let work = cache.join(format!("{NAME}.work"));
     // One that was killed has left it.
     remove(&work)?;
     let built = Source::list(&work).and_then(|source| {
-        let program = kept_as(kept, &source.version);
+        let program = cached_program(cache, &source.version);
         if !program.is_file() {
             source.build(&program)?;
         }
@@ -142,7 +142,7 @@ fn build_newest(kept: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// The source package, with lists of its own beside the machine's.
+/// The source package, with package lists separate from the machine's.
 struct Source {
     work: PathBuf,
     version: String,
@@ -340,17 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_are_kept_the_one_built_last_is_taken() {
+    fn the_most_recently_built_cached_version_is_used() {
         let scratch = Scratch::new().unwrap();
-        assert_eq!(newest_kept(scratch.path()), None);
+        assert_eq!(newest_cached(scratch.path()), None);
         for (version, age) in [("1.2-1", 5), ("1.1-1", 50)] {
-            let path = kept_as(scratch.path(), version);
+            let path = cached_program(scratch.path(), version);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             let built = SystemTime::now() - std::time::Duration::from_secs(age);
             File::create(path).unwrap().set_modified(built).unwrap();
         }
         // Whatever is unfinished has another name.
         fs::create_dir_all(scratch.path().join("kube-apiserver-1.3-1")).unwrap();
-        assert_eq!(newest_kept(scratch.path()), Some(kept_as(scratch.path(), "1.2-1")));
+        assert_eq!(newest_cached(scratch.path()), Some(cached_program(scratch.path(), "1.2-1")));
     }
 }

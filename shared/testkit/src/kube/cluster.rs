@@ -12,7 +12,7 @@ use super::{KubeApiServer, START_LIMIT};
 
 /// How long a signed certificate is valid, as with kube-controller-manager.
 const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The group of whoever shows a bootstrap token that kubeadm has made.
+/// The group of clients with a bootstrap token made by kubeadm.
 const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 const RBAC: &str = "rbac.authorization.k8s.io";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";

@@ -1,4 +1,4 @@
-//! `kubectl` with a home of its own, and the whole of what it says.
+//! `kubectl` with its own home folder and its complete output.
 
 use std::fs;
 use std::io::{Read, Write as _};
@@ -20,7 +20,7 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Kubectl {
     program: PathBuf,
-    /// Where it keeps what it has learnt of the server.
+    /// Its discovery cache.
     home: PathBuf,
     admin: PathBuf,
 }
@@ -55,7 +55,8 @@ impl Kubectl {
     }
 }
 
-/// `kubectl proxy` on a unix socket: the API as plain HTTP/1.1, for whoever asks often and counts the time. Ends when dropped.
+/// `kubectl proxy` on a unix socket: the API as plain HTTP/1.1, for tests that send many requests or measure time. Ends
+/// when dropped.
 #[derive(Debug)]
 pub struct KubeProxy {
     child: Child,

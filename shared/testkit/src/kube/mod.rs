@@ -1,7 +1,7 @@
-//! A Kubernetes API server of one's own, over an etcd of its own, on loopback.
+//! A private Kubernetes API server with its own etcd, on loopback.
 //!
 //! There is no controller manager and no scheduler: [`KubeApiServer::namespace`] and [`KubeApiServer::sign_csr`] do
-//! what the first would, and a pod is bound by the `nodeName` of whoever makes it.
+//! what the first would, and a pod is bound by the `nodeName` that its creator sets.
 
 mod authority;
 mod binary;
@@ -31,7 +31,7 @@ use kubectl::Kubectl;
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long it may take to end: it lets requests end first, for a minute at most.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
-/// How often a port is chosen anew that somebody else has taken meanwhile.
+/// Maximum number of attempts to find a port that is still free.
 const TRIES: u32 = 3;
 /// The addresses of services; nothing here forwards them.
 const SERVICES: &str = "10.96.0.0/16";
@@ -219,7 +219,7 @@ impl KubeApiServer {
         Relay::to(self.address)
     }
 
-    /// Ends it in good order (SIGTERM) and waits; etcd goes on.
+    /// Shuts it down gracefully (SIGTERM) and waits; etcd continues to run.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)?;
         let ended = self.process().is_none_or(|process| process.wait_gone(STOP_LIMIT));
@@ -229,7 +229,7 @@ impl KubeApiServer {
         Ok(())
     }
 
-    /// Kills it (SIGKILL); etcd goes on.
+    /// Kills it (SIGKILL); etcd continues to run.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             // Both fail only when it has ended by itself.
@@ -244,12 +244,12 @@ impl KubeApiServer {
         self.run()
     }
 
-    /// Stops it where it is (SIGSTOP): its connections stay, and nobody answers.
+    /// Stops it where it is (SIGSTOP): its connections stay open and unanswered.
     pub fn freeze(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Resumes it (SIGCONT).
     pub fn thaw(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -270,7 +270,7 @@ impl KubeApiServer {
         self.kubeconfig_via(self.address, user, groups)
     }
 
-    /// As [`KubeApiServer::kubeconfig_for`], for whoever reaches the server through a [`Relay`].
+    /// As [`KubeApiServer::kubeconfig_for`], for a client that reaches the server through a [`Relay`].
     pub fn kubeconfig_via(&self, via: SocketAddr, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
         let identity = self.authority.client(user, groups)?;
         self.write_kubeconfig(via, &certified(&identity))

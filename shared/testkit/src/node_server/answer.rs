@@ -1,4 +1,4 @@
-//! What the server answers to a request, short of a watch.
+//! The server's responses to requests, except watches.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::patch::Lists;
 use super::request::{Request, Target};
 use super::rules;
 
-/// Who asks.
+/// The user of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum User<'a> {
     /// May do everything.
@@ -16,7 +16,7 @@ pub(super) enum User<'a> {
     Node(&'a str),
 }
 
-/// Refuses what the user may not do; the message is built as an API server builds it.
+/// Refuses requests that the user is not authorized for, with an API server's message.
 pub(super) fn authorize(user: User<'_>, request: &Request, objects: &Objects) -> Result<(), Denied> {
     let User::Node(node) = user else { return Ok(()) };
     rules::authorize(node, request, objects).map_err(|reason| {
@@ -49,7 +49,7 @@ fn admit(
     })
 }
 
-/// Refuses what the user may not do with the objects as they are, and changes nothing.
+/// Refuses requests that admission does not allow for the current objects; changes nothing.
 pub(super) fn check(
     user: User<'_>,
     request: &Request,
@@ -139,7 +139,7 @@ fn with_status(object: &Value, status: Value) -> Value {
     object
 }
 
-/// A token for a time; of the form of a JWT, and good for nothing.
+/// A token with an expiry, in the form of a JWT without a valid signature.
 fn token(request: &Value) -> Value {
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -1,4 +1,4 @@
-//! The rules for nodes before a real API server that knows fewer of them.
+//! A proxy with the rules for nodes in front of a real API server that enforces fewer of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,14 +12,14 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use super::answer::{User, check};
-use super::asked::Asked;
+use super::incoming::IncomingRequest;
 use super::objects::{Denied, Objects};
 use super::request::Target;
 use super::served::Served;
 use super::{BODY_LIMIT, Refusal, refuse, write_kubeconfig};
 use crate::{KubeApiServer, KubeProxy};
 
-/// What one node asks a [`KubeApiServer`] for passes through it, unless a current cluster would refuse it. Ended when dropped.
+/// Forwards the requests of one node to a [`KubeApiServer`], unless a current cluster would refuse them. Ended when dropped.
 #[derive(Debug)]
 pub struct NodeFilter {
     served: Served,
@@ -41,9 +41,9 @@ impl NodeFilter {
     pub fn start(server: &KubeApiServer, node: &str) -> anyhow::Result<Self> {
         let own = server.proxy_as(&server.node_kubeconfig(node)?)?;
         let shared = Arc::new(Shared { own, admin: server.proxy()?, refusals: Mutex::default() });
-        let asked = Arc::clone(&shared);
+        let for_thread = Arc::clone(&shared);
         let router = Router::new().fallback(move |request: HttpRequest<Body>| {
-            let shared = Arc::clone(&asked);
+            let shared = Arc::clone(&for_thread);
             async move { shared.serve(request).await }
         });
         Ok(Self { served: Served::start(router)?, node: node.to_owned(), shared })
@@ -54,7 +54,7 @@ impl NodeFilter {
         write_kubeconfig(dir, &self.node, self.served.address)
     }
 
-    /// What the node has asked for in vain since the last call, of what the rules refuse.
+    /// The requests of the node that the rules have refused since the last call.
     pub fn take_refusals(&self) -> Vec<Refusal> {
         std::mem::take(&mut *self.shared.refusals())
     }
@@ -69,9 +69,9 @@ impl Shared {
         let (head, body) = request.into_parts();
         let passed = async {
             let bytes = to_bytes(body, BODY_LIMIT).await.map_err(|e| Denied::bad_request(e.to_string()))?;
-            let asked = Asked::of(&head, &bytes)?;
+            let incoming = IncomingRequest::of(&head, &bytes)?;
             let objects = self.objects().await.map_err(unavailable)?;
-            check(User::Node(&asked.node), &asked.request, asked.lists, &objects)?;
+            check(User::Node(&incoming.node), &incoming.request, incoming.lists, &objects)?;
             Ok(bytes)
         };
         let bytes = match passed.await {
@@ -94,7 +94,7 @@ impl Shared {
         }
     }
 
-    /// What the rules look at: all pods and nodes.
+    /// The objects that the rules need: all pods and nodes.
     async fn objects(&self) -> anyhow::Result<Objects> {
         let mut objects = Objects::default();
         for resource in ["pods", "nodes"] {

@@ -1,14 +1,14 @@
 //! An API server in memory that lets a node do what a current cluster lets it do, and nothing else.
 //!
-//! Debian's API server knows less of what nodes may not do than today's, and takes minutes to build. This one has no
-//! validation, no defaults and no controllers: what is put into it must be complete. It is there for what a node asks for:
+//! Debian's API server enforces fewer restrictions on nodes than a current one, and takes minutes to build. This one has no
+//! validation, no defaults and no controllers: objects that are put into it must be complete. It serves the requests of a node:
 //! `rules.rs` is the Node authorizer and NodeRestriction of Kubernetes 1.34 to 1.36. `filter.rs` puts the same rules before a
 //! real API server.
 
 mod answer;
-mod asked;
 #[cfg(feature = "kube")]
 mod filter;
+mod incoming;
 mod objects;
 mod patch;
 mod request;
@@ -33,9 +33,9 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
 use answer::User;
-use asked::{Asked, NODE_TOKEN};
 #[cfg(feature = "kube")]
 pub use filter::NodeFilter;
+use incoming::{IncomingRequest, NODE_TOKEN};
 use objects::{Denied, Objects, Selection};
 use patch::Lists;
 use request::{Request, Target};
@@ -44,14 +44,14 @@ use served::Served;
 /// The largest object.
 const BODY_LIMIT: usize = 4 << 20;
 
-/// A request that the server did not do.
+/// A request that the server refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Such as `get /api/v1/namespaces/default/pods/web`.
     pub request: String,
     /// 403, 404, 409 …
     pub code: u16,
-    /// Why, as the client was told.
+    /// The message to the client.
     pub message: String,
 }
 
@@ -85,9 +85,9 @@ impl NodeServer {
             refusals: Mutex::default(),
             version: watch::Sender::new(0),
         });
-        let asked = Arc::clone(&shared);
+        let for_thread = Arc::clone(&shared);
         let router = Router::new().fallback(move |request: HttpRequest<Body>| {
-            let shared = Arc::clone(&asked);
+            let shared = Arc::clone(&for_thread);
             async move { shared.serve(request).await }
         });
         Ok(Self { served: Served::start(router)?, shared })
@@ -137,12 +137,12 @@ impl NodeServer {
         answered.map(|(_, object)| object).map_err(|denied| anyhow!("{verb} {path}: {}", denied.message))
     }
 
-    /// What nodes have asked for in vain since the last call, in order.
+    /// The refused requests of nodes since the last call, in order.
     pub fn take_refusals(&self) -> Vec<Refusal> {
         std::mem::take(&mut *self.shared.refusals())
     }
 
-    /// Waits until the objects make `is_so` true; it is asked again after each change.
+    /// Waits until `is_so` holds for the objects; it is called again after each change.
     pub async fn until(
         &self,
         limit: Duration,
@@ -197,7 +197,7 @@ impl Shared {
         body: Body,
     ) -> Result<Response<Body>, Denied> {
         let bytes = to_bytes(body, BODY_LIMIT).await.map_err(|e| Denied::bad_request(e.to_string()))?;
-        let Asked { node, request, lists, version, seconds } = Asked::of(head, &bytes)?;
+        let IncomingRequest { node, request, lists, version, seconds } = IncomingRequest::of(head, &bytes)?;
         if request.verb == "watch" {
             answer::authorize(User::Node(&node), &request, &self.objects())?;
             return Ok(self.watch(request, version.unwrap_or_default(), Duration::from_secs(seconds)));
@@ -238,7 +238,7 @@ impl Shared {
     }
 }
 
-/// A kubeconfig of a node for whoever knows it by a token that says its name.
+/// A kubeconfig with a token that contains the node's name.
 fn write_kubeconfig(dir: &Path, node: &str, via: SocketAddr) -> anyhow::Result<PathBuf> {
     let path = dir.join(format!("{node}.kubeconfig"));
     let config = json!({

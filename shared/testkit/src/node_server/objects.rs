@@ -1,4 +1,4 @@
-//! The objects of a server in memory, and what has become of them.
+//! The objects of a server in memory, and their changes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::patch::{self, Lists};
 use super::request::Target;
 
-/// Why the server does not do something.
+/// Why the server refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Denied {
     pub(super) code: u16,
@@ -41,7 +41,7 @@ pub(super) struct Change {
     pub(super) version: u64,
     target: Target,
     before: Option<Value>,
-    /// `None` once the object is gone; `last` has its last state then.
+    /// `None` once the object is deleted; `last` then has its last state.
     after: Option<Value>,
     last: Value,
 }
@@ -133,7 +133,7 @@ impl Objects {
         Ok(self.store(target, object))
     }
 
-    /// Puts an object in the place of the one that it was read as.
+    /// Replaces an object, unless it has changed since it was read.
     pub(super) fn replace(&mut self, target: &Target, object: Value) -> Result<Value, Denied> {
         let old = self.get(target).ok_or_else(|| Denied::not_found(target))?;
         let version = &object["metadata"]["resourceVersion"];
@@ -144,7 +144,7 @@ impl Objects {
         Ok(self.store(target.clone(), object))
     }
 
-    /// What a patch would make of an object; of a subresource only its own part.
+    /// The result of a patch to an object; a subresource's patch changes only its own part.
     pub(super) fn patched(&self, target: &Target, change: &Value, lists: Lists) -> Result<Value, Denied> {
         let whole = Target { subresource: String::new(), ..target.clone() };
         let old = self.get(&whole).ok_or_else(|| Denied::not_found(target))?;

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_changes_what_it_names_and_removes_what_is_null() {
+    fn merge_patch_sets_named_fields_and_removes_nulls() {
         let before = json!({"a": 1, "b": {"c": 2, "d": 3}, "conditions": [{"type": "A", "reason": "x"}, {"type": "B"}]});
         let cases = [
             (Lists::Merged, json!({"a": null, "b": {"c": 4}}), "/b", json!({"c": 4, "d": 3})),

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_of_another_form_is_none() {
+    fn an_unsupported_selector_is_none() {
         let both = fields("spec.nodeName=n1,metadata.name==a").unwrap();
         assert_eq!(both.len(), 2);
         assert_eq!(both["metadata.name"], "a");

@@ -12,10 +12,10 @@ use super::request::{Request, Target};
 
 /// The namespace of the leases of nodes.
 const LEASES: &str = "kube-node-lease";
-/// The mark of a pod that only shows what runs without the server.
+/// The annotation of a mirror pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Whether a node may ask for this at all; otherwise why not.
+/// Checks whether a node is authorized for the request; otherwise returns the reason.
 pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Result<(), String> {
     let target = &request.target;
     let resource = target.whole_resource();

@@ -73,7 +73,7 @@ fn objects() -> Objects {
 }
 
 #[test]
-fn a_node_reads_what_it_is_related_to_and_nothing_else() {
+fn node_authorizer_allows_reads_of_related_objects_only() {
     const UNRELATED: &str = "no relationship found between node 'n1' and this object";
     let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
     let lease = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
@@ -141,7 +141,7 @@ fn a_node_reads_what_it_is_related_to_and_nothing_else() {
 }
 
 #[test]
-fn a_node_changes_its_own_pods_and_itself_within_limits() {
+fn node_restriction_limits_writes_to_own_pods_and_node() {
     let mut objects = objects();
     let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
     let running = || json!({"status": {"phase": "Running"}});
@@ -202,7 +202,7 @@ fn a_node_changes_its_own_pods_and_itself_within_limits() {
 }
 
 #[test]
-fn a_node_makes_only_mirrors_that_it_owns_and_that_name_nothing() {
+fn node_restriction_limits_created_pods_to_owned_mirrors() {
     let mut objects = objects();
     let uid = objects.core("nodes", "", "n1").unwrap()["metadata"]["uid"].clone();
     let good = json!({
@@ -244,7 +244,7 @@ fn a_node_makes_only_mirrors_that_it_owns_and_that_name_nothing() {
 }
 
 #[test]
-fn a_token_is_bound_to_a_pod_of_the_node_and_for_an_audience_that_it_names() {
+fn tokens_are_bound_to_a_pod_of_the_node_and_its_audiences() {
     let mut objects = objects();
     let uid = |name: &str| objects.core("pods", "default", name).unwrap()["metadata"]["uid"].clone();
     let (own, other) = (uid("own"), uid("other"));
@@ -277,7 +277,7 @@ fn a_token_is_bound_to_a_pod_of_the_node_and_for_an_audience_that_it_names() {
 }
 
 #[test]
-fn a_bound_pod_that_is_deleted_ends_first_and_goes_with_grace_zero() {
+fn deleting_a_bound_pod_waits_for_a_delete_with_grace_zero() {
     let mut objects = objects();
     let path = "/api/v1/namespaces/default/pods/own";
     let ending =

@@ -10,14 +10,14 @@ use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest as _, Sha256};
 
 use super::initramfs;
-use crate::kept::{execute, kept_below, remove};
+use crate::build_cache::{cache_dir, execute, remove};
 use crate::{Component, PAUSE_IMAGE, Remains, find_file, mounts_below};
 
 /// The release of the machine.
 const SUITE: &str = "bookworm";
 /// Where its packages are from, unless the environment names another one in `MIRROR`.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// What it has beside what every Debian has.
+/// Packages in addition to Debian's base system.
 const PACKAGES: &str =
     "containerd,containernetworking-plugins,dbus,iproute2,kmod,procps,runc,systemd,systemd-sysv,udev";
 /// The package whose only purpose is to name the one with the kernel.
@@ -89,7 +89,7 @@ pub(super) struct Base {
 
 /// The base of this recipe, which is made the first time.
 pub(super) fn base() -> anyhow::Result<Base> {
-    let folder = kept_below()?.join(format!("vm-{}", recipe()));
+    let folder = cache_dir()?.join(format!("vm-{}", recipe()));
     let base = Base {
         kernel: folder.join("vmlinuz"),
         initramfs: folder.join("initramfs"),
@@ -167,20 +167,20 @@ fn unpack_kernel(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Removes the drivers of what the machine does not have.
-fn prune(modules: &Path, aside: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(aside)?;
-    let kept = USEFUL.map(|file| (modules.join(file), aside.join(file.replace('/', "-"))));
-    for (file, aside) in &kept {
-        fs::rename(file, aside).with_context(|| format!("no module {}", file.display()))?;
+fn prune(modules: &Path, moved: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(moved)?;
+    let kept_modules = USEFUL.map(|file| (modules.join(file), moved.join(file.replace('/', "-"))));
+    for (file, moved) in &kept_modules {
+        fs::rename(file, moved).with_context(|| format!("no module {}", file.display()))?;
     }
     for folder in USELESS {
         remove(&modules.join(folder))?;
     }
-    for (file, aside) in &kept {
+    for (file, moved) in &kept_modules {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::rename(aside, file)?;
+        fs::rename(moved, file)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A machine of one's own: Debian with its own kernel, systemd as process 1, cgroup v2 and containerd, emulated by qemu.
+//! A virtual machine: Debian with its own kernel, systemd as process 1, cgroup v2 and containerd, emulated by qemu.
 //!
 //! The machine has no network. Commands go through a virtio port to a shell that systemd keeps there (`guest-shell`), and
 //! come back with exit code, output and errors. What a test brings along is a second disk, read-only, at `/payload`.
@@ -133,7 +133,7 @@ impl Vm {
         }
     }
 
-    /// Boots it anew, as `systemctl reboot` does; what was written is there again.
+    /// Reboots it, as `systemctl reboot` does; its files persist.
     pub fn reboot(&mut self) -> anyhow::Result<()> {
         let before = self.sh("cat /proc/sys/kernel/random/boot_id")?.trim().to_owned();
         self.shell.tell("systemctl reboot")?;

@@ -72,7 +72,7 @@ impl Shell {
         }
     }
 
-    /// Sends a line whose end nobody waits for.
+    /// Sends a line without waiting for its end.
     pub(super) fn tell(&mut self, line: &str) -> io::Result<()> {
         self.last += 1;
         let port = self.port.get_mut();
@@ -92,7 +92,7 @@ impl Shell {
                         return Ok(Said { code, stdout, stderr });
                     }
                 }
-                Head::Boot(id) => bail!("the shell has started anew (boot {id})"),
+                Head::Boot(id) => bail!("the shell has restarted (boot {id})"),
                 Head::Torn => {}
             }
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_earlier_requests_are_passed_over_and_silence_ends() {
+    fn replies_to_earlier_requests_are_skipped_and_silence_times_out() {
         let scratch = Scratch::new().unwrap();
         let socket = scratch.path().join("port");
         let listener = UnixListener::bind(&socket).unwrap();

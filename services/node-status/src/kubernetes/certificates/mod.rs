@@ -22,7 +22,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use keelson_config::{CertificateKind, Kubernetes as Settings};
-use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
+use keelson_kube_api::{Change, Follower, KubeApi, KubeError, Object, Range, Resource, WatchEvent};
 use keelson_node_status_core::certificates::{
     ANSWER_TIMEOUT, Due, HeldCertificate, RequestReason, RequestState, Subject, backoff, client_subject, due,
     request_state, serving_subject, signing_request,
@@ -355,17 +355,17 @@ impl CertificateLoop {
                 }
             };
             let found = match change {
-                News::Listed(objects) => {
+                WatchEvent::Listed(objects) => {
                     match objects.into_iter().find(|object| object.name() == pending.name) {
                         Some(object) => object,
                         // The list may be older than the request.
                         None => api.get(REQUESTS, None, &pending.name).await?.ok_or_else(removed)?,
                     }
                 }
-                News::Changed(Change::Put(object)) => object,
-                News::Changed(Change::Deleted(_)) => return Err(removed()),
-                News::InTouch => continue,
-                News::Lost(error) => {
+                WatchEvent::Changed(Change::Put(object)) => object,
+                WatchEvent::Changed(Change::Deleted(_)) => return Err(removed()),
+                WatchEvent::Contact => continue,
+                WatchEvent::Lost(error) => {
                     let text = format!(
                         "{} waits for its answer, but the watch is lost: {}",
                         pending.name,

@@ -1,4 +1,4 @@
-//! The worker's side: what it is to bring about, and when it turns next.
+//! The worker's side: its current assignment and when its next turn starts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use keelson_service_kit::Backoff;
 use tokio::sync::watch;
 
-/// What a worker is to bring about.
+/// The desired state that a worker must reach.
 #[derive(Debug)]
 pub struct Assignment<D, N = ()> {
-    /// Tells one assignment of a pod from another.
+    /// Numbers the assignments of a pod; a later one has a greater number.
     pub number: u64,
-    /// What is wanted.
+    /// The desired state of the pod.
     pub desire: Arc<D>,
-    /// What the service itself has noted about the pod.
+    /// The service's own note about the pod.
     pub note: N,
 }
 
@@ -23,49 +23,49 @@ impl<D, N: Copy> Clone for Assignment<D, N> {
     }
 }
 
-/// When a worker turns next.
+/// When the next turn of a worker starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// At once.
     Now {
-        /// A read of the runtime has just shown that nothing of the pod runs.
+        /// The last read of the runtime showed that nothing of the pod runs.
         is_quiet: bool,
     },
-    /// After this pause, or with another assignment.
+    /// After this delay, or with a new assignment.
     After(Duration),
-    /// With another assignment.
+    /// With a new assignment.
     WhenChanged,
 }
 
 /// One turn of a worker.
 #[derive(Debug)]
 pub struct Turn<D, N = ()> {
-    /// What to bring about.
+    /// The current assignment.
     pub assignment: Assignment<D, N>,
-    /// It is another assignment than in the turn before.
+    /// The assignment differs from that of the previous turn.
     pub is_new: bool,
-    /// A read of the runtime, made in the turn before, has shown that nothing of the pod runs.
+    /// A read of the runtime in the previous turn showed that nothing of the pod runs.
     pub is_quiet: bool,
 }
 
-/// How often a worker asks again while something of its pod still runs.
-pub const fn still_runs() -> Backoff {
+/// The back-off between reads of the runtime while something of the pod still runs.
+pub const fn running_pod_backoff() -> Backoff {
     Backoff::new(Duration::from_millis(20), Duration::from_secs(1))
 }
 
-/// What a worker has of its pod's slot.
+/// A worker's end of its pod's slot: it receives assignments and publishes the view.
 #[derive(Debug)]
-pub struct Orders<D, V, N = ()> {
+pub struct Assignments<D, V, N = ()> {
     /// The pod's UID.
     pub uid: String,
-    /// Where the worker shows how far it is.
+    /// Where the worker publishes its progress.
     pub view: watch::Sender<V>,
     assignment: watch::Receiver<Option<Assignment<D, N>>>,
     number: u64,
     is_quiet: bool,
 }
 
-impl<D, V, N: Copy> Orders<D, V, N> {
+impl<D, V, N: Copy> Assignments<D, V, N> {
     pub(crate) const fn new(
         uid: String,
         assignment: watch::Receiver<Option<Assignment<D, N>>>,
@@ -74,7 +74,7 @@ impl<D, V, N: Copy> Orders<D, V, N> {
         Self { uid, view, assignment, number: 0, is_quiet: false }
     }
 
-    /// A turn for the present assignment. Waits for the first one; none when there will be none.
+    /// A turn for the current assignment. Waits for the first one; `None` when the slot is removed.
     pub async fn present(&mut self) -> Option<Turn<D, N>> {
         loop {
             let present = self.assignment.borrow_and_update().clone();
@@ -87,8 +87,8 @@ impl<D, V, N: Copy> Orders<D, V, N> {
         }
     }
 
-    /// Waits for the next turn: as `next` says, at most until `also`, another reason for a turn, ends. False when
-    /// there will be no other assignment, or `also` says that it is over. `also` has to be cancel-safe.
+    /// Waits for the next turn as `next` asks, or until `also`, another trigger, completes. Returns false when the slot
+    /// is removed or `also` returns false: the worker must end. `also` must be cancel-safe.
     pub async fn wait(&mut self, next: Next, also: impl Future<Output = bool>) -> bool {
         let pause = match next {
             Next::Now { is_quiet } => {
@@ -107,7 +107,7 @@ impl<D, V, N: Copy> Orders<D, V, N> {
         // Cancel-safe: `changed` marks nothing as seen unless it returns.
         tokio::select! {
             changed = self.assignment.changed() => changed.is_ok(),
-            goes_on = also => goes_on,
+            proceed = also => proceed,
             () = timer => true,
         }
     }
@@ -121,10 +121,10 @@ mod tests {
 
     type Sender = watch::Sender<Option<Assignment<u8>>>;
 
-    fn orders() -> (Sender, Orders<u8, ()>) {
+    fn assignments() -> (Sender, Assignments<u8, ()>) {
         let assignment = watch::Sender::new(None);
-        let orders = Orders::new("u".into(), assignment.subscribe(), watch::Sender::new(()));
-        (assignment, orders)
+        let assignments = Assignments::new("u".into(), assignment.subscribe(), watch::Sender::new(()));
+        (assignment, assignments)
     }
 
     fn assign(sender: &Sender, number: u64) {
@@ -132,36 +132,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_quiet_read_counts_for_the_turn_that_follows_it_at_once_and_no_other() {
-        let (sender, mut orders) = orders();
+    async fn quiet_runtime_read_is_valid_for_the_next_immediate_turn_only() {
+        let (sender, mut assignments) = assignments();
         assign(&sender, 1);
-        assert!(!orders.present().await.unwrap().is_quiet);
-        assert!(orders.wait(Next::Now { is_quiet: true }, ready(false)).await);
-        assert!(orders.present().await.unwrap().is_quiet);
-        assert!(!orders.present().await.unwrap().is_quiet);
+        assert!(!assignments.present().await.unwrap().is_quiet);
+        assert!(assignments.wait(Next::Now { is_quiet: true }, ready(false)).await);
+        assert!(assignments.present().await.unwrap().is_quiet);
+        assert!(!assignments.present().await.unwrap().is_quiet);
     }
 
     #[tokio::test]
-    async fn a_turn_comes_with_another_assignment_a_pause_or_another_reason() {
-        let (sender, mut orders) = orders();
+    async fn turn_starts_on_new_assignment_timer_or_other_trigger() {
+        let (sender, mut assignments) = assignments();
         assign(&sender, 1);
-        assert!(orders.present().await.unwrap().is_new);
-        assert!(orders.wait(Next::After(Duration::ZERO), pending()).await);
-        assert!(!orders.present().await.unwrap().is_new);
-        assert!(orders.wait(Next::WhenChanged, ready(true)).await);
-        assert!(!orders.wait(Next::WhenChanged, ready(false)).await);
+        assert!(assignments.present().await.unwrap().is_new);
+        assert!(assignments.wait(Next::After(Duration::ZERO), pending()).await);
+        assert!(!assignments.present().await.unwrap().is_new);
+        assert!(assignments.wait(Next::WhenChanged, ready(true)).await);
+        assert!(!assignments.wait(Next::WhenChanged, ready(false)).await);
         assign(&sender, 2);
-        assert!(orders.wait(Next::WhenChanged, pending()).await);
-        let turn = orders.present().await.unwrap();
+        assert!(assignments.wait(Next::WhenChanged, pending()).await);
+        let turn = assignments.present().await.unwrap();
         assert_eq!((turn.assignment.number, turn.is_new), (2, true));
     }
 
     #[tokio::test]
-    async fn a_worker_whose_slot_is_gone_ends() {
-        let (sender, mut waiting) = orders();
+    async fn worker_ends_when_its_slot_is_removed() {
+        let (sender, mut waiting) = assignments();
         drop(sender);
         assert!(waiting.present().await.is_none());
-        let (sender, mut working) = orders();
+        let (sender, mut working) = assignments();
         assign(&sender, 1);
         drop(sender);
         assert!(working.present().await.is_some());

@@ -1,4 +1,4 @@
-//! A request of a node, as it comes in over HTTP.
+//! Parses a node's request as received over HTTP.
 
 use std::borrow::Cow;
 
@@ -10,11 +10,11 @@ use super::objects::Denied;
 use super::patch::Lists;
 use super::request::{Request, Target, fields};
 
-/// What a node's token begins with; its name follows.
+/// Prefix of a node's token; the node's name follows.
 pub(super) const NODE_TOKEN: &str = "node:";
 
-/// What is asked for, and by whom.
-pub(super) struct Asked {
+/// A request and its user.
+pub(super) struct IncomingRequest {
     pub(super) node: String,
     pub(super) request: Request,
     /// How a patch takes lists.
@@ -25,7 +25,7 @@ pub(super) struct Asked {
     pub(super) seconds: u64,
 }
 
-impl Asked {
+impl IncomingRequest {
     pub(super) fn of(head: &Parts, body: &[u8]) -> Result<Self, Denied> {
         let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let token = header(header::AUTHORIZATION).strip_prefix("Bearer ");

@@ -1,4 +1,4 @@
-//! The gRPC side: reads `Sync` streams, asks the manager, waits for pods.
+//! The gRPC side: reads `Sync` streams, sends requests to the manager, waits for pods.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -16,13 +16,13 @@ use tonic::{Code, Status, Streaming};
 
 use crate::pods::Command;
 
-/// How long a call waits for the set to name its pod.
-pub const NAMED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a call waits until the desired set contains its pod.
+pub const DESIRED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What one message of a `Sync` stream says.
+/// One message of a `Sync` stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item<D, E> {
-    /// The set names a pod, which may be one that cannot be taken.
+    /// A pod of the set, or the error if its message is invalid.
     Pod(Result<D, E>),
     /// The sender no longer knows this UID.
     Dropped(String),
@@ -30,51 +30,51 @@ pub enum Item<D, E> {
     Complete(common::SetComplete),
 }
 
-/// What the gRPC side of a callee needs to reach its manager.
+/// Sends commands from the gRPC side of a callee to its manager.
 #[derive(Debug)]
-pub struct Front<D, V, A = Infallible> {
+pub struct ManagerHandle<D, V, A = Infallible> {
     service: ServiceName,
     commands: mpsc::Sender<Command<D, V, A>>,
     progress: Progress,
     shutdown: CancellationToken,
 }
 
-/// The answers to a `Sync` stream.
+/// The acknowledgements of a `Sync` stream.
 pub type Acks = ReceiverStream<Result<common::SyncAck, Status>>;
 
-impl<D, V, A> Front<D, V, A>
+impl<D, V, A> ManagerHandle<D, V, A>
 where
     D: Desire + Send + 'static,
     V: Send + Sync + 'static,
     A: Send + 'static,
 {
-    /// The front of the service that `ctx` is of.
+    /// A handle for the service of `ctx`.
     pub fn new(ctx: &Context, commands: mpsc::Sender<Command<D, V, A>>) -> Self {
         let (progress, shutdown) = (ctx.progress.clone(), ctx.shutdown.clone());
         Self { service: ctx.service, commands, progress, shutdown }
     }
 
-    /// Sends the command that `command` makes of the way back for the answer.
+    /// Sends the command that `command` builds around the reply channel, and waits for the reply.
     ///
     /// # Errors
     /// UNAVAILABLE: the manager has ended.
-    pub async fn ask<T>(
+    pub async fn request<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command<D, V, A>,
     ) -> Result<T, Status> {
-        ask(self.service, &self.commands, command).await
+        request(self.service, &self.commands, command).await
     }
 
-    /// What is seen of a pod from now on.
+    /// Subscribes to the view of a pod.
     ///
     /// # Errors
     /// UNAVAILABLE: the manager has ended.
-    pub async fn look(&self, uid: &str) -> Result<watch::Receiver<V>, Status> {
-        self.ask(|reply| Command::Look { uid: uid.to_owned(), reply }).await
+    pub async fn watch(&self, uid: &str) -> Result<watch::Receiver<V>, Status> {
+        self.request(|reply| Command::Watch { uid: uid.to_owned(), reply }).await
     }
 
-    /// Serves a `Sync` stream until it ends, a later one takes over, or the service stops. `item` reads a message,
-    /// none when it is empty. A pod that cannot be taken is told as the condition `sync`.
+    /// Serves a `Sync` stream until it ends, a later one takes over, or the service stops. `item` converts a message
+    /// and returns `None` for an empty one. An invalid pod is reported as the condition `sync`.
     ///
     /// # Errors
     /// UNAVAILABLE: the manager has ended.
@@ -89,7 +89,7 @@ where
     {
         let taken_over = CancellationToken::new();
         let open = |reply| Command::Open { taken_over: taken_over.clone(), reply };
-        let stream = self.ask(open).await?;
+        let stream = self.request(open).await?;
         let (acks, receiver) = mpsc::channel(4);
         let reader = Reader {
             service: self.service,
@@ -122,7 +122,7 @@ fn stopping(service: ServiceName) -> Status {
     error(Code::Unavailable, "STOPPING", format!("{service} is stopping"))
 }
 
-async fn ask<D, V, A, T>(
+async fn request<D, V, A, T>(
     service: ServiceName,
     commands: &mpsc::Sender<Command<D, V, A>>,
     command: impl FnOnce(oneshot::Sender<T>) -> Command<D, V, A>,
@@ -152,16 +152,16 @@ impl<D, V, A> Reader<D, V, A> {
         let send = |command| async { self.commands.send(command).await.map_err(|_| stopping(self.service)) };
         while let Some(message) = messages.message().await? {
             match item(message) {
-                Some(Item::Pod(Ok(desire))) => send(Command::Name { stream, desire }).await?,
-                // One bad pod must not stand in the way of all others.
+                Some(Item::Pod(Ok(desire))) => send(Command::Insert { stream, desire }).await?,
+                // One invalid pod must not block all others.
                 Some(Item::Pod(Err(problem))) => self
                     .progress
-                    .condition("sync", Err(format!("a pod of the set cannot be taken: {problem}"))),
-                Some(Item::Dropped(uid)) => send(Command::Unname { stream, uid }).await?,
+                    .condition("sync", Err(format!("the desired set contains an invalid pod: {problem}"))),
+                Some(Item::Dropped(uid)) => send(Command::Remove { stream, uid }).await?,
                 Some(Item::Complete(set)) => {
                     let sources_ready = set.sources_ready;
                     let complete = |reply| Command::Complete { stream, sources_ready, reply };
-                    ask(self.service, &self.commands, complete).await?;
+                    request(self.service, &self.commands, complete).await?;
                     let _ = self.acks.send(Ok(common::SyncAck { epoch: set.epoch })).await;
                 }
                 None => {}
@@ -171,14 +171,18 @@ impl<D, V, A> Reader<D, V, A> {
     }
 }
 
-/// Waits until `done` holds of what is seen of a pod, at most until `until`; whether it came to that. It has as
-/// well when the pod's slot has gone, which it does only when nothing of the pod is left and nobody wants it.
-pub async fn becomes<V>(view: &mut watch::Receiver<V>, until: Instant, done: impl FnMut(&V) -> bool) -> bool {
+/// Waits until `done` holds for the view of a pod, at most until `until`. Returns false on timeout, and also when the
+/// slot is removed, which happens only when the pod is cleaned up and no longer desired.
+pub async fn wait_until<V>(
+    view: &mut watch::Receiver<V>,
+    until: Instant,
+    done: impl FnMut(&V) -> bool,
+) -> bool {
     timeout_at(until, view.wait_for(done)).await.is_ok()
 }
 
-/// The error for a revision of a pod that the set does not name within [`NAMED_WITHIN`].
-pub fn not_named(uid: &str, revision: u64) -> Status {
+/// The error for a pod revision that the desired set does not contain within [`DESIRED_TIMEOUT`].
+pub fn not_desired_error(uid: &str, revision: u64) -> Status {
     let text = format!("pod {uid} revision {revision} is not in the set that pod-sync has sent");
     error(Code::NotFound, "POD_NOT_NAMED", text)
 }

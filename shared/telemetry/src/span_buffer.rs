@@ -1,8 +1,8 @@
-//! The spans of pods' starts, kept in memory for whoever asks which step took how long.
+//! The spans of pods' starts, buffered in memory: they show which step took how long.
 //!
-//! A span is kept when it ends, under the trace it belongs to; one that belongs to none is not. What is kept is
-//! bounded three ways: spans of a trace (the first and the last ones stay), traces, and spans altogether (the traces
-//! that were touched longest ago go). Nothing of it outlives the process.
+//! A span is added when it ends, to the trace that it belongs to; a span without a trace is dropped. The buffer is
+//! bounded three ways: spans of a trace (the first and the last ones are kept), traces, and spans altogether (the least
+//! recently used traces are dropped). It is not persisted.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::{self, Write as _};
@@ -15,20 +15,20 @@ use tracing::{Span, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 
-/// Spans of one trace that stay from its beginning, and as many from its end.
+/// Spans kept of the beginning of a trace, and the same number of its end.
 const SPANS_AT_EITHER_END: usize = 32;
 /// Traces.
 const TRACES: usize = 256;
 /// Spans of all traces together, 64 bytes each and their details.
 const SPANS: usize = 3072;
-/// Names that come as text, such as those of methods: each is made static once.
+/// Maximum number of interned span names, such as those of methods.
 const NAMES: usize = 256;
 /// Bytes of a detail.
 const DETAIL: usize = 128;
 
 /// A span that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptSpan {
+pub struct BufferedSpan {
     /// Its id in the trace, never 0.
     pub id: u64,
     /// The span that it is a part of, also in another process; 0 for the first one of a trace.
@@ -43,48 +43,48 @@ pub struct KeptSpan {
     pub duration_nanos: u64,
 }
 
-/// What is kept of a trace.
+/// A trace in the buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptTrace {
+pub struct BufferedTrace {
     /// Its W3C id.
     pub id: u128,
-    /// The pod that it is about; empty when no span of it has said so here.
+    /// UID of its pod; empty when no span of this process has named it.
     pub pod_uid: String,
     /// Its spans in the order in which they ended.
-    pub spans: Vec<KeptSpan>,
-    /// Spans between the first and the last ones that were given up.
+    pub spans: Vec<BufferedSpan>,
+    /// Number of dropped spans between the first and the last ones.
     pub left_out: u32,
 }
 
-/// The kept spans of this process. Clones share them.
+/// The buffered spans of this process. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Kept(Arc<Mutex<Shelf>>);
+pub struct SpanBuffer(Arc<Mutex<Buffer>>);
 
 #[derive(Debug, Default)]
-struct Shelf {
-    traces: HashMap<u128, Held>,
+struct Buffer {
+    traces: HashMap<u128, TraceSpans>,
     spans: usize,
-    /// Counts the spans that ever came: the order in which traces were touched.
+    /// Counts all spans ever added; gives the order in which traces were last used.
     clock: u64,
     names: HashSet<&'static str>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct TraceSpans {
     pod_uid: Option<Box<str>>,
-    first: Vec<KeptSpan>,
-    last: VecDeque<KeptSpan>,
+    first: Vec<BufferedSpan>,
+    last: VecDeque<BufferedSpan>,
     left_out: u32,
     touched: u64,
 }
 
-impl Held {
+impl TraceSpans {
     fn len(&self) -> usize {
         self.first.len() + self.last.len()
     }
 
-    /// Takes a span; whether there is one more now.
-    fn take(&mut self, span: KeptSpan) -> bool {
+    /// Adds a span. Returns whether the number of spans has grown.
+    fn take(&mut self, span: BufferedSpan) -> bool {
         if self.first.len() < SPANS_AT_EITHER_END {
             if self.first.len() == self.first.capacity() {
                 // Most traces are short: doubling would keep room that nobody needs.
@@ -103,8 +103,8 @@ impl Held {
     }
 }
 
-impl Shelf {
-    fn put(&mut self, trace: u128, pod_uid: Option<Box<str>>, span: KeptSpan) {
+impl Buffer {
+    fn put(&mut self, trace: u128, pod_uid: Option<Box<str>>, span: BufferedSpan) {
         self.clock += 1;
         let held = self.traces.entry(trace).or_default();
         held.touched = self.clock;
@@ -130,18 +130,18 @@ impl Shelf {
     }
 }
 
-impl Kept {
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+impl SpanBuffer {
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The traces of these ids, and those that are about the pod of this UID unless it is empty.
-    pub fn traces(&self, ids: &[u128], pod_uid: &str) -> Vec<KeptTrace> {
-        let shelf = self.shelf();
-        let of_pod = |held: &Held| !pod_uid.is_empty() && held.pod_uid.as_deref() == Some(pod_uid);
-        let wanted = shelf.traces.iter().filter(|(id, held)| ids.contains(id) || of_pod(held));
+    /// The traces with these ids, and those of the pod with this UID unless it is empty.
+    pub fn traces(&self, ids: &[u128], pod_uid: &str) -> Vec<BufferedTrace> {
+        let buffer_state = self.lock();
+        let of_pod = |held: &TraceSpans| !pod_uid.is_empty() && held.pod_uid.as_deref() == Some(pod_uid);
+        let wanted = buffer_state.traces.iter().filter(|(id, held)| ids.contains(id) || of_pod(held));
         wanted
-            .map(|(id, held)| KeptTrace {
+            .map(|(id, held)| BufferedTrace {
                 id: *id,
                 pod_uid: held.pod_uid.as_deref().unwrap_or_default().to_owned(),
                 spans: held.first.iter().chain(&held.last).cloned().collect(),
@@ -151,7 +151,7 @@ impl Kept {
     }
 }
 
-/// Where a span stands: what a `traceparent` says.
+/// The position of a span in its trace: the content of a `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) trace: u128,
@@ -197,7 +197,7 @@ struct Open {
     began: Instant,
 }
 
-/// Looks at the open span, if it is made by a subscriber with a [`Keeper`].
+/// Calls `look` with the open span, if its subscriber has a [`BufferLayer`].
 fn with_open<T>(span: &Span, look: impl FnOnce(&mut Open) -> T) -> Option<T> {
     span.with_subscriber(|(id, dispatch)| {
         let known = dispatch.downcast_ref::<Registry>()?.span(id)?;
@@ -206,31 +206,31 @@ fn with_open<T>(span: &Span, look: impl FnOnce(&mut Open) -> T) -> Option<T> {
     })?
 }
 
-/// Where the span stands; none when it belongs to no trace.
+/// The position of the span in its trace; `None` when it belongs to no trace.
 pub(crate) fn place(span: &Span) -> Option<Place> {
     let place = |open: &mut Open| Place { trace: open.trace, span: open.id, sampled: open.sampled };
     with_open(span, place).filter(|place| place.trace != 0)
 }
 
-/// The span is a part of what another process does.
+/// Makes the span a child of a span in another process.
 pub(crate) fn set_parent(span: &Span, parent: Place) {
     with_open(span, |open| {
         (open.trace, open.parent, open.sampled) = (parent.trace, parent.span, parent.sampled);
     });
 }
 
-/// The span is exported under these ids.
+/// Gives the span the ids under which it is exported.
 pub(crate) fn adopt(span: &Span, exported: Place) {
     with_open(span, |open| {
         (open.trace, open.id, open.sampled) = (exported.trace, exported.span, exported.sampled);
     });
 }
 
-/// The layer that makes and keeps the spans.
+/// The layer that creates and buffers the spans.
 #[derive(Debug)]
-pub(crate) struct Keeper(pub(crate) Kept);
+pub(crate) struct BufferLayer(pub(crate) SpanBuffer);
 
-impl<S> Layer<S> for Keeper
+impl<S> Layer<S> for BufferLayer
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -244,7 +244,7 @@ where
         };
         let above =
             above.and_then(|span| span.extensions().get::<Open>().map(|o| (o.trace, o.id, o.sampled)));
-        // What has explicitly nothing above it begins a trace.
+        // A span with explicitly no parent begins a trace.
         let begins = if attributes.is_root() { fastrand::u128(1..) } else { 0 };
         let (trace, parent, sampled) = above.unwrap_or((begins, 0, false));
         let open = Open {
@@ -255,7 +255,7 @@ where
             name: fields
                 .name
                 .as_deref()
-                .map_or(attributes.metadata().name(), |text| self.0.shelf().name(text)),
+                .map_or(attributes.metadata().name(), |text| self.0.lock().name(text)),
             detail: (!fields.detail.is_empty()).then(|| fields.detail.into_boxed_str()),
             pod_uid: fields.pod_uid,
             start_unix_nanos: now_unix_nanos(),
@@ -273,7 +273,7 @@ where
         if open.trace == 0 {
             return;
         }
-        let span = KeptSpan {
+        let span = BufferedSpan {
             id: open.id,
             parent: open.parent,
             name: open.name,
@@ -281,7 +281,7 @@ where
             start_unix_nanos: open.start_unix_nanos,
             duration_nanos: u64::try_from(open.began.elapsed().as_nanos()).unwrap_or(u64::MAX),
         };
-        self.0.shelf().put(open.trace, open.pod_uid, span);
+        self.0.lock().put(open.trace, open.pod_uid, span);
     }
 }
 
@@ -290,7 +290,7 @@ fn now_unix_nanos() -> i64 {
     since.map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
-/// What is kept of the fields of a span.
+/// The fields of a span that are buffered.
 #[derive(Debug, Default)]
 struct Fields {
     name: Option<String>,
@@ -334,9 +334,9 @@ impl Visit for Fields {
 mod tests {
     use super::*;
 
-    fn span(id: u64) -> KeptSpan {
+    fn span(id: u64) -> BufferedSpan {
         let (name, detail) = ("s", None);
-        KeptSpan { id, parent: 0, name, detail, start_unix_nanos: 0, duration_nanos: 1 }
+        BufferedSpan { id, parent: 0, name, detail, start_unix_nanos: 0, duration_nanos: 1 }
     }
 
     #[test]
@@ -359,52 +359,52 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_trace_the_first_and_the_last_spans_stay() {
-        let kept = Kept::default();
+    fn a_long_trace_keeps_its_first_and_last_spans() {
+        let buffer = SpanBuffer::default();
         for id in 1..=100 {
-            kept.shelf().put(7, (id == 5).then(|| "u1".into()), span(id));
+            buffer.lock().put(7, (id == 5).then(|| "u1".into()), span(id));
         }
-        let traces = kept.traces(&[], "u1");
+        let traces = buffer.traces(&[], "u1");
         let ids: Vec<u64> = traces[0].spans.iter().map(|s| s.id).collect();
         assert_eq!(ids, (1..=32).chain(69..=100).collect::<Vec<_>>());
         assert_eq!((traces[0].left_out, traces.len()), (36, 1));
-        assert_eq!(kept.traces(&[7], ""), traces);
-        assert_eq!(kept.traces(&[8], "u2"), []);
+        assert_eq!(buffer.traces(&[7], ""), traces);
+        assert_eq!(buffer.traces(&[8], "u2"), []);
     }
 
     #[test]
-    fn the_traces_that_were_touched_longest_ago_make_room() {
-        let kept = Kept::default();
+    fn least_recently_used_traces_are_dropped() {
+        let buffer = SpanBuffer::default();
         for id in 1..=TRACES as u128 {
-            kept.shelf().put(id, None, span(1));
+            buffer.lock().put(id, None, span(1));
         }
-        kept.shelf().put(1, None, span(2));
-        kept.shelf().put(1000, None, span(1));
-        assert_eq!(kept.traces(&[2], ""), [], "it was the oldest");
-        assert_eq!(kept.traces(&[1, 3, 1000], "").len(), 3);
-        let kept = Kept::default();
+        buffer.lock().put(1, None, span(2));
+        buffer.lock().put(1000, None, span(1));
+        assert_eq!(buffer.traces(&[2], ""), [], "it was the oldest");
+        assert_eq!(buffer.traces(&[1, 3, 1000], "").len(), 3);
+        let buffer = SpanBuffer::default();
         for id in 1..=100 {
-            (0..40).for_each(|n| kept.shelf().put(id, None, span(n + 1)));
+            (0..40).for_each(|n| buffer.lock().put(id, None, span(n + 1)));
         }
-        let shelf = kept.shelf();
-        assert_eq!(shelf.spans, shelf.traces.values().map(Held::len).sum::<usize>());
-        assert!(shelf.spans <= SPANS && shelf.spans > SPANS - 80, "{}", shelf.spans);
-        assert!(std::mem::size_of::<KeptSpan>() <= 64);
+        let buffer_state = buffer.lock();
+        assert_eq!(buffer_state.spans, buffer_state.traces.values().map(TraceSpans::len).sum::<usize>());
+        assert!(buffer_state.spans <= SPANS && buffer_state.spans > SPANS - 80, "{}", buffer_state.spans);
+        assert!(std::mem::size_of::<BufferedSpan>() <= 64);
     }
 
     #[test]
-    fn names_are_made_once_and_only_so_many() {
-        let mut shelf = Shelf::default();
-        let first = shelf.name("a/B");
-        assert!(std::ptr::eq(first, shelf.name("a/B")));
+    fn span_names_are_interned_up_to_a_limit() {
+        let mut buffer_state = Buffer::default();
+        let first = buffer_state.name("a/B");
+        assert!(std::ptr::eq(first, buffer_state.name("a/B")));
         for n in 0..NAMES {
-            shelf.name(&format!("{n}"));
+            buffer_state.name(&format!("{n}"));
         }
-        assert_eq!((shelf.names.len(), shelf.name("one more")), (NAMES, "rpc"));
+        assert_eq!((buffer_state.names.len(), buffer_state.name("one more")), (NAMES, "rpc"));
     }
 
     #[test]
-    fn a_detail_has_an_end() {
+    fn span_details_are_truncated() {
         let mut fields = Fields::default();
         fields.detail("image", format_args!("{}", "ä".repeat(200)));
         fields.detail("ready", format_args!("true"));

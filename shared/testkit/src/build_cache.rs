@@ -1,4 +1,4 @@
-//! What is made once, with Debian's tools, and kept below the target folder.
+//! Artifacts that are built once, with Debian's tools, and cached below the target folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 
 /// The target folder, which this program was built into.
-pub(crate) fn kept_below() -> anyhow::Result<PathBuf> {
+pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     let exe = std::env::current_exe().context("this program has no path")?;
     // A test is in target/<profile>/deps, a tool in target/<profile>.
     let profile = exe.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));

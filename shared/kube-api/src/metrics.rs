@@ -1,4 +1,4 @@
-//! What is counted of calls, under the names of Kubernetes' own clients (node-and-api.md §15.2).
+//! Request metrics under the names of Kubernetes' own clients (node-and-api.md §15.2).
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -28,28 +28,28 @@ const BYTES: [f64; 11] = [
     4_194_304.0,
     16_777_216.0,
 ];
-/// The code of a request that has no answer.
+/// The code label of a request without an answer.
 const NO_ANSWER: &str = "<error>";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct RequestLabels {
     code: String,
     method: String,
     host: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct CallLabels {
     verb: String,
     host: String,
 }
 
-type Histograms = Family<Asked, Histogram, fn() -> Histogram>;
+type Histograms = Family<CallLabels, Histogram, fn() -> Histogram>;
 
-/// The requests of a service to the API server. Connections may share one.
+/// Metrics of a service's requests to the API server. Connections may share them.
 #[derive(Debug, Clone)]
 pub struct RestMetrics {
-    requests: Family<Answered, Counter>,
+    requests: Family<RequestLabels, Counter>,
     durations: Histograms,
     sent: Histograms,
     received: Histograms,
@@ -57,7 +57,7 @@ pub struct RestMetrics {
 }
 
 impl Default for RestMetrics {
-    /// Ones that nobody reads.
+    /// Unregistered metrics.
     fn default() -> Self {
         Self {
             requests: Family::default(),
@@ -70,7 +70,7 @@ impl Default for RestMetrics {
 }
 
 impl RestMetrics {
-    /// Ones of a service.
+    /// The metrics, registered with those of a service.
     pub fn registered(metrics: &Metrics) -> Self {
         let own = Self::default();
         let requests = "Requests to the API server, by status code, method and host";
@@ -94,22 +94,22 @@ impl RestMetrics {
         own
     }
 
-    /// A request has been answered with this status; none: it was not answered.
+    /// Counts a request by its status code; `None`: no answer.
     fn answered(&self, code: Option<u16>, method: &str, host: &str) {
         let code = code.map_or_else(|| NO_ANSWER.to_owned(), |code| code.to_string());
-        let labels = Answered { code, method: method.to_owned(), host: host.to_owned() };
+        let labels = RequestLabels { code, method: method.to_owned(), host: host.to_owned() };
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// A request has waited so long for its turn.
+    /// Records how long a request waited for the rate limiter.
     pub(crate) fn limited(&self, verb: &str, host: &str, waited: Duration) {
-        let labels = Asked { verb: verb.to_owned(), host: host.to_owned() };
+        let labels = CallLabels { verb: verb.to_owned(), host: host.to_owned() };
         self.waited.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
-    /// A call has ended after so long: bytes that were sent, and those of its answer where it has one.
+    /// Records the duration of a call and the bytes sent and received; `received` is `None` without an answer.
     pub(crate) fn ended(&self, verb: &str, host: &str, took: Duration, sent: usize, received: Option<usize>) {
-        let labels = Asked { verb: verb.to_owned(), host: host.to_owned() };
+        let labels = CallLabels { verb: verb.to_owned(), host: host.to_owned() };
         #[allow(clippy::cast_precision_loss, reason = "no object has 2^52 bytes")]
         let bytes = |count: usize| count as f64;
         self.durations.get_or_create(&labels).observe(took.as_secs_f64());
@@ -120,14 +120,14 @@ impl RestMetrics {
     }
 }
 
-/// A client whose requests are counted, watches among them.
+/// A client whose requests are counted, including watches.
 #[derive(Debug, Clone)]
-pub(crate) struct Counted<S> {
+pub(crate) struct CountedService<S> {
     pub(crate) inner: S,
     pub(crate) metrics: RestMetrics,
 }
 
-impl<S, B> tower::Service<Request<Body>> for Counted<S>
+impl<S, B> tower::Service<Request<Body>> for CountedService<S>
 where
     S: tower::Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -143,7 +143,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut waiting = Waiting {
+        let mut request_in_flight = InFlight {
             metrics: self.metrics.clone(),
             method: request.method().to_string(),
             host: host_of(request.uri()),
@@ -152,27 +152,27 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            waiting.code = answer.as_ref().ok().map(|response| response.status().as_u16());
-            drop(waiting);
+            request_in_flight.code = answer.as_ref().ok().map(|response| response.status().as_u16());
+            drop(request_in_flight);
             answer
         })
     }
 }
 
-/// As labels have it: the name or the address, with the port where the address of the server has one.
+/// The host label: the name or address, with the port if the server's URL has one.
 pub(crate) fn host_of(uri: &http::Uri) -> String {
     uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default()
 }
 
-/// A request that is on its way. One that nobody waits for any more counts too, as one without an answer.
-struct Waiting {
+/// A request in flight. An abandoned one is counted, too, as one without an answer.
+struct InFlight {
     metrics: RestMetrics,
     method: String,
     host: String,
     code: Option<u16>,
 }
 
-impl Drop for Waiting {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.metrics.answered(self.code, &self.method, &self.host);
     }

@@ -1,4 +1,4 @@
-//! Why a service ended, left for init in the service's own run folder.
+//! Why a service ended: a line in its run folder, written by the service and read by init.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -7,30 +7,30 @@ use std::path::{Path, PathBuf};
 
 use keelson_config::{Paths, ServiceName};
 
-/// More of them is not read.
+/// Maximum number of bytes that are read.
 const MAX_BYTES: u64 = 1024;
 
-/// Where the last words of `service` are: `<run-dir>/<service>/last-words`.
+/// The file of `service`: `<run-dir>/<service>/last-words`.
 fn file_of(paths: &Paths, service: ServiceName) -> PathBuf {
     paths.socket_dir(service).join("last-words")
 }
 
-/// Leaves one line. A folder that cannot be written costs the line, which the log has as well.
-pub(crate) fn leave(paths: &Paths, service: ServiceName, text: &str) {
+/// Writes the line. If that fails, only the log has it.
+pub(crate) fn write(paths: &Paths, service: ServiceName, text: &str) {
     let path = file_of(paths, service);
     let _ = std::fs::remove_file(&path);
     let written =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).and_then(|mut file| {
-            // No sync: what a power cut takes, nobody waits for.
+            // No fsync: the file has to survive the process, not a power loss.
             file.write_all(text.as_bytes())
         });
     if let Err(error) = written {
-        tracing::debug!(path = %path.display(), %error, "cannot leave the reason of the end");
+        tracing::debug!(path = %path.display(), %error, "cannot write the exit reason");
     }
 }
 
-/// Takes what `service` has left: one line without control characters, or nothing. The folder belongs to the
-/// service's user, so no link is followed and only a plain file is read.
+/// Reads and removes the line of `service`, without control characters. The folder belongs to the
+/// service's user, so no link is followed and only a regular file is read.
 pub fn take(paths: &Paths, service: ServiceName) -> Option<String> {
     let path = file_of(paths, service);
     let text = read_plain(&path)?;
@@ -40,7 +40,7 @@ pub fn take(paths: &Paths, service: ServiceName) -> Option<String> {
 }
 
 fn read_plain(path: &Path) -> Option<String> {
-    // Non-blocking: the opening of a pipe would wait for a writer.
+    // Non-blocking: opening a pipe would wait for a writer.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     if !file.metadata().ok()?.is_file() {
@@ -63,18 +63,18 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_taken_once_as_one_bounded_line() {
+    fn exit_reason_is_taken_once_as_one_bounded_line() {
         let (_dir, paths) = scene();
         assert_eq!(take(&paths, ServiceName::NodeApi), None);
-        leave(&paths, ServiceName::NodeApi, "an older end");
-        leave(&paths, ServiceName::NodeApi, &format!("no room\n\u{1b}[31m{}", "x".repeat(5000)));
+        write(&paths, ServiceName::NodeApi, "an older end");
+        write(&paths, ServiceName::NodeApi, &format!("no room\n\u{1b}[31m{}", "x".repeat(5000)));
         let line = take(&paths, ServiceName::NodeApi).unwrap();
         assert!(line.starts_with("no room  [31mxxx") && line.len() == 1024, "{line}");
         assert_eq!(take(&paths, ServiceName::NodeApi), None);
     }
 
     #[test]
-    fn a_link_or_a_pipe_in_their_place_is_not_read() {
+    fn a_link_or_pipe_instead_of_the_exit_reason_is_not_read() {
         let (dir, paths) = scene();
         let secret = dir.path().join("secret");
         std::fs::write(&secret, "a secret of root").unwrap();

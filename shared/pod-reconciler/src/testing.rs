@@ -1,4 +1,4 @@
-//! For tests of callees over real unix sockets.
+//! Helpers for tests of callees over real unix sockets.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::collections::HashMap;
@@ -18,10 +18,10 @@ use tokio_stream::Stream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Waits for something that has no event of its own.
+/// Polls `look` until it returns a value; for state without an event of its own.
 ///
 /// # Panics
-/// It has not come within 20 s; the text names it by `what`.
+/// Nothing was returned within 20 s; the message names `what`.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let wait = async {
         loop {
@@ -37,14 +37,14 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: 
 /// A running service, with the client type `C`.
 #[derive(Debug)]
 pub struct Service<C> {
-    /// What it was built from.
+    /// The context that it was built from.
     pub ctx: Context,
     server: JoinHandle<()>,
     client: fn(PeerChannel) -> C,
 }
 
 impl<C> Service<C> {
-    /// Serves what was built from `ctx` at the service's socket, whose folder is there.
+    /// Serves `routes` at the service's socket, whose folder must exist.
     ///
     /// # Panics
     /// It cannot be bound.
@@ -58,7 +58,7 @@ impl<C> Service<C> {
         (self.client)(Peer::service(&self.ctx.config.paths.run_dir, self.ctx.service).channel())
     }
 
-    /// Ends it without any farewell to its pods.
+    /// Stops it without any cleanup of its pods.
     ///
     /// # Panics
     /// Its server has failed.
@@ -67,10 +67,10 @@ impl<C> Service<C> {
         self.server.await.unwrap();
     }
 
-    /// Waits until the condition `name` is as `ok` says; its text.
+    /// Waits until the condition `name` has the status `ok`. Returns its text.
     ///
     /// # Panics
-    /// It has not become so within 20 s.
+    /// The condition does not reach that status within 20 s.
     pub async fn condition(&self, name: &str, ok: bool) -> String {
         eventually(name, || {
             let report = self.ctx.progress.report("");
@@ -81,7 +81,7 @@ impl<C> Service<C> {
     }
 }
 
-/// Serves `routes` at the socket of `name`, whose folder is there, until `stop`. Returns when it is bound.
+/// Serves `routes` at the socket of `name`, whose folder must exist, until `stop`. Returns when it is bound.
 async fn serve_at_socket(
     config: &Config,
     name: ServiceName,
@@ -93,33 +93,33 @@ async fn serve_at_socket(
     let (bound, is_bound) = oneshot::channel();
     let stop = stop.clone();
     let server = tokio::spawn(async move {
-        let tell = || {
+        let on_bound = || {
             let _ = bound.send(());
         };
-        serve(&socket, routes, stack, stop, tell).await.unwrap();
+        serve(&socket, routes, stack, stop, on_bound).await.unwrap();
     });
     is_bound.await.unwrap();
     server
 }
 
-/// A call with a deadline.
+/// A request with a deadline.
 pub fn within<T>(message: T, deadline: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     request
 }
 
-/// A runtime-shim that answers `GetPod` and `WatchPods` with what it was told.
+/// A fake runtime-shim that answers `GetPod` and `WatchPods` with the state that the test has set.
 #[derive(Debug, Clone, Default)]
 pub struct FakeRuntime {
     pods: Arc<Mutex<HashMap<String, pb::RuntimePod>>>,
-    /// What it tells of the runtime; nothing before the runtime's first answer.
+    /// The reported runtime; `None` before the runtime's first answer.
     state: Arc<Mutex<Option<pb::RuntimeState>>>,
     reads: Arc<watch::Sender<u32>>,
 }
 
 impl FakeRuntime {
-    /// Serves one at the socket of runtime-shim, whose folder is there.
+    /// Serves a fake at the socket of runtime-shim, whose folder must exist.
     ///
     /// # Panics
     /// It cannot be bound.
@@ -130,10 +130,10 @@ impl FakeRuntime {
         fake
     }
 
-    /// From now on the pod has one container in this state.
+    /// Sets the pod to one container in this state.
     ///
     /// # Panics
-    /// A call of it has panicked before.
+    /// An earlier call has panicked.
     pub fn container(&self, uid: &str, state: pb::ContainerState) {
         let container =
             pb::Container { id: "c1".into(), name: "main".into(), state: state.into(), ..Default::default() };
@@ -141,19 +141,18 @@ impl FakeRuntime {
         self.pods.lock().unwrap().insert(uid.into(), pod);
     }
 
-    /// From now on the pod is as this.
+    /// Sets the pod.
     ///
     /// # Panics
-    /// A call of it has panicked before.
+    /// An earlier call has panicked.
     pub fn pod(&self, pod: pb::RuntimePod) {
         self.pods.lock().unwrap().insert(pod.uid.clone(), pod);
     }
 
-    /// From now on the runtime has answered, and has named this cgroup driver; empty: it names none. `None`: it has not
-    /// answered.
+    /// Sets the cgroup driver that the runtime reports: empty when it reports none, `None` when it has not answered.
     ///
     /// # Panics
-    /// A call of it has panicked before.
+    /// An earlier call has panicked.
     pub fn drives_cgroups(&self, driver: Option<&str>) {
         let state = |driver: &str| pb::RuntimeState {
             name: "fake".into(),
@@ -163,7 +162,7 @@ impl FakeRuntime {
         *self.state.lock().unwrap() = driver.map(state);
     }
 
-    /// Waits until the runtime has been read so often in all.
+    /// Waits until the runtime has been read `times` times in all.
     ///
     /// # Panics
     /// Never: it holds the sender itself.

@@ -1,20 +1,20 @@
-//! The parts of a desire that are the same for every callee, from the wire.
+//! Converts the parts of a desire that are the same for every callee.
 
 use keelson_desired_set::Want;
 use keelson_proto::keelson::common::v1 as common;
 
-/// A field that must be there is not.
+/// A required field is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is missing")]
-pub struct Missing(pub &'static str);
+pub struct MissingField(pub &'static str);
 
 /// The field `pod.want`.
 ///
 /// # Errors
 /// It is unspecified.
-pub const fn want(value: common::Want) -> Result<Want, Missing> {
+pub const fn want(value: common::Want) -> Result<Want, MissingField> {
     Ok(match value {
-        common::Want::Unspecified => return Err(Missing("pod.want")),
+        common::Want::Unspecified => return Err(MissingField("pod.want")),
         common::Want::Run => Want::Run,
         common::Want::Stop => Want::Stop,
         common::Want::Unmount => Want::Unmount,
@@ -22,7 +22,7 @@ pub const fn want(value: common::Want) -> Result<Want, Missing> {
     })
 }
 
-/// A limit, where zero or less is none.
+/// A limit; zero or less means no limit.
 pub fn positive(value: i64) -> Option<u64> {
     u64::try_from(value).ok().filter(|v| *v > 0)
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_wish_but_the_unspecified_one_is_taken() {
+    fn every_want_except_unspecified_is_accepted() {
         use common::Want as Wire;
         assert_eq!(want(Wire::Unspecified).unwrap_err().to_string(), "pod.want is missing");
         let pairs = [
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_and_less_are_no_limit() {
+    fn zero_or_negative_means_no_limit() {
         assert_eq!([-1, 0, 7].map(positive), [None, None, Some(7)]);
     }
 }

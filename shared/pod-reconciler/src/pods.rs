@@ -1,4 +1,4 @@
-//! The manager's side: the set of wanted pods, a slot and a worker per pod.
+//! The manager's side: the desired set, and a slot and a worker per pod.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,26 +9,26 @@ use keelson_service_kit::{CancellationToken, LoopHandle};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use crate::orders::{Assignment, Orders};
+use crate::assignment::{Assignment, Assignments};
 
-/// Commands to a manager that may wait; a sender of more waits itself.
+/// Capacity of a manager's command queue; further senders wait.
 pub const QUEUE: usize = 256;
 
-/// What those see who wait for a pod. Its default is that of a pod of which nothing is known or here.
+/// The published state of a pod, for callers that wait. The default is the view of an unknown or removed pod.
 pub trait View: Default {
-    /// Takes revision and wish as the latest stream names them; none when it does not name the pod.
-    fn set_named(&mut self, named: Option<(u64, Want)>);
+    /// Sets revision and want from the latest stream; `None` when its set does not contain the pod.
+    fn set_desired(&mut self, desired: Option<(u64, Want)>);
 
-    /// What [`Self::set_named`] has taken last.
-    fn named(&self) -> Option<(u64, Want)>;
+    /// The last value of [`Self::set_desired`].
+    fn desired(&self) -> Option<(u64, Want)>;
 
-    /// What is wanted, when the latest stream names this revision or a later one.
+    /// The want, when the latest stream has sent this revision or a later one.
     fn wanted(&self, revision: u64) -> Option<Want> {
-        self.named().filter(|(named, _)| *named >= revision).map(|(_, want)| want)
+        self.desired().filter(|(sent, _)| *sent >= revision).map(|(_, want)| want)
     }
 }
 
-/// What a manager is asked to do: with a desire `D`, a view `V`, and with what only this service is asked, `A`.
+/// A command to a manager, with the desire `D`, the view `V` and the service's own requests `A`.
 #[derive(Debug)]
 pub enum Command<D, V, A = Infallible> {
     /// A `Sync` stream begins.
@@ -38,72 +38,72 @@ pub enum Command<D, V, A = Infallible> {
         /// Gets the stream's id.
         reply: oneshot::Sender<StreamId>,
     },
-    /// The set names a pod.
-    Name {
-        /// The stream that says so.
+    /// The set contains a pod.
+    Insert {
+        /// The stream that sent it.
         stream: StreamId,
-        /// What it says.
+        /// The desired state.
         desire: D,
     },
     /// The sender no longer knows a pod.
-    Unname {
-        /// The stream that says so.
+    Remove {
+        /// The stream that sent it.
         stream: StreamId,
-        /// Whose UID.
+        /// The pod's UID.
         uid: String,
     },
     /// The set is complete.
     Complete {
-        /// The stream that says so.
+        /// The stream that sent it.
         stream: StreamId,
         /// Every source of pods has reported at least once.
         sources_ready: bool,
-        /// Told when that is taken.
+        /// Answered when the set is applied.
         reply: oneshot::Sender<()>,
     },
-    /// Somebody waits for a pod.
-    Look {
-        /// Whose UID.
+    /// A caller subscribes to a pod's view.
+    Watch {
+        /// The pod's UID.
         uid: String,
-        /// Gets what is seen of it.
+        /// Gets the view.
         reply: oneshot::Sender<watch::Receiver<V>>,
     },
-    /// A worker has nothing left of the pod.
+    /// A worker has cleaned up the pod.
     Gone {
-        /// Whose UID.
+        /// The pod's UID.
         uid: String,
-        /// The assignment for which it says so.
+        /// The number of the assignment that is done.
         number: u64,
     },
-    /// What only this service is asked.
-    Ask(A),
+    /// A request of the service's own.
+    Request(A),
 }
 
-/// What a command leaves to the service itself.
+/// What the service must handle after a command.
 #[derive(Debug, PartialEq, Eq)]
-pub enum News<D, A> {
-    /// The latest stream names a pod: [`Pods::assign`] is to follow.
-    Named(D),
+pub enum PodEvent<D, A> {
+    /// The latest stream contains a pod: the service must call [`Pods::assign`].
+    Desired(D),
     /// The set of the latest stream is complete, whether or not all sources were ready.
     Complete,
-    /// Nothing is left of the pod with this UID.
-    Gone(String),
-    /// What only this service is asked.
-    Asked(A),
+    /// The pod with this UID is cleaned up.
+    Removed(String),
+    /// A request of the service's own.
+    Request(A),
 }
 
-/// The place of one pod, with what the service itself notes about it, `N`.
+/// The entry of one pod, with the service's own note `N`.
 #[derive(Debug)]
 pub struct Slot<D, V, N> {
     assignment: watch::Sender<Option<Assignment<D, N>>>,
     view: watch::Sender<V>,
     number: u64,
     desire: Option<Arc<D>>,
-    /// What the service itself notes; forgotten when nothing is left of the pod.
+    /// The service's own note; reset when the pod is cleaned up.
     pub note: N,
-    /// A worker runs for it.
+    /// A worker runs for the pod.
     working: bool,
-    /// Nobody wants to hear of the pod any more once it is gone.
+    /// The desired set no longer contains the pod: the slot is removed after the cleanup.
     swept: bool,
 }
 
@@ -120,13 +120,13 @@ impl<D: Desire, V: View, N: Copy + Default> Slot<D, V, N> {
         }
     }
 
-    /// What its worker was assigned last.
+    /// The desire last assigned to the worker.
     pub fn desire(&self) -> Option<&D> {
         self.desire.as_deref()
     }
 
-    /// Gives the worker its desire once more, with the present note. False when it has none.
-    pub fn assign_again(&mut self) -> bool {
+    /// Assigns the same desire again with the current note. False when there is no desire.
+    pub fn reassign(&mut self) -> bool {
         let desire = self.desire.clone();
         desire.map(|desire| self.assign(desire)).is_some()
     }
@@ -138,12 +138,12 @@ impl<D: Desire, V: View, N: Copy + Default> Slot<D, V, N> {
         self.assignment.send_replace(Some(assignment));
     }
 
-    fn set_named(&self, named: Option<(u64, Want)>) {
-        self.view.send_modify(|view| view.set_named(named));
+    fn set_desired(&self, desired: Option<(u64, Want)>) {
+        self.view.send_modify(|view| view.set_desired(desired));
     }
 }
 
-/// The set of wanted pods, a slot per pod, and the workers.
+/// The desired set, a slot per pod, and the workers.
 #[derive(Debug)]
 pub struct Pods<D, V, N = ()> {
     set: DesiredSet<()>,
@@ -164,8 +164,7 @@ impl<D, V, N> Default for Pods<D, V, N> {
 }
 
 impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
-    /// The next command; none at the shutdown. Meanwhile it sees to the workers and forgets slots that nobody
-    /// needs.
+    /// The next command; `None` at shutdown. Meanwhile it propagates worker panics and removes unused slots.
     pub async fn next<A>(
         &mut self,
         commands: &mut mpsc::Receiver<Command<D, V, A>>,
@@ -174,31 +173,33 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
     ) -> Option<Command<D, V, A>> {
         loop {
             handle.tick();
-            // Cancel-safe: recv and join_next take something only when they return it; the others hold nothing.
+            // Cancel-safe: recv and join_next consume an item only when they return it; the others hold no state.
             tokio::select! {
                 () = shutdown.cancelled() => return None,
                 command = commands.recv() => return command,
                 Some(end) = self.workers.join_next() => if let Err(error) = end
                     && let Ok(panic) = error.try_into_panic()
                 {
-                    // A pod without a worker would hang: the process ends, and the next one adopts.
+                    // A pod without a worker would hang: the process ends, and its successor adopts the pods.
                     std::panic::resume_unwind(panic);
                 },
-                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => self.forget_lookers(),
+                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => self.remove_unwatched_slots(),
             }
         }
     }
 
-    /// Takes a command; what is left for the service to do.
-    pub fn take<A>(&mut self, command: Command<D, V, A>) -> Option<News<D, A>> {
+    /// Applies a command. Returns what the service must handle itself.
+    pub fn take<A>(&mut self, command: Command<D, V, A>) -> Option<PodEvent<D, A>> {
         match command {
             Command::Open { taken_over, reply } => {
                 let _ = reply.send(self.open(taken_over));
                 None
             }
-            Command::Name { stream, desire } => self.name(stream, &desire).then_some(News::Named(desire)),
-            Command::Unname { stream, uid } => {
-                self.unname(stream, &uid);
+            Command::Insert { stream, desire } => {
+                self.insert(stream, &desire).then_some(PodEvent::Desired(desire))
+            }
+            Command::Remove { stream, uid } => {
+                self.remove(stream, &uid);
                 None
             }
             Command::Complete { stream, sources_ready, reply } => {
@@ -207,19 +208,19 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
                     self.sweep(&uid);
                 }
                 let _ = reply.send(());
-                self.set.is_latest(stream).then_some(News::Complete)
+                self.set.is_latest(stream).then_some(PodEvent::Complete)
             }
-            Command::Look { uid, reply } => {
+            Command::Watch { uid, reply } => {
                 let _ = reply.send(self.slot_or_new(&uid).view.subscribe());
                 None
             }
-            Command::Gone { uid, number } => self.gone(&uid, number).then_some(News::Gone(uid)),
-            Command::Ask(ask) => Some(News::Asked(ask)),
+            Command::Gone { uid, number } => self.gone(&uid, number).then_some(PodEvent::Removed(uid)),
+            Command::Request(ask) => Some(PodEvent::Request(ask)),
         }
     }
 
-    /// Gives a pod that was just named to its worker, which `worker` makes when there is none yet.
-    pub fn assign<F>(&mut self, desire: D, worker: impl FnOnce(Orders<D, V, N>) -> F)
+    /// Assigns a desire to the pod's worker, which `worker` creates if there is none.
+    pub fn assign<F>(&mut self, desire: D, worker: impl FnOnce(Assignments<D, V, N>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -231,24 +232,24 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         }
     }
 
-    /// A pod of which something was found on the node. Its worker, which `worker` makes, waits for a word about
-    /// it, unless the set says already that nothing of it is to remain; `show` tells those who wait for it.
+    /// Adds a pod that was found on the node, with the worker that `worker` creates. The worker waits until the set is
+    /// known to contain the pod, or gets `forget` at once if a complete set lacks it. `show` updates the view.
     pub fn find<F>(
         &mut self,
         uid: String,
         show: impl FnOnce(&mut V),
-        worker: impl FnOnce(Orders<D, V, N>) -> F,
+        worker: impl FnOnce(Assignments<D, V, N>) -> F,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
         self.slot_or_new(&uid).view.send_modify(show);
         self.start(uid.clone(), worker);
-        if self.set.sweeps(&uid) {
+        if self.set.must_sweep(&uid) {
             self.sweep(&uid);
         }
     }
 
-    /// Every slot by the UID of its pod.
+    /// All slots by pod UID.
     pub fn slots(&self) -> impl Iterator<Item = (&str, &Slot<D, V, N>)> + Clone {
         self.slots.iter().map(|(uid, slot)| (uid.as_str(), slot))
     }
@@ -258,12 +259,12 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         self.slots.get(uid)
     }
 
-    /// The slot of a pod, to be changed.
+    /// The slot of a pod, mutable.
     pub fn slot_mut(&mut self, uid: &str) -> Option<&mut Slot<D, V, N>> {
         self.slots.get_mut(uid)
     }
 
-    /// The slot of a pod, made when there is none.
+    /// The slot of a pod, created if there is none.
     pub fn slot_or_new(&mut self, uid: &str) -> &mut Slot<D, V, N> {
         self.slots.entry(uid.to_owned()).or_insert_with(Slot::new)
     }
@@ -272,34 +273,34 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         self.taken_over.cancel();
         self.taken_over = taken_over;
         for slot in self.slots.values() {
-            slot.set_named(None);
+            slot.set_desired(None);
         }
         self.set.open()
     }
 
-    fn name(&mut self, stream: StreamId, desire: &D) -> bool {
+    fn insert(&mut self, stream: StreamId, desire: &D) -> bool {
         let uid = &desire.pod().uid;
-        let taken = self.set.name(stream, uid, ());
+        let taken = self.set.insert(stream, uid, ());
         if taken {
             let slot = self.slot_or_new(uid);
             slot.swept = false;
-            slot.set_named(Some((desire.revision(), desire.want())));
+            slot.set_desired(Some((desire.revision(), desire.want())));
         }
         taken
     }
 
-    fn unname(&mut self, stream: StreamId, uid: &str) {
-        if self.set.unname(stream, uid) {
+    fn remove(&mut self, stream: StreamId, uid: &str) {
+        if self.set.remove(stream, uid) {
             self.sweep(uid);
         } else if let Some(slot) = self.slots.get(uid).filter(|_| self.set.is_latest(stream)) {
-            slot.set_named(None);
+            slot.set_desired(None);
         }
     }
 
-    /// The set does not name the pod: nothing of it is to remain here.
+    /// The desired set does not contain the pod: its worker must clean up everything.
     fn sweep(&mut self, uid: &str) {
         let Some(slot) = self.slots.get_mut(uid) else { return };
-        slot.set_named(None);
+        slot.set_desired(None);
         if !slot.working {
             return;
         }
@@ -310,14 +311,14 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         slot.assign(Arc::new(D::forget(pod)));
     }
 
-    fn start<F>(&mut self, uid: String, worker: impl FnOnce(Orders<D, V, N>) -> F)
+    fn start<F>(&mut self, uid: String, worker: impl FnOnce(Assignments<D, V, N>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let Some(slot) = self.slots.get_mut(&uid) else { return };
         slot.working = true;
-        let orders = Orders::new(uid, slot.assignment.subscribe(), slot.view.clone());
-        self.workers.spawn(worker(orders));
+        let assignments = Assignments::new(uid, slot.assignment.subscribe(), slot.view.clone());
+        self.workers.spawn(worker(assignments));
     }
 
     fn gone(&mut self, uid: &str, number: u64) -> bool {
@@ -330,8 +331,8 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         true
     }
 
-    /// Slots that were made only because somebody asked.
-    fn forget_lookers(&mut self) {
+    /// Removes slots that exist only for a watch that has ended.
+    fn remove_unwatched_slots(&mut self) {
         self.slots.retain(|_, slot| slot.working || slot.view.receiver_count() > 0);
     }
 }
@@ -341,7 +342,7 @@ mod tests {
     use std::future::{pending, ready};
 
     use super::*;
-    use crate::orders::Next;
+    use crate::assignment::Next;
 
     #[derive(Debug, Clone, PartialEq, Eq)]
     struct Wish {
@@ -372,11 +373,11 @@ mod tests {
     struct Seen(Option<(u64, Want)>);
 
     impl View for Seen {
-        fn set_named(&mut self, named: Option<(u64, Want)>) {
-            self.0 = named;
+        fn set_desired(&mut self, desired: Option<(u64, Want)>) {
+            self.0 = desired;
         }
 
-        fn named(&self) -> Option<(u64, Want)> {
+        fn desired(&self) -> Option<(u64, Want)> {
             self.0
         }
     }
@@ -399,19 +400,19 @@ mod tests {
     fn complete(pods: &mut TestPods, stream: StreamId) {
         let command: TestCommand =
             Command::Complete { stream, sources_ready: true, reply: oneshot::channel().0 };
-        assert_eq!(pods.take(command), Some(News::Complete));
+        assert_eq!(pods.take(command), Some(PodEvent::Complete));
     }
 
     /// Names a pod; what its worker would have if it were made now.
-    fn name(pods: &mut TestPods, stream: StreamId, uid: &str) -> Option<Orders<Wish, Seen, u8>> {
-        let command: TestCommand = Command::Name { stream, desire: run(uid) };
-        let Some(News::Named(desire)) = pods.take(command) else { panic!("{uid} was not taken") };
-        let mut orders = None;
+    fn name(pods: &mut TestPods, stream: StreamId, uid: &str) -> Option<Assignments<Wish, Seen, u8>> {
+        let command: TestCommand = Command::Insert { stream, desire: run(uid) };
+        let Some(PodEvent::Desired(desire)) = pods.take(command) else { panic!("{uid} was not taken") };
+        let mut assignments = None;
         pods.assign(desire, |made| {
-            orders = Some(made);
+            assignments = Some(made);
             pending()
         });
-        orders
+        assignments
     }
 
     fn gone(pods: &mut TestPods, uid: &str, number: u64) -> bool {
@@ -420,46 +421,46 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_has_one_worker_which_gets_the_latest_desire_and_note() {
+    async fn pod_has_one_worker_that_gets_the_latest_desire_and_note() {
         let mut pods = TestPods::default();
         let (stream, _) = open(&mut pods);
-        let mut orders = name(&mut pods, stream, "a").unwrap();
-        let first = orders.present().await.unwrap().assignment;
+        let mut assignments = name(&mut pods, stream, "a").unwrap();
+        let first = assignments.present().await.unwrap().assignment;
         assert_eq!((first.number, first.note), (1, 0));
         assert!(name(&mut pods, stream, "a").is_none());
         let slot = pods.slot_mut("a").unwrap();
         slot.note = 7;
-        assert!(slot.assign_again());
-        let latest = orders.present().await.unwrap().assignment;
+        assert!(slot.reassign());
+        let latest = assignments.present().await.unwrap().assignment;
         assert_eq!((latest.number, latest.note), (3, 7));
         assert_eq!(*latest.desire, run("a"));
     }
 
     #[tokio::test]
-    async fn a_swept_pod_is_to_be_forgotten_and_its_slot_goes_with_the_word_for_that_assignment_only() {
+    async fn removed_pod_gets_forget_and_its_slot_ends_only_with_that_assignment() {
         let mut pods = TestPods::default();
         let (first, _) = open(&mut pods);
-        let mut orders = name(&mut pods, first, "a").unwrap();
+        let mut assignments = name(&mut pods, first, "a").unwrap();
         let (second, _) = open(&mut pods);
         complete(&mut pods, second);
-        let turn = orders.present().await.unwrap();
+        let turn = assignments.present().await.unwrap();
         assert_eq!(*turn.assignment.desire, Wish::forget(run("a").pod));
-        assert_eq!(orders.view.borrow().named(), None);
+        assert_eq!(assignments.view.borrow().desired(), None);
         assert!(!gone(&mut pods, "a", 1));
         assert!(pods.slot("a").is_some());
         assert!(gone(&mut pods, "a", 2));
         assert!(pods.slot("a").is_none());
-        assert!(!orders.wait(Next::WhenChanged, pending()).await);
+        assert!(!assignments.wait(Next::WhenChanged, pending()).await);
     }
 
     #[tokio::test]
-    async fn a_swept_pod_that_is_named_again_keeps_its_slot_when_nothing_is_left_of_it() {
+    async fn removed_pod_that_is_desired_again_keeps_its_slot_after_cleanup() {
         let mut pods = TestPods::default();
         let (stream, _) = open(&mut pods);
         complete(&mut pods, stream);
-        let _orders = name(&mut pods, stream, "a");
-        let unname: TestCommand = Command::Unname { stream, uid: "a".into() };
-        assert_eq!(pods.take(unname), None);
+        let _assignments = name(&mut pods, stream, "a");
+        let remove: TestCommand = Command::Remove { stream, uid: "a".into() };
+        assert_eq!(pods.take(remove), None);
         assert_eq!(pods.slot("a").unwrap().desire().unwrap().want, Want::Forget);
         assert!(name(&mut pods, stream, "a").is_none());
         assert!(gone(&mut pods, "a", 3));
@@ -467,28 +468,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_that_is_gone_and_still_named_keeps_its_slot_but_no_note() {
+    async fn cleaned_up_pod_that_is_still_desired_keeps_its_slot_but_not_its_note() {
         let mut pods = TestPods::default();
         let (stream, _) = open(&mut pods);
-        let _orders = name(&mut pods, stream, "a");
+        let _assignments = name(&mut pods, stream, "a");
         pods.slot_mut("a").unwrap().note = 7;
         assert!(gone(&mut pods, "a", 1));
         assert_eq!(pods.slot("a").unwrap().note, 0);
     }
 
     #[tokio::test]
-    async fn a_later_stream_takes_over_and_the_earlier_one_is_not_listened_to() {
+    async fn later_sync_stream_takes_over_and_the_earlier_one_is_ignored() {
         let mut pods = TestPods::default();
         let (first, taken_over) = open(&mut pods);
-        let orders = name(&mut pods, first, "a").unwrap();
-        assert_eq!(orders.view.borrow().wanted(1), Some(Want::Run));
-        assert_eq!(orders.view.borrow().wanted(2), None);
+        let assignments = name(&mut pods, first, "a").unwrap();
+        assert_eq!(assignments.view.borrow().wanted(1), Some(Want::Run));
+        assert_eq!(assignments.view.borrow().wanted(2), None);
         let (second, _) = open(&mut pods);
         assert!(taken_over.is_cancelled());
-        assert_eq!(orders.view.borrow().named(), None);
+        assert_eq!(assignments.view.borrow().desired(), None);
         let late: [TestCommand; 3] = [
-            Command::Name { stream: first, desire: run("a") },
-            Command::Unname { stream: first, uid: "a".into() },
+            Command::Insert { stream: first, desire: run("a") },
+            Command::Remove { stream: first, uid: "a".into() },
             Command::Complete { stream: first, sources_ready: true, reply: oneshot::channel().0 },
         ];
         for command in late {
@@ -496,19 +497,19 @@ mod tests {
         }
         assert!(name(&mut pods, second, "a").is_none());
         complete(&mut pods, second);
-        assert_eq!(orders.view.borrow().wanted(1), Some(Want::Run));
+        assert_eq!(assignments.view.borrow().wanted(1), Some(Want::Run));
     }
 
     #[tokio::test]
-    async fn what_is_found_waits_for_a_word_and_goes_at_once_when_the_set_is_complete_without_it() {
+    async fn found_pod_waits_for_the_set_and_is_forgotten_when_the_complete_set_lacks_it() {
         let mut pods = TestPods::default();
-        let mut orders = None;
+        let mut assignments = None;
         let take = |made| {
-            orders = Some(made);
+            assignments = Some(made);
             pending()
         };
-        pods.find("early".into(), |view| view.set_named(Some((9, Want::Stop))), take);
-        assert_eq!(orders.take().unwrap().view.borrow().wanted(9), Some(Want::Stop));
+        pods.find("early".into(), |view| view.set_desired(Some((9, Want::Stop))), take);
+        assert_eq!(assignments.take().unwrap().view.borrow().wanted(9), Some(Want::Stop));
         assert!(pods.slot("early").unwrap().desire().is_none());
         let (stream, _) = open(&mut pods);
         complete(&mut pods, stream);
@@ -518,35 +519,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slot_that_was_made_for_a_look_goes_with_the_last_who_looks() {
+    async fn slot_created_by_a_watch_is_removed_with_its_last_watcher() {
         let mut pods = TestPods::default();
         let (reply, mut answer) = oneshot::channel();
-        let command: TestCommand = Command::Look { uid: "a".into(), reply };
+        let command: TestCommand = Command::Watch { uid: "a".into(), reply };
         assert_eq!(pods.take(command), None);
         let view = answer.try_recv().unwrap();
-        pods.forget_lookers();
+        pods.remove_unwatched_slots();
         assert!(pods.slot("a").is_some());
         drop(view);
-        pods.forget_lookers();
+        pods.remove_unwatched_slots();
         assert!(pods.slot("a").is_none());
     }
 
     #[tokio::test]
-    async fn a_worker_that_panics_ends_the_manager_and_one_that_returns_does_not() {
+    async fn worker_panic_ends_the_manager_and_worker_return_does_not() {
         let manager = tokio::spawn(async {
             let mut pods = TestPods::default();
             let (stream, _) = open(&mut pods);
             for uid in ["returns", "panics"] {
-                let command: TestCommand = Command::Name { stream, desire: run(uid) };
-                let Some(News::Named(desire)) = pods.take(command) else { panic!("{uid} was not taken") };
-                pods.assign(desire, |_| async move { assert_ne!(uid, "panics", "a worker has no word") });
+                let command: TestCommand = Command::Insert { stream, desire: run(uid) };
+                let Some(PodEvent::Desired(desire)) = pods.take(command) else {
+                    panic!("{uid} was not taken")
+                };
+                pods.assign(desire, |_| async move { assert_ne!(uid, "panics", "the worker panics") });
             }
             let (_commands, mut receiver) = mpsc::channel::<TestCommand>(1);
             let handle = keelson_service_kit::Progress::default().register("pods");
             pods.next(&mut receiver, &CancellationToken::new(), &handle).await
         });
         let end = manager.await.unwrap_err().into_panic();
-        assert!(end.downcast_ref::<String>().unwrap().contains("a worker has no word"));
+        assert!(end.downcast_ref::<String>().unwrap().contains("the worker panics"));
         let mut pods = TestPods::default();
         pods.find("a".into(), |_| {}, |_| ready(()));
         let (commands, mut receiver) = mpsc::channel::<TestCommand>(1);

@@ -1,10 +1,10 @@
-//! Spans of a trace are kept without a collector, with their place in it.
+//! Spans of a trace are buffered without a collector, with their position in the trace.
 
 use keelson_telemetry::{Options, TRACE_TARGET, current_traceparent, init, set_parent, traceparent_of};
 use tracing::{info, info_span};
 
 #[test]
-fn a_trace_is_kept_over_its_spans_here_and_those_of_another_process() {
+fn a_trace_is_buffered_across_local_and_remote_parents() {
     let options = Options { service: "test", node: "n", format: "text", level: "error", otlp: None };
     let telemetry = init(&options).unwrap();
     assert_eq!(current_traceparent(), None, "no span");
@@ -28,9 +28,9 @@ fn a_trace_is_kept_over_its_spans_here_and_those_of_another_process() {
     });
     drop(outer);
 
-    let traces = telemetry.kept().traces(&[], "u1");
+    let traces = telemetry.spans().traces(&[], "u1");
     assert_eq!(traces.len(), 1);
-    assert_eq!(telemetry.kept().traces(&[traces[0].id], ""), traces);
+    assert_eq!(telemetry.spans().traces(&[traces[0].id], ""), traces);
     let spans = &traces[0].spans;
     let names: Vec<&str> = spans.iter().map(|s| s.name).collect();
     assert_eq!(names, ["pod seen", "a.B/C", "sync pod"]);

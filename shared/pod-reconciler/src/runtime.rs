@@ -6,10 +6,10 @@ use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::{Peer, Progress};
 
-/// Bound of one read; the runtime may be slow, but a pod's end should not wait long for a hung one.
+/// Deadline of one read. The runtime may be slow, but the end of a pod should not wait long for a hung runtime.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
-/// The neighbour that knows what runs.
+/// A client of runtime-shim.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     peer: Peer,
@@ -18,16 +18,16 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// runtime-shim as `peer`. While it cannot be read, the condition of its name says that and `meanwhile`, what
-    /// that means here: "volumes stay mounted".
+    /// runtime-shim as `peer`. While reads fail, the condition of its name reports the error and `meanwhile`, the
+    /// consequence for this service: "volumes stay mounted".
     pub const fn new(peer: Peer, progress: Progress, meanwhile: &'static str) -> Self {
         Self { peer, progress, meanwhile }
     }
 
-    /// A fresh read.
+    /// Reads runtime-shim and checks that nothing of the pod runs.
     ///
     /// # Errors
-    /// What of the pod still runs, or that nobody can tell, as text.
+    /// A text: what of the pod still runs, or why that is unknown.
     pub async fn nothing_runs(&self, uid: &str) -> Result<(), String> {
         let mut request = tonic::Request::new(pb::GetPodRequest { uid: uid.to_owned() });
         request.set_timeout(READ_WITHIN);
@@ -52,7 +52,7 @@ impl Runtime {
     }
 }
 
-/// The first thing of a pod that runs or may run.
+/// The first container or sandbox of a pod that runs or may run.
 fn running(pod: &pb::RuntimePod) -> Option<String> {
     let container = pod
         .containers
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_running_or_unknown_container_and_a_ready_sandbox_count_as_running() {
+    fn running_or_unknown_container_or_ready_sandbox_counts_as_running() {
         let container = |state: pb::ContainerState| pb::RuntimePod {
             containers: vec![pb::Container { state: state.into(), name: "c".into(), ..Default::default() }],
             ..Default::default()

@@ -1,0 +1,16 @@
+//! Which names a shell can complete an argument with.
+
+use clap::builder::ArgExt;
+
+/// The names that an argument takes, for `cmd::completion`, which looks them up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Candidates {
+    /// The pods in the namespace and agent that the line selects.
+    Pods,
+    /// All services.
+    Services,
+    /// The services that init can restart.
+    SupervisedServices,
+}
+
+impl ArgExt for Candidates {}

@@ -1,0 +1,122 @@
+//! Which command a command line runs.
+
+use crate::agent::Agent;
+use crate::args::{Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, PodNames, ServicesWhat};
+use crate::cmd::{
+    apply, completion, config, delete, describe_node, describe_pod, exec, explain, get_events, get_images,
+    get_node, get_pods, get_services, get_sources, get_volumes, grpc, logs, man, retry, run_once, services,
+    top, trace, up, version,
+};
+use crate::error::CliError;
+use crate::fleet;
+use crate::output::Colour;
+use crate::session::Session;
+
+/// Runs the command: with `--etcd` that of the fleet, else that of the agent of this machine.
+pub(crate) async fn run(mut cli: Cli) -> Result<(), CliError> {
+    cli.global.etcd = cli.global.etcd.complete(|name| std::env::var_os(name))?;
+    let session = Session {
+        agent: Agent::new(cli.global.run_dir.clone(), cli.global.request_timeout),
+        colour: Colour::for_stdout(cli.global.no_color),
+        now: keelson_service_kit::now_unix_nanos(),
+        global: cli.global,
+    };
+    if !session.global.etcd.etcd.is_empty() {
+        return fleet::dispatch(&session, &cli.command).await;
+    }
+    let plain = "leave -o out";
+    match cli.command {
+        Command::Up(args) => {
+            session.without_format("up", plain)?;
+            up::run(&session, &args).await
+        }
+        Command::Get(args) => get(&session, args.what).await,
+        Command::Logs(args) => {
+            session.without_format("logs", plain)?;
+            logs::run(&session, &args).await
+        }
+        Command::Describe(args) => {
+            session.without_format("describe", "`keelson get … -o json` gives the object")?;
+            match args.what {
+                DescribeWhat::Pod { names } => describe_pod::run(&session, &names).await,
+                DescribeWhat::Node { name } => describe_node::run(&session, name.as_deref()).await,
+            }
+        }
+        Command::Explain(args) => {
+            let PodNames::Pod { names } = args.what;
+            explain::run(&session, &names).await
+        }
+        Command::Apply(args) => apply::run(&session, &args.files).await,
+        Command::Delete(args) => {
+            session.without_format("delete", plain)?;
+            delete::run(&session, &args).await
+        }
+        Command::Exec(args) => {
+            session.without_format("exec", plain)?;
+            exec::run(&session, &args).await
+        }
+        Command::Retry(args) => {
+            session.without_format("retry", plain)?;
+            let PodNames::Pod { names } = args.what;
+            retry::run(&session, &names).await
+        }
+        Command::Top(args) => top::run(&session, &args).await,
+        Command::Trace(args) => {
+            let PodNames::Pod { names } = args.what;
+            trace::run(&session, &names).await
+        }
+        Command::Run(args) => run_once::run(&session, &args).await,
+        Command::Services(args) => {
+            session.without_format("services restart", "`keelson get services -o json` gives the state")?;
+            let ServicesWhat::Restart { names, all, timeout } = args.what;
+            services::restart(&session, &names, all, timeout).await
+        }
+        Command::Grpc(args) => match args.what {
+            GrpcWhat::List(args) => {
+                session.without_format("grpc list", plain)?;
+                grpc::list(&args)
+            }
+            GrpcWhat::Call(args) => {
+                session.without_format("grpc call", "its answers are JSON")?;
+                grpc::call(&session, &args).await
+            }
+        },
+        Command::Config(args) => {
+            let ConfigWhat::Show { resolved } = args.what;
+            config::show(&session, resolved)
+        }
+        Command::Version(args) => version::run(&session, args.client).await,
+        Command::Completion(args) => {
+            session.without_format("completion", plain)?;
+            completion::run(args.shell)
+        }
+        Command::Man(args) => {
+            session.without_format("man", plain)?;
+            man::run(&args.dir)
+        }
+    }
+}
+
+async fn get(session: &Session, what: GetWhat) -> Result<(), CliError> {
+    match what {
+        GetWhat::Pods { names, watch } => get_pods::run(session, &names, watch).await,
+        GetWhat::Services { names, watch } => get_services::run(session, &names, watch).await,
+        GetWhat::Node { name, watch } => get_node::run(session, name.as_deref(), watch).await,
+        GetWhat::Events { about, watch } => get_events::run(session, about.as_deref(), watch).await,
+        GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
+        GetWhat::Images { names } => get_images::run(session, &names).await,
+        GetWhat::Sources => get_sources::run(session).await,
+        GetWhat::Secrets { .. } => Err(objects_only_with_etcd("secrets")),
+        GetWhat::ConfigMaps { .. } => Err(objects_only_with_etcd("configmaps")),
+        GetWhat::Config => Err(CliError::only_with_etcd("get config")),
+    }
+}
+
+/// The error of `get secrets` or `get configmaps` without `--etcd`.
+fn objects_only_with_etcd(what: &str) -> CliError {
+    CliError::Usage {
+        message: format!("`keelson get {what}` is about keys of etcd"),
+        hint: "add --etcd ENDPOINTS; without a fleet, those of a node are in the files beside its manifests"
+            .into(),
+    }
+}
