@@ -1,6 +1,6 @@
-//! An agent in a cluster of its own: a real API server, and what kubectl sees of the node and its pods.
+//! An agent in its own cluster: a real API server, and the view of kubectl on the node and its pods.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use keelson_testkit::{
 };
 use serde_json::{Value, json};
 
-/// How long anything that has to happen may take on a busy machine.
+/// Time limit of every wait, with room for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Where the tests' pods are.
+/// The namespace of the tests' pods.
 pub const NAMESPACE: &str = "apps";
 
 /// An API server and an agent that is its node.
@@ -24,17 +24,17 @@ pub struct Cluster {
     pub server: KubeApiServer,
     /// The node's name.
     pub node: String,
-    /// What the node asks for passes through it.
+    /// Checks the node's requests, if the test uses it.
     _filter: Option<Filter>,
 }
 
-/// Fails the test in its end if the node has asked for what no node may have.
+/// Fails the test at its end if the node has sent a forbidden request.
 #[derive(Debug)]
 struct Filter(NodeFilter);
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // What is not there, or not any more, is forbidden, too.
+        // Objects that do not exist, or no longer, are forbidden, too.
         let is_missing = |message: &str| message.contains("no relationship found");
         let mut refusals = self.0.take_refusals();
         refusals.retain(|refusal| refusal.code == 403 && !is_missing(&refusal.message));
@@ -43,11 +43,11 @@ impl Drop for Filter {
 }
 
 impl Cluster {
-    /// Starts both and waits until the node is Ready. The node may ask for what a current cluster lets it have, whatever the
-    /// server's version.
+    /// Starts both and waits until the node is Ready. The node may send only what a current cluster permits, even on an
+    /// older server.
     ///
     /// # Panics
-    /// It does not become so.
+    /// The node does not become Ready.
     pub async fn start(scratch: &Scratch, configure: fn(&mut AgentSpec)) -> Self {
         let (server, node) = Self::server(scratch);
         let filter = NodeFilter::start(&server, &node).unwrap();
@@ -55,11 +55,11 @@ impl Cluster {
         Self::start_with(scratch, configure, (server, node), kubeconfig, Some(Filter(filter))).await
     }
 
-    /// Starts both with a network between them that can be cut, and waits until the node is Ready. kubectl does not go
-    /// through it.
+    /// Starts both with a relay between them that can be cut, and waits until the node is Ready. kubectl does not use
+    /// the relay.
     ///
     /// # Panics
-    /// The node does not become so.
+    /// The node does not become Ready.
     pub async fn start_behind_relay(scratch: &Scratch) -> (Self, Relay) {
         let (server, node) = Self::server(scratch);
         let relay = server.relay().unwrap();
@@ -68,7 +68,7 @@ impl Cluster {
         (Self::start_with(scratch, |_| (), (server, node), kubeconfig, None).await, relay)
     }
 
-    /// A server and an agent that were started otherwise.
+    /// Wraps a server and an agent that are already running.
     pub fn of(agent: Agent, server: KubeApiServer, node: String) -> Self {
         Self { agent, server, node, _filter: None }
     }
@@ -98,16 +98,16 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     ///
     /// # Panics
-    /// It is not within [`LIMIT`]; with the agent's log.
-    pub async fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        let looked = eventually(LIMIT, what, async || is_so());
-        looked.await.unwrap_or_else(|error| panic!("{error:#}\n{}", self.agent.log_tail()));
+    /// It does not within [`LIMIT`]; the message has the agent's log.
+    pub async fn until(&self, what: &str, is_true: impl Fn() -> bool) {
+        let result = eventually(LIMIT, what, async || is_true());
+        result.await.unwrap_or_else(|error| panic!("{error:#}\n{}", self.agent.log_tail()));
     }
 
-    /// An object as the server has it; none where there is none.
+    /// An object from the server; `None` if there is none.
     pub fn get(&self, kind: &str, name: &str) -> Option<Value> {
         self.server.kubectl_json(&["-n", NAMESPACE, "get", kind, name]).ok()
     }
@@ -117,17 +117,17 @@ impl Cluster {
         self.get("pod", name)
     }
 
-    /// Whether the server has the node as Ready.
+    /// Whether the Node is Ready on the server.
     pub fn node_is_ready(&self) -> bool {
         self.get("node", &self.node).is_some_and(|node| condition(&node, "Ready") == "True")
     }
 
-    /// Whether the server has a pod as Ready.
+    /// Whether a pod is Ready on the server.
     pub fn is_ready(&self, name: &str) -> bool {
         self.pod(name).is_some_and(|pod| condition(&pod, "Ready") == "True")
     }
 
-    /// Runs kubectl, which must go well.
+    /// Runs kubectl, which must succeed.
     ///
     /// # Panics
     /// It fails.
@@ -138,12 +138,12 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The restart count of a pod's only container, as the server has it; none where the pod or its status is not there.
+    /// The restart count of a pod's only container on the server; `None` without pod or status.
     pub fn restart_count(&self, name: &str) -> Option<u64> {
         self.pod(name)?["status"]["containerStatuses"][0]["restartCount"].as_u64()
     }
 
-    /// Makes a pod that is bound to the node.
+    /// Creates a pod that is bound to the node.
     ///
     /// # Panics
     /// The server refuses.
@@ -154,14 +154,14 @@ impl Cluster {
     }
 }
 
-/// The status of a condition; empty where it is not told.
+/// The status of a condition; empty if the object does not have it.
 pub fn condition(object: &Value, kind: &str) -> String {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     let found = conditions.filter(|condition| condition["type"] == kind).find_map(|c| c["status"].as_str());
     found.unwrap_or_default().to_owned()
 }
 
-/// A pod that sleeps and ends at once when told.
+/// A pod that sleeps and ends at once on SIGTERM.
 pub fn sleeper(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name}},

@@ -1,4 +1,4 @@
-//! A disk that is full soon.
+//! A small filesystem that a test can fill.
 
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Makes the folder and mounts so many bytes of memory over it.
+    /// Creates the folder and mounts a tmpfs of this size in bytes.
     ///
     /// # Errors
-    /// The folder cannot be made, or nothing can be mounted.
+    /// The folder cannot be created, or the tmpfs cannot be mounted.
     pub fn at(path: PathBuf, bytes: u64) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         let options = CString::new(format!("size={bytes},mode=0755"))?;
@@ -26,7 +26,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // The agent has unmounted it when it has removed the folder around it.
+        // Fails if the agent's clean-up has unmounted it already.
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }

@@ -1,4 +1,4 @@
-//! The small HTTP client of the tests of node-api.
+//! A small HTTP client for the tests of node-api.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// How long one request may take.
+/// Time limit of one request.
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// `GET url`: status, content type and body.
@@ -16,21 +16,21 @@ const REQUEST: Duration = Duration::from_secs(20);
 /// # Errors
 /// No connection, or no whole answer within 20 s.
 pub async fn get(url: &str) -> anyhow::Result<(u16, String, String)> {
-    let answered = tokio::time::timeout(REQUEST, answer(url)).await;
+    let answered = tokio::time::timeout(REQUEST, send_get(url)).await;
     answered.with_context(|| format!("{url} has not answered within {REQUEST:?}"))?.context(url.to_owned())
 }
 
-/// The body of an answer that must be good.
+/// The body of a response with status 200.
 ///
 /// # Errors
 /// Those of [`get`], and any status but 200.
-pub async fn good(url: &str) -> anyhow::Result<String> {
+pub async fn get_ok(url: &str) -> anyhow::Result<String> {
     let (status, _, body) = get(url).await?;
     ensure!(status == 200, "{url}: {status} {body}");
     Ok(body)
 }
 
-async fn answer(url: &str) -> anyhow::Result<(u16, String, String)> {
+async fn send_get(url: &str) -> anyhow::Result<(u16, String, String)> {
     let uri: http::Uri = url.parse()?;
     let authority = uri.authority().context("no host")?.to_string();
     let stream = TcpStream::connect(&authority).await?;

@@ -1,15 +1,15 @@
-//! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
+//! Helpers of the whole-agent tests in `tests/tests`: manifests, and checks of the agent, the runtime and /proc.
 
-pub mod beside;
+pub mod bystander;
 pub mod cluster;
 pub mod disk;
+pub mod duplicates;
 pub mod http;
 pub mod link;
 pub mod packages;
 pub mod power;
 pub mod promql;
 pub mod screen;
-pub mod seen;
 pub mod vm_node;
 pub mod waits;
 
@@ -25,10 +25,10 @@ use keelson_config::ServiceName;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, copy_binaries, eventually};
 use serde_json::Value;
 
-/// How long anything that has to happen may take on a busy machine.
+/// Time limit of every wait, with room for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// A pod that sleeps, ends at once when told, and says its name in its log.
+/// A pod that sleeps, ends at once on SIGTERM, and logs its name.
 pub fn sleeper(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
@@ -38,7 +38,7 @@ pub fn sleeper(name: &str) -> String {
     )
 }
 
-/// Has another program stand in for a service of an agent that is not started yet.
+/// Makes an agent that is not started yet run another program in place of a service.
 ///
 /// # Panics
 /// The agent's binaries cannot be copied, or the program cannot be put among them.
@@ -63,7 +63,7 @@ pub struct Process {
     pub started_ticks: u64,
 }
 
-/// Every running container, by `<pod>/<container>`, from the runtime and /proc and never from the agent.
+/// Every running container, by `<pod>/<container>`, from the runtime and /proc, never from the agent.
 ///
 /// # Errors
 /// The runtime does not answer.
@@ -82,7 +82,7 @@ pub async fn running(agent: &Agent) -> anyhow::Result<BTreeMap<String, Process>>
         let Some(pid) = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) else { continue };
         let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
         let name = format!("{}/{}", label("io.kubernetes.pod.name"), label("io.kubernetes.container.name"));
-        // It may have ended since the runtime was asked.
+        // It may have ended meanwhile.
         let Ok(started_ticks) = started_ticks(pid) else { continue };
         let process = Process { id: container.id, pid, started_ticks };
         ensure!(found.insert(name.clone(), process).is_none(), "two running containers are {name}");
@@ -117,10 +117,10 @@ pub fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
-/// Waits until these manifests' pods, and no others, are there and Ready.
+/// Waits until exactly these manifests' pods exist and are Ready.
 ///
 /// # Errors
-/// They are not within [`LIMIT`]; says what each lacks.
+/// They are not within [`LIMIT`]; the error shows their statuses.
 pub async fn until_ready(agent: &Agent, names: &[&str]) -> anyhow::Result<()> {
     let node = &agent.spec().node_name;
     let mut wanted: Vec<String> = names.iter().map(|n| format!("{n}-{node}")).collect();
@@ -143,7 +143,7 @@ pub async fn until_ready(agent: &Agent, names: &[&str]) -> anyhow::Result<()> {
 /// Waits until `keelson explain pod` satisfies `wanted`.
 ///
 /// # Errors
-/// It does not within [`LIMIT`]; says what it explains instead.
+/// It does not within [`LIMIT`]; the error shows the last explanation.
 pub async fn until_explained(
     agent: &Agent,
     pod: &str,
@@ -174,7 +174,7 @@ pub async fn events(agent: &Agent) -> anyhow::Result<Vec<Value>> {
 /// Waits for an event with this reason whose message contains `text`.
 ///
 /// # Errors
-/// None comes within [`LIMIT`].
+/// There is none within [`LIMIT`].
 pub async fn until_event(agent: &Agent, reason: &str, text: &str) -> anyhow::Result<()> {
     let fits = |e: &Value| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(text));
     let mut last = Vec::new();
@@ -186,12 +186,12 @@ pub async fn until_event(agent: &Agent, reason: &str, text: &str) -> anyhow::Res
     .with_context(|| format!("{last:#?}"))
 }
 
-/// What a command has printed, on both outputs.
+/// The standard output and error of a command.
 pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// A service as `keelson get services` shows it.
+/// A row of `keelson get services`.
 ///
 /// # Errors
 /// The command fails or does not list the service.
@@ -201,10 +201,10 @@ pub async fn service_row(agent: &Agent, service: ServiceName) -> anyhow::Result<
     rows.iter().find(|row| row["name"] == service.as_str()).cloned().context("the service is not listed")
 }
 
-/// Waits until `keelson get services` shows a service in a state (any, when empty) with `text` in its message.
+/// Waits until `keelson get services` shows a service in one of the states (any, when empty) with `text` in its message.
 ///
 /// # Errors
-/// It does not within [`LIMIT`]; says what it shows instead.
+/// It does not within [`LIMIT`]; the error shows the last row.
 pub async fn until_service(
     agent: &Agent,
     service: ServiceName,
@@ -222,7 +222,7 @@ pub async fn until_service(
     Ok(last)
 }
 
-/// The services that have been started again, with how often.
+/// The services that have been restarted, with the number of restarts.
 ///
 /// # Errors
 /// `keelson get services` fails.
@@ -235,11 +235,11 @@ pub async fn restarts(agent: &Agent) -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(rows.iter().filter_map(count).collect())
 }
 
-/// Waits for a step of a pod's life that is neither done nor unreached, has this owner, and has `text` in its
+/// Waits for a step of a pod in `keelson explain` that is waiting, failed or working, with this owner and `text` in its
 /// message.
 ///
 /// # Errors
-/// None comes within [`LIMIT`], or it does not say since when; says what is explained instead.
+/// There is none within [`LIMIT`], or it has no start time; the error shows the last explanation.
 pub async fn until_cause(
     agent: &Agent,
     pod: &str,
@@ -260,14 +260,14 @@ pub async fn until_cause(
     let what = format!("the step {step} of {pod} waits for {owner} with {text:?}");
     let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await?;
     let found = find(&explained).context("found before")?;
-    ensure!(found["since"].is_string(), "since when? {found}");
+    ensure!(found["since"].is_string(), "no start time: {found}");
     Ok(found)
 }
 
-/// Waits until a pod waits for nothing.
+/// Waits until `keelson explain` says that a pod waits for nothing.
 ///
 /// # Errors
-/// It does not within [`LIMIT`]; says what it waits for.
+/// It does not within [`LIMIT`]; the error shows the last explanation.
 pub async fn until_no_cause(agent: &Agent, pod: &str) -> anyhow::Result<Value> {
     until_explained(agent, pod, &format!("{pod} waits for nothing"), |e| {
         e["steps"].as_array().is_some_and(|s| !s.is_empty() && s.iter().all(|s| s["state"] == "done"))
@@ -276,8 +276,8 @@ pub async fn until_no_cause(agent: &Agent, pod: &str) -> anyhow::Result<Value> {
     .await
 }
 
-/// What a process has of memory that is in no file, in KiB (`Anonymous` of smaps_rollup, proc(5)); 0 when it is gone.
-/// Its share of the binaries depends on how many other agents run on the machine; this does not.
+/// The anonymous memory of a process in KiB (`Anonymous` of smaps_rollup, proc(5)); 0 when it is gone. Unlike its share of
+/// the binaries, it does not depend on how many other agents run on the machine.
 pub fn own_kib(pid: u32) -> u64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A line between a runtime and a registry, which can be slow, stand still or be cut.
+//! A relay between a runtime and a registry, which can be slow, stall or be cut.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Bytes that go over the line at once.
-const PIECE: usize = 64 << 10;
+/// Largest number of bytes that are forwarded at once.
+const CHUNK: usize = 64 << 10;
 
-/// How the line is now.
+/// How the relay forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// As fast as it can.
+    /// At full speed.
     Free,
-    /// So many bytes per second of what the registry says.
+    /// The registry's answers with this number of bytes per second.
     Slow(u64),
-    /// Nothing of what the registry says goes through any more once so many bytes have, counted from now on.
+    /// Nothing of the registry's answers after this number of bytes, counted from now on.
     StopsAfter(u64),
-    /// Whoever connects is turned away, and what is connected is cut.
+    /// New connections are refused, and open ones are cut.
     Cut,
 }
 
-/// A line to a registry behind an address that stays the same while registries come and go.
+/// A relay whose address stays the same while registries change.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
@@ -43,7 +43,7 @@ struct State {
 }
 
 impl Link {
-    /// A free line to a registry at `to`.
+    /// A relay at full speed to a registry at `to`.
     ///
     /// # Errors
     /// No port is free.
@@ -56,17 +56,17 @@ impl Link {
         Ok(Self { address, state, task })
     }
 
-    /// The name of an image behind the line.
+    /// The name of an image behind the relay.
     pub fn image(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
     }
 
-    /// The registry is another one from now on.
-    pub fn lead_to(&self, to: SocketAddr) {
+    /// Forwards new connections to another registry.
+    pub fn set_target(&self, to: SocketAddr) {
         self.state.to.send_replace(to);
     }
 
-    /// Changes the line, for what is connected too.
+    /// Changes the flow, for open connections too.
     pub fn set(&self, flow: Flow) {
         self.state.passed.store(0, Ordering::Relaxed);
         self.state.flow.send_replace(flow);
@@ -82,12 +82,12 @@ impl Drop for Link {
 
 async fn accept(listener: TcpListener, state: Arc<State>) {
     while let Ok((client, _)) = listener.accept().await {
-        tokio::spawn(carry(client, Arc::clone(&state)));
+        tokio::spawn(forward(client, Arc::clone(&state)));
     }
 }
 
-/// Carries one connection. Every arm is cancel-safe: the whole connection ends with the first that ends.
-async fn carry(client: TcpStream, state: Arc<State>) {
+/// Forwards one connection. Every arm is cancel-safe: the whole connection ends with the first that ends.
+async fn forward(client: TcpStream, state: Arc<State>) {
     let to = *state.to.borrow();
     if *state.flow.borrow() == Flow::Cut {
         return;
@@ -97,11 +97,11 @@ async fn carry(client: TcpStream, state: Arc<State>) {
     let (mut from_server, mut to_server) = server.into_split();
     let mut flow = state.flow.subscribe();
     let answers = async {
-        let mut piece = vec![0; PIECE];
+        let mut chunk = vec![0; CHUNK];
         loop {
-            let Ok(count @ 1..) = from_server.read(&mut piece).await else { return };
-            wait_for_way(&state, count as u64).await;
-            if to_client.write_all(&piece[..count]).await.is_err() {
+            let Ok(count @ 1..) = from_server.read(&mut chunk).await else { return };
+            wait_until_allowed(&state, count as u64).await;
+            if to_client.write_all(&chunk[..count]).await.is_err() {
                 return;
             }
         }
@@ -113,8 +113,8 @@ async fn carry(client: TcpStream, state: Arc<State>) {
     }
 }
 
-/// Returns when so many bytes may go on.
-async fn wait_for_way(state: &State, count: u64) {
+/// Returns when this number of bytes may be forwarded.
+async fn wait_until_allowed(state: &State, count: u64) {
     let mut flow = state.flow.subscribe();
     loop {
         let now = *flow.borrow_and_update();

@@ -1,7 +1,7 @@
-//! A machine that loses its power, imitated: processes, mounts, cgroups, network namespaces and everything below /run are gone,
-//! the disk is as it was.
+//! A simulated power failure: processes, mounts, cgroups, network namespaces and everything below /run are gone,
+//! the disk is unchanged.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use keelson_testkit::{Agent, mounts_below};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::Value;
 
-/// Takes away what a machine without power loses, and nothing else. The containerd and the agent have to be started anew.
+/// Removes what a machine without power loses, and nothing else. Containerd and the agent have to be started again.
 ///
 /// # Panics
-/// Something of it stays.
+/// A part of it cannot be removed.
 pub fn cut_power(agent: &mut Agent) {
     let runtime = agent.containerd().dir().to_owned();
     let volatile = [agent.spec().run_dir.clone(), runtime.join("state"), runtime.join("runc")];
-    let mut gone = agent.remains();
-    gone.dirs = volatile.to_vec();
-    // CNI's plugins keep what they know in /var/lib.
-    gone.cni_networks.clear();
+    let mut lost = agent.remains();
+    lost.dirs = volatile.to_vec();
+    // CNI plugins keep their state in /var/lib.
+    lost.cni_networks.clear();
     agent.kill_init();
     agent.containerd_mut().kill();
-    assert_eq!(gone.remove(), Vec::<String>::new());
+    assert_eq!(lost.remove(), Vec::<String>::new());
     for socket in ["c.sock", "c.ttrpc"] {
         let _ = fs::remove_file(runtime.join(socket));
     }
@@ -39,31 +39,31 @@ pub fn cut_power(agent: &mut Agent) {
     assert!(!Path::new("/sys/class/net").join(&agent.containerd().network().bridge).exists());
 }
 
-/// Where the agent remembers this boot.
-fn remembered(agent: &Agent) -> PathBuf {
+/// The file in which node-status stores the boot id.
+fn boot_file(agent: &Agent) -> PathBuf {
     agent.spec().state_dir.join("node-status/report.json")
 }
 
-/// What the agent remembers of this boot; null where it remembers nothing.
-pub fn saved(agent: &Agent) -> Value {
-    fs::read(remembered(agent)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+/// The content of that file; null if there is none.
+pub fn stored_boot(agent: &Agent) -> Value {
+    fs::read(boot_file(agent)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Makes what the agent remembers of this boot that of another one.
+/// Replaces the stored boot id by that of another boot.
 ///
 /// # Panics
-/// It remembers nothing.
-pub fn forget_the_boot(agent: &Agent) {
-    let mut saved = saved(agent);
-    saved["bootId"] = "11111111-2222-3333-4444-555555555555".into();
-    // In place, so that the file stays its owner's.
-    fs::write(remembered(agent), saved.to_string()).unwrap();
+/// None is stored.
+pub fn replace_boot_id(agent: &Agent) {
+    let mut stored_boot = stored_boot(agent);
+    stored_boot["bootId"] = "11111111-2222-3333-4444-555555555555".into();
+    // In place, so that the file keeps its owner.
+    fs::write(boot_file(agent), stored_boot.to_string()).unwrap();
 }
 
-/// The machine's boot.
+/// The boot id of the machine.
 ///
 /// # Panics
-/// The kernel does not tell.
+/// The kernel does not provide it.
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned()
 }

@@ -1,24 +1,24 @@
-//! What a PromQL expression asks for, and what a text of metrics has: enough of both to tell whether the one finds the
-//! other. It reads names and takes no expression apart; whether one is well-formed is for promtool to say.
+//! The names in PromQL expressions and in metrics texts, to check that a query finds what is exported. It reads names and does
+//! not parse expressions; promtool checks whether one is well-formed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Operators and modifiers that stand between expressions.
+/// Operators and modifiers between expressions.
 const WORDS: [&str; 8] = ["and", "or", "unless", "bool", "offset", "inf", "nan", "atan2"];
 /// They are followed by labels in brackets.
 const GROUPINGS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
-/// They may stand before `by`, without a bracket behind them.
+/// They may come before `by`, without parentheses after them.
 const AGGREGATIONS: [&str; 9] =
     ["sum", "min", "max", "avg", "count", "topk", "bottomk", "quantile", "stddev"];
 
-/// A label of a selector, with the value that it must or must not have where that is written out.
+/// A label of a selector, and the value that it must or must not have if the expression has a literal one.
 pub type Matcher = (String, Option<String>);
 
-/// What an expression asks for.
+/// The names that an expression refers to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct QueryNames {
     /// Metrics, each with its matchers.
     pub metrics: Vec<(String, Vec<Matcher>)>,
     /// Labels of `by`, `on` and the like.
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         self.rest.strip_prefix(text).map(|rest| self.rest = rest).is_some()
     }
 
-    /// A string in quotes, without them; none here is escaped.
+    /// A string in quotes, without them; no escapes are supported.
     fn string(&mut self) -> anyhow::Result<&'a str> {
         self.skip_blanks();
         let quote = self.rest.chars().next().filter(|c| matches!(c, '"' | '\'')).context("no string")?;
@@ -92,13 +92,13 @@ impl<'a> Reader<'a> {
 /// Reads the names in an expression.
 ///
 /// # Errors
-/// What it does not understand.
-pub fn asked(expression: &str) -> anyhow::Result<Asked> {
+/// The expression has unknown syntax.
+pub fn query_names(expression: &str) -> anyhow::Result<QueryNames> {
     let mut reader = Reader { rest: expression };
-    let mut asked = Asked::default();
+    let mut query_names = QueryNames::default();
     loop {
         reader.skip_blanks();
-        let Some(next) = reader.rest.chars().next() else { return Ok(asked) };
+        let Some(next) = reader.rest.chars().next() else { return Ok(query_names) };
         match next {
             '$' => {
                 reader.rest = &reader.rest[1..];
@@ -113,14 +113,14 @@ pub fn asked(expression: &str) -> anyhow::Result<Asked> {
                 let name = reader.name();
                 if GROUPINGS.contains(&name) {
                     if reader.takes("(") {
-                        asked.grouping.extend(reader.labels()?);
+                        query_names.grouping.extend(reader.labels()?);
                     }
                 } else if WORDS.contains(&name) || AGGREGATIONS.contains(&name) {
                 } else if reader.takes("{") {
                     let matchers = reader.matchers()?;
-                    asked.metrics.push((name.to_owned(), matchers));
+                    query_names.metrics.push((name.to_owned(), matchers));
                 } else if !reader.takes("(") {
-                    asked.metrics.push((name.to_owned(), Vec::new()));
+                    query_names.metrics.push((name.to_owned(), Vec::new()));
                 }
             }
             '(' | ')' | ',' | '+' | '-' | '*' | '/' | '%' | '^' | '<' | '>' | '=' | '!' | '@' => {
@@ -131,13 +131,13 @@ pub fn asked(expression: &str) -> anyhow::Result<Asked> {
     }
 }
 
-/// What a text of metrics has: for each name of a sample its labels with the values that they have had.
+/// The labels of each exported sample name, with all values of each label.
 pub type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Adds what a text in Prometheus' format 0.0.4 has.
+/// Adds the samples of a text in Prometheus' format 0.0.4.
 ///
 /// # Errors
-/// A line that is no sample.
+/// A line that is not a sample.
 pub fn exported(text: &str, into: &mut Exported) -> anyhow::Result<()> {
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let mut reader = Reader { rest: line };
@@ -158,7 +158,7 @@ pub fn exported(text: &str, into: &mut Exported) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rest of a value behind its opening quote.
+/// The rest of a value after its opening quote.
 fn value(reader: &mut Reader<'_>) -> Option<String> {
     let mut value = String::new();
     let mut chars = reader.rest.char_indices();
@@ -175,62 +175,62 @@ fn value(reader: &mut Reader<'_>) -> Option<String> {
     None
 }
 
-/// Labels that Prometheus itself puts on what it reads.
+/// Labels that Prometheus itself adds to what it scrapes.
 const OF_THE_TARGET: [&str; 2] = ["instance", "job"];
-/// What Prometheus itself tells of each target.
+/// Metrics that Prometheus itself adds for each target.
 const OF_PROMETHEUS: &str = "up";
 
-/// Why `asked` would find nothing, or not what it means, in `exported`; empty when it would. `shown` are further labels,
+/// The reasons why a query would find nothing, or not what it means, in `exported`. `shown` are further labels,
 /// as those of a legend.
-pub fn faults(asked: &Asked, shown: &BTreeSet<String>, exported: &Exported) -> Vec<String> {
-    let mut faults = Vec::new();
+pub fn mismatches(query_names: &QueryNames, shown: &BTreeSet<String>, exported: &Exported) -> Vec<String> {
+    let mut mismatches = Vec::new();
     let mut labels: BTreeSet<&str> = OF_THE_TARGET.into();
-    for (metric, matchers) in &asked.metrics {
+    for (metric, matchers) in &query_names.metrics {
         let of_the_target = |(label, _): &Matcher| OF_THE_TARGET.contains(&label.as_str());
         if metric == OF_PROMETHEUS && matchers.iter().all(of_the_target) {
             continue;
         }
         let Some(known) = exported.get(metric) else {
-            faults.push(format!("{metric} is not exported"));
+            mismatches.push(format!("{metric} is not exported"));
             continue;
         };
         labels.extend(known.keys().map(String::as_str));
         for (label, value) in matchers.iter().filter(|matcher| !of_the_target(matcher)) {
             match (known.get(label), value) {
-                (None, _) => faults.push(format!("{metric} has no label {label}")),
+                (None, _) => mismatches.push(format!("{metric} has no label {label}")),
                 (Some(values), Some(value)) if !values.contains(value) => {
-                    faults.push(format!("{label} of {metric} is never {value:?} but {values:?}"));
+                    mismatches.push(format!("{label} of {metric} is never {value:?} but {values:?}"));
                 }
                 _ => {}
             }
         }
     }
-    if asked.metrics.is_empty() {
-        faults.push("no metric is asked for".to_owned());
+    if query_names.metrics.is_empty() {
+        mismatches.push("no metric is asked for".to_owned());
     }
-    let unknown = asked.grouping.iter().chain(shown).filter(|label| !labels.contains(label.as_str()));
-    faults.extend(unknown.map(|label| format!("no metric here has the label {label}")));
-    faults
+    let unknown = query_names.grouping.iter().chain(shown).filter(|label| !labels.contains(label.as_str()));
+    mismatches.extend(unknown.map(|label| format!("no metric here has the label {label}")));
+    mismatches
 }
 
 /// The labels in `{{label}}` of a legend, or `{{ $labels.label }}` of an alert.
-pub fn in_braces(text: &str) -> BTreeSet<String> {
+pub fn template_labels(text: &str) -> BTreeSet<String> {
     let inside = text.split("{{").skip(1).filter_map(|rest| rest.split("}}").next());
     inside.map(|name| name.trim().trim_start_matches("$labels.").to_owned()).collect()
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // A test fails where it stands.
+#[allow(clippy::unwrap_used)] // A panic fails the test.
 mod tests {
     use super::*;
 
     fn names(expression: &str) -> Vec<String> {
-        asked(expression).unwrap().metrics.into_iter().map(|(name, _)| name).collect()
+        query_names(expression).unwrap().metrics.into_iter().map(|(name, _)| name).collect()
     }
 
     #[test]
-    fn the_metrics_of_an_expression_are_told_from_its_functions_and_labels() {
-        let one = asked(
+    fn metrics_of_an_expression_are_distinguished_from_functions_and_labels() {
+        let one = query_names(
             r#"histogram_quantile(0.99, sum by (le, op) (rate(a_bucket{x="1", y!~"z|$w", i=~"$i"}[$__rate_interval])))"#,
         );
         let one = one.unwrap();
@@ -242,17 +242,17 @@ mod tests {
             ["b", "c", "d"]
         );
         assert_eq!(names("topk(10, e:rate5m) / ignoring(z) group_left f"), ["e:rate5m", "f"]);
-        assert!(asked("a{").is_err() && asked("a{x}").is_err() && asked("ä").is_err());
+        assert!(query_names("a{").is_err() && query_names("a{x}").is_err() && query_names("ä").is_err());
     }
 
     #[test]
-    fn what_is_not_exported_is_a_fault_and_so_are_labels_and_values() {
+    fn missing_metrics_labels_and_values_are_mismatches() {
         let mut known = Exported::new();
         exported("# TYPE a counter\na{x=\"1\",y=\"}\\\"\"} 4\na{x=\"2\"} 5 17\nb 3\n", &mut known).unwrap();
         assert_eq!(known["a"]["y"], ["}\"".to_owned()].into());
         let of = |expression: &str, shown: &[&str]| {
             let shown = shown.iter().map(|label| (*label).to_owned()).collect();
-            faults(&asked(expression).unwrap(), &shown, &known)
+            mismatches(&query_names(expression).unwrap(), &shown, &known)
         };
         assert_eq!(of("sum by (x, instance) (a{x=\"1\"})", &["y"]), Vec::<String>::new());
         assert_eq!(of("c", &[]), ["c is not exported"]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_of_texts_are_found() {
-        assert_eq!(in_braces("{{a}}: {{ $labels.b }} {c}"), ["a".to_owned(), "b".to_owned()].into());
+    fn labels_of_templates_are_found() {
+        assert_eq!(template_labels("{{a}}: {{ $labels.b }} {c}"), ["a".to_owned(), "b".to_owned()].into());
     }
 }

@@ -1,4 +1,4 @@
-//! A terminal with a person before it.
+//! A command on a pseudo-terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -11,7 +11,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::LIMIT;
 
-/// What a command shows on a terminal of its own.
+/// The output of a command on its own terminal.
 #[derive(Debug)]
 pub struct Screen {
     keys: File,
@@ -22,7 +22,7 @@ pub struct Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // It has ended already in a test that went well.
+        // It has ended already in a test that passed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -54,20 +54,20 @@ impl Screen {
         Ok(Self { keys, shown, child })
     }
 
-    /// Presses keys.
+    /// Sends keys.
     ///
     /// # Errors
-    /// The terminal has gone.
+    /// The terminal is closed.
     pub fn press(&mut self, keys: &str) -> anyhow::Result<()> {
         Ok(self.keys.write_all(keys.as_bytes())?)
     }
 
-    /// Everything that was ever written to it.
+    /// The whole output so far.
     pub fn shown(&self) -> String {
         self.shown.lock().expect("nobody panics with it").clone()
     }
 
-    /// Waits until what was written to it behind the first `from` bytes satisfies the condition.
+    /// Waits until the output after the first `from` bytes satisfies the condition.
     ///
     /// # Errors
     /// It does not within [`LIMIT`].

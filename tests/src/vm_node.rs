@@ -1,6 +1,6 @@
-//! A node in an emulated machine, with systemd and cgroup v2: what is done in it, and looks at it from outside the agent.
+//! A node in an emulated machine with systemd and cgroup v2.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::is_ready;
 
-/// How long anything that has to happen may take in an emulated machine.
+/// Time limit of every wait in an emulated machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
 const CONTAINERS: &str = r#"set -o pipefail
@@ -19,7 +19,7 @@ ctr -n k8s.io tasks list | while read -r id pid status; do
   if [ "$status" = RUNNING ]; then echo "$id $pid $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 20)"; fi
 done | sort"#;
 
-/// A container of a pod with what it may use.
+/// A container with resource requests and limits.
 fn container(command: &str, requests: &Value, limits: &Value) -> Value {
     json!({
         "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
@@ -32,7 +32,7 @@ fn pod(name: &str, container: &Value, volumes: &Value) -> String {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
 }
 
-/// A pod with memory of its own, a ConfigMap and a probe over the network.
+/// A pod with an emptyDir in memory, a ConfigMap and an HTTP probe.
 pub fn web() -> String {
     let limits = json!({"memory": "128Mi"});
     let mut main = container(
@@ -52,7 +52,7 @@ pub fn web() -> String {
     pod("web", &main, &volumes)
 }
 
-/// A pod that may use half a core and 64 MiB.
+/// A pod with limits of half a core and 64 MiB.
 pub fn bound() -> String {
     let both = json!({"cpu": "500m", "memory": "64Mi"});
     pod("bound", &container("exec sleep 1000000", &both, &both), &json!([]))
@@ -66,7 +66,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Boots one that has the folder `payload` of a scratch folder as its `/payload`, with the images of `images.tar` there.
+    /// Boots a machine whose `/payload` is the folder `payload` of a scratch folder, with the images of `images.tar` there.
     ///
     /// # Panics
     /// It does not boot, or not with systemd and cgroup v2.
@@ -81,24 +81,24 @@ impl Node {
         Self { vm, _scratch: scratch }
     }
 
-    /// The output of a line of bash that must succeed.
+    /// Runs a line of bash, which must succeed; its output.
     ///
     /// # Panics
-    /// It fails; with the last lines of the journal.
+    /// It fails; the message has the last lines of the journal.
     pub fn sh(&mut self, line: &str) -> String {
         self.vm.sh(line).unwrap_or_else(|error| {
             let journal =
                 self.vm.run("journalctl -b -n 60 --no-pager -u 'keelson*' -u kubelet -u containerd");
-            panic!("{error:#}\n{}", journal.map_or_else(|error| error.to_string(), |said| said.stdout))
+            panic!("{error:#}\n{}", journal.map_or_else(|error| error.to_string(), |output| output.stdout))
         })
     }
 
     /// Waits until a line of bash succeeds.
     ///
     /// # Panics
-    /// It has not within [`LIMIT`]; with the state of all units.
+    /// It does not within [`LIMIT`]; the message has the state of all units.
     pub fn until(&mut self, what: &str, line: &str) {
-        let done = self.vm.until(what, LIMIT, line, |said| (said.code == 0).then_some(()));
+        let done = self.vm.until(what, LIMIT, line, |output| (output.code == 0).then_some(()));
         if let Err(error) = done {
             let state = self.sh(
                 "systemctl list-units --all --no-pager 'keelson*' kubelet*; keelson get services || true",
@@ -120,23 +120,23 @@ impl Node {
     /// A property of a unit.
     ///
     /// # Panics
-    /// systemd cannot be asked.
+    /// systemd does not answer.
     pub fn property(&mut self, unit: &str, name: &str) -> String {
         self.sh(&format!("systemctl show --property {name} --value {unit}")).trim().to_owned()
     }
 
-    /// The pods that the agent tells, by name; none where it does not answer.
+    /// The pods that the agent shows, by name; empty if it does not answer.
     ///
     /// # Panics
     /// The machine does not answer.
     pub fn pods(&mut self) -> BTreeMap<String, Value> {
-        let said = self.vm.run("keelson get pods -A -o json").unwrap();
-        let list: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+        let output = self.vm.run("keelson get pods -A -o json").unwrap();
+        let list: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
         let items = list["items"].as_array().cloned().unwrap_or_default();
         items.into_iter().map(|pod| (pod["metadata"]["name"].as_str().unwrap().to_owned(), pod)).collect()
     }
 
-    /// Waits until these pods, and no others, are Ready.
+    /// Waits until exactly these pods are Ready.
     ///
     /// # Panics
     /// They are not within [`LIMIT`].
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Every running container with its process and when that has started, from the runtime and /proc alone.
+    /// Every running container with its process and start time, from the runtime and /proc alone.
     ///
     /// # Panics
     /// The runtime does not answer.
@@ -167,7 +167,7 @@ impl Node {
         self.sh(CONTAINERS)
     }
 
-    /// The process of a service.
+    /// The process id of a service.
     ///
     /// # Panics
     /// The unit has none.
@@ -186,14 +186,14 @@ impl Node {
         }
     }
 
-    /// Waits until each unit has a process that says that it is well.
+    /// Waits until each unit has a healthy process.
     ///
     /// # Panics
-    /// One has not within [`LIMIT`].
-    pub fn until_well(&mut self) {
+    /// One does not within [`LIMIT`].
+    pub fn until_healthy(&mut self) {
         for service in ServiceName::supervised() {
             self.until(
-                &format!("{service} is well"),
+                &format!("{service} is healthy"),
                 &format!(
                     "systemctl is-active --quiet keelson-{service} && runuser -u $(stat -c %U /run/keelson/{service}) -- \
                      /usr/libexec/keelson/keelson-{service} --health"
@@ -202,7 +202,7 @@ impl Node {
         }
     }
 
-    /// Boots the machine anew.
+    /// Reboots the machine.
     ///
     /// # Panics
     /// It does not come back.

@@ -1,6 +1,6 @@
-//! Looks at what `keelson explain` says of waits that are tried again.
+//! Waits for pods, and for the retries that `keelson explain` shows.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, eventually};
 use serde_json::Value;
@@ -16,7 +16,7 @@ pub fn pod_with(name: &str, container: &str, spec: &str) -> String {
     )
 }
 
-/// Waits until one pod is Ready, whatever the others are.
+/// Waits until one pod is Ready, in any state of the others.
 ///
 /// # Panics
 /// It is not within [`LIMIT`].
@@ -28,53 +28,53 @@ pub async fn until_one_ready(agent: &Agent, name: &str) {
     ready.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
-/// As [`until_cause`] for a wait that has failed and is tried again: says when, and that comes after it began.
+/// As [`until_cause`](crate::until_cause) for a step that has failed and is retried: it has a next attempt, after its start.
 ///
 /// # Panics
 /// There is no such wait within [`LIMIT`].
 pub async fn until_retried(agent: &Agent, pod: &str, step: &str, owner: &str, text: &str) -> Value {
-    let what = format!("the step {step} of {pod} is tried again, by {owner}, because of {text:?}");
+    let what = format!("the step {step} of {pod} is retried by {owner} because of {text:?}");
     let find = |explained: &Value| {
         let fits = |s: &&Value| {
             let says = s["message"].as_str().is_some_and(|m| m.contains(text));
-            // While it is being tried no next time is known.
+            // During an attempt no next one is known.
             s["name"] == step && s["owner"] == owner && says && s["next_retry"].is_string()
         };
         explained["steps"].as_array()?.iter().find(fits).cloned()
     };
     let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await.unwrap();
     let found = find(&explained).unwrap();
-    assert!(found["since"].is_string(), "since when? {found}");
+    assert!(found["since"].is_string(), "no start time: {found}");
     assert!(found["next_retry"].as_str() >= found["since"].as_str(), "{found}");
     found
 }
 
-/// That a wait says since when, and that nothing is scheduled for it: it ends with what it names, not with time.
+/// Checks that a step has a start time and no scheduled retry: it ends with its cause, not with time.
 ///
 /// # Panics
-/// It names a next attempt, or no beginning.
+/// It has a next attempt, or no start time.
 pub fn assert_not_scheduled(step: &Value) {
-    assert!(step["since"].is_string(), "since when? {step}");
+    assert!(step["since"].is_string(), "no start time: {step}");
     assert!(step.get("next_retry").is_some_and(Value::is_null), "{step}");
 }
 
-/// That the wait is still the same one after it was tried again in vain: it began when it began.
+/// Checks that a step has the same start time after an unsuccessful retry.
 ///
 /// # Panics
 /// It is not, or is not tried again within [`LIMIT`].
 pub async fn assert_same_after_a_retry(agent: &Agent, pod: &str, first: &Value) {
-    let kept = |s: &Value| s["name"] == first["name"] && s["state"] == first["state"];
-    let find = |e: &Value| e["steps"].as_array().and_then(|s| s.iter().find(|s| kept(s)).cloned());
-    let tried_again = |e: &Value| {
+    let is_same = |s: &Value| s["name"] == first["name"] && s["state"] == first["state"];
+    let find = |e: &Value| e["steps"].as_array().and_then(|s| s.iter().find(|s| is_same(s)).cloned());
+    let is_retried = |e: &Value| {
         find(e).is_some_and(|s| s["next_retry"].is_string() && s["next_retry"] != first["next_retry"])
     };
-    let later = until_explained(agent, pod, "it is tried again", tried_again).await.unwrap();
+    let later = until_explained(agent, pod, "a retry has failed", is_retried).await.unwrap();
     let later = find(&later).unwrap();
     assert_eq!(later["since"], first["since"], "{later}");
     assert_eq!(later["owner"], first["owner"], "{later}");
 }
 
-/// The waiting reason of the first container; empty when it does not wait.
+/// The waiting reason of the first container; empty when it is not waiting.
 pub async fn waiting_reason(agent: &Agent, name: &str) -> String {
     let full = format!("{name}-{}", agent.spec().node_name);
     let pods = pods(agent).await.unwrap_or_default();

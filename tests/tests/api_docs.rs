@@ -1,6 +1,6 @@
-//! The examples of docs/api, run as they stand there.
+//! Runs the examples of docs/api as they are written.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ fn commands(page: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn every_example_of_the_api_pages_answers_with_json() {
+async fn every_example_command_of_the_api_docs_prints_json() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
-    // What the example of volumes shows is measured a moment after they are there.
+    // The volume statistics of the example are measured shortly after the volumes exist.
     eventually(LIMIT, "the pod's volumes are measured", async || {
         let output = agent.keelson(&["grpc", "call", "volume-manager", "PodVolumeStats"]).await.unwrap();
         output.status.success() && !output.stdout.is_empty()
@@ -36,8 +36,8 @@ async fn every_example_of_the_api_pages_answers_with_json() {
             let words: Vec<&str> = command.split_whitespace().collect();
             let ["keelson", args @ ..] = words.as_slice() else { panic!("{command}: no command of ours") };
             let output = agent.keelson(args).await.unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}: {command}: {said}", path.display());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {command}: {stderr}", path.display());
             let lines: Vec<Value> = String::from_utf8(output.stdout)
                 .unwrap()
                 .lines()
@@ -55,7 +55,7 @@ async fn every_example_of_the_api_pages_answers_with_json() {
             }
         }
     }
-    assert_eq!(ran, 11, "an example each, and two more of what every service tells");
+    assert_eq!(ran, 11, "one example for each method, and two more of the common ones");
 
     let output = agent.keelson(&["grpc", "list"]).await.unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();

@@ -1,7 +1,7 @@
-//! Bad input: running pods are untouched, the last good version goes on, and the error is told where people
+//! Bad input: running pods are untouched, the last good version stays in effect, and the error is reported where operators
 //! look.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::waits::assert_not_scheduled;
@@ -18,7 +18,7 @@ async fn agent_with_web(scratch: &Scratch) -> Agent {
 }
 
 #[tokio::test]
-async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line() {
+async fn a_broken_manifest_keeps_its_pod_running_and_the_error_names_file_and_line() {
     let scratch = Scratch::new().unwrap();
     let mut agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -31,7 +31,7 @@ async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line()
     assert!(sources.contains("web.yaml"), "{sources}");
     assert_eq!(running(&agent).await.unwrap(), before);
 
-    // Also across a restart of everything: what was good is remembered.
+    // Also across a restart of everything: the last good version is on disk.
     agent.kill_init();
     agent.start().await.unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
@@ -50,11 +50,11 @@ async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line()
 }
 
 #[tokio::test]
-async fn file_and_line_of_a_broken_manifest_are_in_what_is_explained_and_in_the_log() {
+async fn explain_and_the_log_name_file_and_line_of_a_broken_manifest() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
-    // A field of another type, and a text that is no YAML.
+    // A field of the wrong type, and text that is not YAML.
     let of_type = |name: &str| sleeper(name).replace(BUSYBOX_IMAGE, "[busybox]");
     let no_yaml = |name: &str| format!("apiVersion: v1\nkind: Pod\nmetadata:\n\tname: {name}\n");
     for (line, web, new) in [(9, of_type("web"), of_type("new")), (4, no_yaml("web"), no_yaml("new"))] {
@@ -63,18 +63,19 @@ async fn file_and_line_of_a_broken_manifest_are_in_what_is_explained_and_in_the_
         agent.write_manifest("web.yaml", &web).unwrap();
         let step = until_cause(&agent, "web", "source", "you", &place("web.yaml")).await.unwrap();
         assert_eq!(step["state"], "failed");
-        let goes_on = format!("the last good version goes on: default/web-{}", agent.spec().node_name);
-        assert!(step["message"].as_str().unwrap().contains(&goes_on), "{step}");
-        // It is read again when it is written again.
+        let keeps_running =
+            format!("the last good version keeps running: default/web-{}", agent.spec().node_name);
+        assert!(step["message"].as_str().unwrap().contains(&keeps_running), "{step}");
+        // The file is read again when it changes, and no retry is scheduled.
         assert_not_scheduled(&step);
         let shown = text(&agent.keelson(&["explain", "pod", "web"]).await.unwrap());
         assert!(shown.contains(&place("web.yaml")), "{shown}");
         assert!(in_log(&place("web.yaml")), "{}", agent.log_tail());
 
-        // A pod that never was is not known, but where it stands is.
+        // The pod never existed and is not known, but the error in its file is.
         agent.write_manifest("new.yaml", &new).unwrap();
         let step = until_cause(&agent, "new", "source", "you", &place("new.yaml")).await.unwrap();
-        assert!(step["message"].as_str().unwrap().contains("nothing of it runs"), "{step}");
+        assert!(step["message"].as_str().unwrap().contains("none of its pods run"), "{step}");
         assert_not_scheduled(&step);
         let shown = agent.keelson(&["explain", "pod", "new"]).await.unwrap();
         assert!(!shown.status.success() && text(&shown).contains(&place("new.yaml")), "{}", text(&shown));
@@ -84,7 +85,7 @@ async fn file_and_line_of_a_broken_manifest_are_in_what_is_explained_and_in_the_
         agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
         until_no_cause(&agent, "web").await.unwrap();
         agent.remove_manifest("new.yaml").unwrap();
-        let forgotten = eventually(LIMIT, "nothing is told of the new one", async || {
+        let forgotten = eventually(LIMIT, "the new one is not explained", async || {
             !text(&agent.keelson(&["explain", "pod", "new"]).await.unwrap()).contains("new.yaml")
         });
         forgotten.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
@@ -94,7 +95,7 @@ async fn file_and_line_of_a_broken_manifest_are_in_what_is_explained_and_in_the_
 }
 
 #[tokio::test]
-async fn what_is_not_a_good_pod_is_refused_and_harms_nothing() {
+async fn invalid_manifests_are_refused_and_other_pods_are_unaffected() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -122,12 +123,12 @@ async fn what_is_not_a_good_pod_is_refused_and_harms_nothing() {
 }
 
 #[tokio::test]
-async fn a_missing_image_is_explained_and_other_pods_are_not_held_up() {
+async fn a_missing_image_is_explained_and_does_not_delay_other_pods() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let missing = sleeper("missing").replace("keelson.local/busybox:1", "127.0.0.1:1/nowhere/image:1");
     agent.write_manifest("missing.yaml", &missing).unwrap();
-    let explained = until_explained(&agent, "missing", "the image is named", |e| {
+    let explained = until_explained(&agent, "missing", "the explanation names the image", |e| {
         let steps = e["steps"].as_array();
         steps.into_iter().flatten().any(|s| {
             s["name"] == "image"

@@ -1,7 +1,7 @@
-//! Who may call what (proof 11): every method of every service at its real socket, by every user of the agent, by an
-//! operator and by a stranger. What is allowed stands in the protos; here it is asked of the running services.
+//! Authorization of callers (proof 11): every method of every service at its real socket, by every user of the agent, by an
+//! operator and by a stranger. The protos say what is allowed; this test asks the running services.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
@@ -19,10 +19,10 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-/// gRPC's code for a caller that may not.
+/// gRPC's code of a call that is not permitted.
 const PERMISSION_DENIED: &str = "7";
 
-/// The users that a service can tell apart: each service that has one of its own, and an operator.
+/// The users that a service can distinguish: each service with its own user, and an operator.
 const EVERYBODY: &[&str] = &[
     "init",
     "pod-config",
@@ -35,9 +35,9 @@ const EVERYBODY: &[&str] = &[
     "cli",
 ];
 
-/// What every service answers, beside its own methods (architecture §3): the health and the description of the API are
-/// for whoever may connect; progress and events for who collects them; figures and settings for who shows them; and
-/// only a person sets what is logged, by the tool or by init.
+/// Methods of every service besides its own (architecture §3): health and reflection are for all that may
+/// connect; progress and events for the services that collect them; metrics and settings for those that show them; and
+/// only an operator or init sets log levels.
 const COMMON: [(&str, &[&str]); 10] = [
     ("/grpc.health.v1.Health/Check", EVERYBODY),
     ("/grpc.health.v1.Health/Watch", EVERYBODY),
@@ -54,29 +54,29 @@ const COMMON: [(&str, &[&str]); 10] = [
 /// CRI, which runtime-shim serves too: for uid 0 and pod-sync (architecture §3).
 const CRI: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageStatus"];
 
-/// What of it node-status may call, too: it lists the images in the Node.
+/// CRI methods that node-status may call, too: it lists the images in the Node.
 const CRI_OF_NODE_STATUS: &str = "/runtime.v1.ImageService/ListImages";
 
-/// What of it is for uid 0 alone: its answers are addresses that lead into a container.
+/// CRI methods for uid 0 alone: they return addresses of streams into a container.
 const CRI_OF_ROOT: [&str; 3] = [
     "/runtime.v1.RuntimeService/Attach",
     "/runtime.v1.RuntimeService/Exec",
     "/runtime.v1.RuntimeService/PortForward",
 ];
 
-/// Somebody with the rights of a process.
+/// The credentials of a process.
 #[derive(Debug, Clone)]
 struct Caller {
     name: String,
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    /// It gets through any folder and socket (CAP_DAC_OVERRIDE), so that the server itself has to refuse it.
+    /// Whether it passes any folder and socket (CAP_DAC_OVERRIDE), so that the server itself has to refuse it.
     gets_in: bool,
 }
 
 impl Caller {
-    /// The rights of a running service, as /proc tells them.
+    /// The credentials of a running service, from /proc.
     fn of(agent: &Agent, service: ServiceName) -> Self {
         let pid = agent.service_pid(service).unwrap_or_else(|| panic!("{service} runs"));
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -93,7 +93,7 @@ impl Caller {
         }
     }
 
-    /// A connection made with its rights. Rights belong to a thread (credentials(7)), so a thread of its own makes it.
+    /// Connects with these credentials. They belong to a thread (credentials(7)), so a new thread connects.
     fn connect(&self, socket: &Path) -> std::io::Result<UnixStream> {
         let (caller, socket) = (self.clone(), socket.to_owned());
         let connected = std::thread::spawn(move || {
@@ -117,24 +117,24 @@ impl Caller {
     }
 }
 
-/// How a call was taken.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Taken {
-    /// The folder or the socket does not let the caller in.
+enum CallResult {
+    /// The permissions of the folder or the socket keep the caller out.
     NoConnection,
     /// PERMISSION_DENIED.
     Denied,
-    /// Anything else: the method has seen the call.
+    /// Anything else: the method was called.
     Served,
 }
 
 /// Calls methods one after the other over one connection, each with an empty message.
-async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<String, Taken> {
+async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<String, CallResult> {
     let stream = match caller.connect(socket) {
         Ok(stream) => stream,
         Err(error) => {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{}: {error}", socket.display());
-            return methods.iter().map(|m| (m.clone(), Taken::NoConnection)).collect();
+            return methods.iter().map(|m| (m.clone(), CallResult::NoConnection)).collect();
         }
     };
     stream.set_nonblocking(true).unwrap();
@@ -142,17 +142,17 @@ async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<St
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     let connection = tokio::spawn(connection);
-    let mut taken = BTreeMap::new();
+    let mut result = BTreeMap::new();
     for method in methods {
         let request = http::Request::post(format!("http://localhost{method}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .header("grpc-timeout", "2S")
-            // A message of no fields: not compressed, no bytes.
+            // An empty message: not compressed, no bytes.
             .body(Full::new(Bytes::from_static(&[0; 5])))
             .unwrap();
         sender.ready().await.unwrap();
-        // A refusal is in the first headers; a stream that has nothing to say yet sends none.
+        // A refusal is in the first headers; a stream without messages yet sends none.
         let answer = tokio::time::timeout(Duration::from_millis(500), sender.send_request(request)).await;
         let refused = match answer {
             Ok(answer) => {
@@ -160,10 +160,10 @@ async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<St
             }
             Err(_) => false,
         };
-        taken.insert(method.clone(), if refused { Taken::Denied } else { Taken::Served });
+        result.insert(method.clone(), if refused { CallResult::Denied } else { CallResult::Served });
     }
     connection.abort();
-    taken
+    result
 }
 
 /// `pod_sync` of `/keelson.pod_sync.v1.PodSync/ListPods`.
@@ -171,9 +171,9 @@ fn package_of(path: &str) -> &str {
     path.trim_start_matches('/').split('.').nth(1).unwrap_or_default()
 }
 
-/// The protos name no method of the common services that [`COMMON`] lacks, and no other caller.
+/// The methods and callers of the common services in the protos are those of [`COMMON`].
 #[test]
-fn what_every_service_answers_has_the_callers_of_its_protos() {
+fn every_served_method_has_the_callers_of_its_proto() {
     let of_protos =
         keelson_proto::CALLERS.iter().filter(|(path, _)| ["admin", "events"].contains(&package_of(path)));
     let listed = COMMON.iter().filter(|(path, _)| path.starts_with("/keelson."));
@@ -183,7 +183,7 @@ fn what_every_service_answers_has_the_callers_of_its_protos() {
     assert_eq!(EVERYBODY.iter().copied().collect::<BTreeSet<_>>(), known);
 }
 
-/// The methods that a service answers, with their callers.
+/// The methods that a service serves, with their callers.
 fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
     let own = match service {
         ServiceName::Init => "supervisor".to_owned(),
@@ -205,7 +205,7 @@ fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[tokio::test]
-async fn only_the_callers_that_the_protos_name_get_through_a_real_socket() {
+async fn only_callers_named_in_the_protos_may_call_each_method() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let config: Config =
@@ -227,8 +227,8 @@ async fn only_the_callers_that_the_protos_name_get_through_a_real_socket() {
     callers.push(Caller { gets_in: true, ..person("a stranger who gets in", Vec::new()) });
     callers.push(Caller { uid: 0, gid: 0, ..person("root", Vec::new()) });
 
-    let mut seen: BTreeMap<(bool, Taken), usize> = BTreeMap::new();
-    let mut wrong = Vec::new();
+    let mut seen: BTreeMap<(bool, CallResult), usize> = BTreeMap::new();
+    let mut violations = Vec::new();
     for service in ServiceName::ALL {
         let methods = methods_of(service);
         let has_own = service != ServiceName::NodeApi;
@@ -236,20 +236,20 @@ async fn only_the_callers_that_the_protos_name_get_through_a_real_socket() {
         let names: Vec<String> = methods.keys().cloned().collect();
         let socket: PathBuf = agent.socket(service);
         for caller in &callers {
-            for (method, taken) in call(caller, &socket, &names).await {
+            for (method, result) in call(caller, &socket, &names).await {
                 let allowed = caller.name == "root" || methods[&method].contains(&caller.name);
-                *seen.entry((allowed, taken)).or_default() += 1;
-                let let_in = taken != Taken::NoConnection || !caller.gets_in;
-                if allowed != (taken == Taken::Served) || !let_in {
-                    wrong.push(format!("{} calls {method} of {service}: {taken:?}", caller.name));
+                *seen.entry((allowed, result)).or_default() += 1;
+                let let_in = result != CallResult::NoConnection || !caller.gets_in;
+                if allowed != (result == CallResult::Served) || !let_in {
+                    violations.push(format!("{} calls {method} of {service}: {result:?}", caller.name));
                 }
             }
         }
     }
     println!("(allowed, taken) and how often: {seen:?}");
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    // Each way of being refused was met, or nothing is shown.
-    for met in [(true, Taken::Served), (false, Taken::Denied), (false, Taken::NoConnection)] {
+    assert!(violations.is_empty(), "{violations:#?}");
+    // Each kind of refusal must have occurred, or the test shows nothing.
+    for met in [(true, CallResult::Served), (false, CallResult::Denied), (false, CallResult::NoConnection)] {
         assert!(seen.contains_key(&met), "{seen:?}");
     }
     agent.end().unwrap();

@@ -1,7 +1,7 @@
-//! Services are killed and stopped while many pods come and go: no container restarts, no pod is lost, none is
-//! doubled (proof 3 and 4).
+//! Services are killed and stopped while many pods are created and deleted: no container restarts, no pod is lost or
+//! duplicated (proof 3 and 4).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use keelson_config::ServiceName;
 use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, Scratch, eventually};
-use keelson_tests::seen::Seen;
+use keelson_tests::duplicates::DuplicateCheck;
 use keelson_tests::{LIMIT, restarts, running, sleeper, until_ready};
 
-/// Pods that stay, and pods that come and go.
+/// Pods that stay, and pods that are created and deleted.
 struct Churn {
     agent: Agent,
     steady: Vec<String>,
     moving: usize,
     present: BTreeSet<String>,
     turn: usize,
-    seen: Seen,
+    duplicates: DuplicateCheck,
 }
 
 impl Churn {
@@ -31,10 +31,17 @@ impl Churn {
         }
         let names: Vec<&str> = steady.iter().map(String::as_str).collect();
         until_ready(&agent, &names).await.unwrap();
-        Self { agent, steady, moving, present: BTreeSet::new(), turn: 0, seen: Seen::default() }
+        Self {
+            agent,
+            steady,
+            moving,
+            present: BTreeSet::new(),
+            turn: 0,
+            duplicates: DuplicateCheck::default(),
+        }
     }
 
-    /// One pod comes; the one that came `moving` turns ago goes.
+    /// Creates one pod and deletes the one that was created `moving` steps ago.
     fn step(&mut self) {
         let name = format!("moving{}", self.turn);
         self.agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
@@ -47,36 +54,41 @@ impl Churn {
         self.turn += 1;
     }
 
-    /// Steps for as long as `time` takes, a few in a second.
+    /// Steps a few times per second, for as long as `time` takes.
     async fn keep_moving(&mut self, time: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < time {
             self.step();
-            self.seen.look(&self.agent).await.unwrap();
+            self.duplicates.record_runtime(&self.agent).await.unwrap();
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
 
-    /// Everything that should run is Ready, and the runtime runs exactly that, each once and for the first time.
-    async fn settle(&mut self, what: &str) {
+    /// Waits until every desired pod is Ready, and the runtime runs exactly these, each once and for the first time.
+    async fn until_settled(&mut self, what: &str) {
         let names: Vec<&str> = self.steady.iter().chain(&self.present).map(String::as_str).collect();
         until_ready(&self.agent, &names).await.unwrap_or_else(|e| panic!("{what}: {e:#}"));
         let exact = eventually(LIMIT, format!("exactly the wanted containers run ({what})"), async || {
             running(&self.agent).await.is_ok_and(|now| now.len() == names.len())
         });
         exact.await.unwrap_or_else(|e| panic!("{e:#}\n{}", self.agent.log_tail()));
-        self.seen.look(&self.agent).await.unwrap();
-        self.seen.look_at_statuses(&self.agent).await.unwrap();
-        assert!(self.seen.wrong().is_empty(), "{what}: {:#?}\n{}", self.seen.wrong(), self.agent.log_tail());
+        self.duplicates.record_runtime(&self.agent).await.unwrap();
+        self.duplicates.record_statuses(&self.agent).await.unwrap();
+        assert!(
+            self.duplicates.violations().is_empty(),
+            "{what}: {:#?}\n{}",
+            self.duplicates.violations(),
+            self.agent.log_tail()
+        );
     }
 
-    /// The end: `before` runs on, and no pod that was there at any look was there twice or started again.
+    /// Checks at the end that `before` still runs, and that no pod was ever duplicated or restarted.
     async fn finish(self, before: &[keelson_tests::Process]) {
         assert_eq!(self.steady_processes().await, before, "no steady container has restarted");
-        let (seen, least) = (self.seen.pods(), self.steady.len() + self.present.len());
-        println!("{seen} pods were looked at, {} came", self.turn);
-        assert!(seen > least, "only {seen} pods were looked at");
-        assert!(self.seen.wrong().is_empty(), "{:#?}", self.seen.wrong());
+        let (seen, least) = (self.duplicates.pods(), self.steady.len() + self.present.len());
+        println!("{seen} pods were seen, {} were created", self.turn);
+        assert!(seen > least, "only {seen} pods were seen");
+        assert!(self.duplicates.violations().is_empty(), "{:#?}", self.duplicates.violations());
         self.agent.end().unwrap();
     }
 
@@ -86,7 +98,7 @@ impl Churn {
         self.steady.iter().map(|n| now[&format!("{n}-{node}/main")].clone()).collect()
     }
 
-    async fn back(&self, service: ServiceName, old: ProcessId) {
+    async fn until_replaced(&self, service: ServiceName, old: ProcessId) {
         eventually(LIMIT, format!("{service} runs again"), async || {
             self.agent.service(service).is_some_and(|p| p != old)
         })
@@ -104,14 +116,14 @@ async fn kill_everything_in_turn(steady: usize, moving: usize, pause: Duration) 
         churn.step();
         process.signal(Signal::KILL);
         churn.keep_moving(pause).await;
-        churn.back(service, process).await;
-        churn.settle(&format!("after {service} was killed")).await;
+        churn.until_replaced(service, process).await;
+        churn.until_settled(&format!("after {service} was killed")).await;
     }
     churn.step();
     churn.agent.kill_init();
     churn.keep_moving(pause).await;
     churn.agent.start().await.unwrap();
-    churn.settle("after init was killed").await;
+    churn.until_settled("after init was killed").await;
 
     churn.step();
     for service in ServiceName::supervised() {
@@ -120,7 +132,7 @@ async fn kill_everything_in_turn(steady: usize, moving: usize, pause: Duration) 
     churn.agent.kill_init();
     churn.keep_moving(pause).await;
     churn.agent.start().await.unwrap();
-    churn.settle("after everything was killed at once").await;
+    churn.until_settled("after everything was killed at once").await;
     churn.finish(&before).await;
 }
 
@@ -146,7 +158,7 @@ async fn stop_everything_in_turn(steady: usize, moving: usize, pause: Duration) 
         let memory = agent_memory_kib(&churn.agent);
         assert!(memory < 400 << 10, "the agent has grown to {memory} KiB while {service} was stopped");
         process.signal(Signal::CONT);
-        churn.settle(&format!("after {service} was stopped and went on")).await;
+        churn.until_settled(&format!("after {service} was stopped and continued")).await;
     }
     churn.finish(&before).await;
 }
@@ -172,33 +184,37 @@ async fn services_are_stopped_for_a_minute_each_while_fifty_pods_come_and_go() {
     stop_everything_in_turn(30, 20, Duration::from_secs(60)).await;
 }
 
-/// Or the look at what is there twice would find nothing whatever happened.
+/// Checks the duplicate check itself, which could pass without seeing anything.
 #[tokio::test]
-async fn a_container_that_is_started_again_is_seen() {
+async fn the_duplicate_check_detects_a_restarted_container() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("good.yaml", &sleeper("good")).unwrap();
     until_ready(&agent, &["good"]).await.unwrap();
-    let mut seen = Seen::default();
-    seen.look(&agent).await.unwrap();
-    seen.look_at_statuses(&agent).await.unwrap();
-    assert!(seen.wrong().is_empty() && seen.pods() == 1, "{seen:?}");
+    let mut duplicates = DuplicateCheck::default();
+    duplicates.record_runtime(&agent).await.unwrap();
+    duplicates.record_statuses(&agent).await.unwrap();
+    assert!(duplicates.violations().is_empty() && duplicates.pods() == 1, "{duplicates:?}");
     agent.write_manifest("bad.yaml", &sleeper("bad").replace("exec sleep 1000000", "exit 1")).unwrap();
-    let told = eventually(LIMIT, "the runtime and the status tell of the second start", async || {
-        seen.look(&agent).await.unwrap();
-        seen.look_at_statuses(&agent).await.unwrap();
-        let has = |text: &str| seen.wrong().iter().any(|w| w.contains("bad") && w.contains(text));
+    let result = eventually(LIMIT, "the runtime and the status show the second start", async || {
+        duplicates.record_runtime(&agent).await.unwrap();
+        duplicates.record_statuses(&agent).await.unwrap();
+        let has = |text: &str| duplicates.violations().iter().any(|w| w.contains("bad") && w.contains(text));
         has("container attempt 1") && has("restartCount 1")
     });
-    if let Err(error) = told.await {
-        // Whether the runtime has seen the end of the first one.
-        panic!("{error:#}: {seen:?}; the runtime runs {:?}\n{}", running(&agent).await, agent.log_tail());
+    if let Err(error) = result.await {
+        // Shows whether the runtime has seen the end of the first container.
+        panic!(
+            "{error:#}: {duplicates:?}; the runtime runs {:?}\n{}",
+            running(&agent).await,
+            agent.log_tail()
+        );
     }
-    assert!(!seen.wrong().iter().any(|w| w.contains("good")), "{seen:?}");
+    assert!(!duplicates.violations().iter().any(|w| w.contains("good")), "{duplicates:?}");
     agent.end().unwrap();
 }
 
-/// Without init nobody starts a service again; all else goes on. With everything stopped nothing goes on, and no more.
+/// Without init no service is restarted; everything else continues. With everything stopped the pods still run.
 async fn stop_init_and_then_everything(steady: usize, moving: usize, pause: Duration) {
     let scratch = Scratch::new().unwrap();
     let mut churn = Churn::start(&scratch, steady, moving).await;
@@ -206,24 +222,24 @@ async fn stop_init_and_then_everything(steady: usize, moving: usize, pause: Dura
     let init = churn.agent.init().unwrap();
     assert!(init.signal(Signal::STOP));
     churn.keep_moving(pause).await;
-    churn.settle("while init is stopped").await;
+    churn.until_settled("while init is stopped").await;
     assert!(init.signal(Signal::CONT));
-    churn.settle("after init was stopped and went on").await;
+    churn.until_settled("after init was stopped and continued").await;
 
-    // One that ends meanwhile waits for init and for nothing else.
+    // A service that ends meanwhile waits for init only.
     let api = churn.agent.service(ServiceName::NodeApi).unwrap();
     assert!(init.signal(Signal::STOP));
     assert!(api.signal(Signal::KILL));
     churn.keep_moving(Duration::from_secs(1)).await;
     assert_eq!(churn.agent.service(ServiceName::NodeApi), None, "who has started it?");
     assert!(init.signal(Signal::CONT));
-    churn.back(ServiceName::NodeApi, api).await;
+    churn.until_replaced(ServiceName::NodeApi, api).await;
 
     let all: Vec<ProcessId> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s).unwrap()).collect();
     assert!(all.iter().all(|process| process.signal(Signal::STOP)));
     churn.keep_moving(pause).await;
     assert!(all.iter().all(|process| process.signal(Signal::CONT)));
-    churn.settle("after everything was stopped and went on").await;
+    churn.until_settled("after everything was stopped and continued").await;
     let now: Vec<Option<ProcessId>> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s)).collect();
     assert!(now.iter().zip(&all).all(|(now, then)| *now == Some(*then)), "{now:?} {all:?}");
     let again = BTreeMap::from([(ServiceName::NodeApi.to_string(), 1)]);

@@ -1,6 +1,6 @@
-//! A node of a Kubernetes cluster: a real API server, kubectl, and the agent in the kubelet's place.
+//! A node of a Kubernetes cluster: a real API server, kubectl, and the agent instead of a kubelet.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn object(kind: &str, name: &str, data: &Value) -> Value {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_node_registers_and_runs_what_is_bound_to_it() {
+async fn a_node_registers_and_runs_the_pods_bound_to_it() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |spec| {
         spec.kubelet.insert("nodeLeaseDurationSeconds".to_owned(), 8.into());
@@ -60,34 +60,34 @@ async fn a_node_registers_and_runs_what_is_bound_to_it() {
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(condition(&pod, "PodScheduled"), "True", "what the server has set stays");
 
-    let said = cluster
+    let output = cluster
         .agent
         .keelson(&["exec", "-n", NAMESPACE, "web", "--", "sh", "-c", "echo $WORD $(cat /conf/text)"])
         .await
         .unwrap();
-    assert_eq!(text(&said).trim(), "hidden one");
+    assert_eq!(text(&output).trim(), "hidden one");
     cluster.server.apply(&object("ConfigMap", "greeting", &json!({"text": "two"}))).unwrap();
     eventually(LIMIT, "the file in the pod is the new one", async || {
-        let said = cluster
+        let output = cluster
             .agent
             .keelson(&["exec", "-n", NAMESPACE, "web", "--", "cat", "/conf/text"])
             .await
             .unwrap();
-        text(&said).trim() == "two"
+        text(&output).trim() == "two"
     })
     .await
     .unwrap();
     cluster
-        .until("events are told", || {
+        .until("events are reported", || {
             let events = cluster.kubectl(&["get", "events", "-o", "json"]);
             ["Pulled", "Created", "Started"].iter().all(|reason| events.contains(reason))
         })
         .await;
 
-    // Graceful: the object goes when nothing of the pod is left here.
+    // Graceful: the object is deleted when nothing of the pod is left on the node.
     cluster.kubectl(&["delete", "pod", "web", "--timeout=60s"]);
     assert_eq!(running(&cluster.agent).await.unwrap().len(), 0);
-    // Forced: the object goes at once, the pod after it.
+    // Forced: the object is deleted at once, the pod after it.
     cluster.run(&sleeper("forced"));
     cluster.until("the pod is Ready", || cluster.is_ready("forced")).await;
     cluster.kubectl(&["delete", "pod", "forced", "--force", "--grace-period=0"]);
@@ -109,7 +109,7 @@ async fn a_node_registers_and_runs_what_is_bound_to_it() {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
+async fn a_mirror_pod_is_recreated_and_is_deleted_with_its_static_pod() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let mut pod = sleeper("fixed");
@@ -126,7 +126,7 @@ async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
 
     cluster.kubectl(&["delete", "pod", &name, "--force", "--grace-period=0"]);
     cluster
-        .until("it is there again", || {
+        .until("the mirror is recreated", || {
             cluster.is_ready(&name)
                 && cluster.pod(&name).is_some_and(|now| now["metadata"]["uid"] != mirror["metadata"]["uid"])
         })
@@ -140,7 +140,7 @@ async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn nothing_is_restarted_whoever_dies_and_the_server_has_the_truth_afterwards() {
+async fn killing_services_or_the_api_server_restarts_no_pod_and_status_converges() {
     let scratch = Scratch::new().unwrap();
     let mut cluster = Cluster::start(&scratch, |_| ()).await;
     let names: Vec<String> = (0..5).map(|n| format!("p{n}")).collect();
@@ -163,7 +163,7 @@ async fn nothing_is_restarted_whoever_dies_and_the_server_has_the_truth_afterwar
     cluster.kubectl(&["delete", "pod", "after", "--timeout=60s"]);
     assert_eq!(running(&cluster.agent).await.unwrap(), before);
 
-    // The server is away: pods go on, and what happens meanwhile is told afterwards.
+    // The server is down: pods run, and changes are reported afterwards.
     cluster.server.kill();
     let victim = before.keys().next().unwrap().clone();
     keelson_testkit::process::ProcessId::of(before[&victim].pid).unwrap().signal(Signal::KILL);
@@ -181,7 +181,7 @@ async fn nothing_is_restarted_whoever_dies_and_the_server_has_the_truth_afterwar
     cluster.server.restart().unwrap();
     let pod = victim.split_once('/').unwrap().0.to_owned();
     cluster
-        .until("the restart is told", || {
+        .until("the restart is reported", || {
             cluster.pod(&pod).is_some_and(|pod| pod["status"]["containerStatuses"][0]["restartCount"] == 1)
         })
         .await;
@@ -189,11 +189,11 @@ async fn nothing_is_restarted_whoever_dies_and_the_server_has_the_truth_afterwar
         assert_eq!(cluster.pod(name).unwrap()["status"]["containerStatuses"][0]["restartCount"], 0, "{name}");
     }
 
-    // A Node that somebody deletes comes back, and its pods with it.
+    // A deleted Node is registered again, and its pods with it.
     let uid = cluster.get("node", &cluster.node).unwrap()["metadata"]["uid"].clone();
     cluster.kubectl(&["delete", "node", &cluster.node.clone()]);
     cluster
-        .until("the node is there again", || {
+        .until("the node is registered again", || {
             cluster.node_is_ready()
                 && cluster.get("node", &cluster.node).is_some_and(|node| node["metadata"]["uid"] != uid)
         })

@@ -1,6 +1,6 @@
-//! Who may use the kubelet API of a node of a Kubernetes cluster: its API server says so, and comes through it itself.
+//! Access to the kubelet API of a cluster's node: the API server authenticates and authorizes clients, and is a client itself.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// The agent asks the API server of everybody; it listens where that reaches it.
+/// The agent delegates authentication and authorization to the API server, and listens on an address that it can reach.
 fn asks_the_server(spec: &mut AgentSpec) {
     let fields = json!({
         "authentication": {"x509": {"clientCAFile": "../k/ca.crt"}, "webhook": {"enabled": true, "cacheTTL": "5m"}},
@@ -29,7 +29,7 @@ fn asks_the_server(spec: &mut AgentSpec) {
     spec.kubelet.extend(fields.as_object().unwrap().clone());
 }
 
-/// Asks the node itself for a path, over TLS, with a token or with nothing: status and body.
+/// `GET` of a path of the node's own API over TLS, with or without a token: status and body.
 async fn ask(cluster: &Cluster, token: Option<&str>, path: &str) -> anyhow::Result<(u16, String)> {
     let spec = cluster.agent.spec();
     let socket = Paths::socket_below(&spec.run_dir, ServiceName::NodeApi);
@@ -57,7 +57,7 @@ async fn ask(cluster: &Cluster, token: Option<&str>, path: &str) -> anyhow::Resu
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// The token of a service account that may read the metrics of nodes.
+/// The token of a service account that may read node metrics.
 fn scraper(cluster: &Cluster, scratch: &Scratch) -> String {
     let rbac = "rbac.authorization.k8s.io";
     let account = json!({"kind": "ServiceAccount", "name": "scraper", "namespace": NAMESPACE});
@@ -84,7 +84,7 @@ fn scraper(cluster: &Cluster, scratch: &Scratch) -> String {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn the_server_comes_in_and_says_who_else_may() {
+async fn the_api_server_reaches_the_kubelet_api_and_authorizes_other_clients() {
     let scratch = Scratch::new().unwrap();
     let mut cluster = Cluster::start(&scratch, asks_the_server).await;
     cluster.run(&sleeper("web"));
@@ -109,7 +109,7 @@ async fn the_server_comes_in_and_says_who_else_may() {
         assert_eq!(ask(&cluster, Some("wrong"), path).await.unwrap(), nobody, "{path}");
     }
 
-    // The server is away: what is known goes on, and nothing hangs.
+    // The API server is unavailable: cached decisions hold, and nothing hangs.
     cluster.server.kill();
     let begun = Instant::now();
     assert_eq!(ask(&cluster, known, "/metrics").await.unwrap().0, 200);
@@ -128,7 +128,7 @@ async fn the_server_comes_in_and_says_who_else_may() {
     cluster.agent.end().unwrap();
 }
 
-/// Nobody is known by a certificate, and the file leaves the rest to its defaults.
+/// No client CA; the configuration file leaves the rest to its defaults.
 fn knows_no_certificates(spec: &mut AgentSpec) {
     let fields = json!({"authentication": {"anonymous": {"enabled": true}}, "address": "0.0.0.0"});
     spec.kubelet.extend(fields.as_object().unwrap().clone());
@@ -136,7 +136,7 @@ fn knows_no_certificates(spec: &mut AgentSpec) {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn without_authorities_of_clients_tokens_and_anonymous_requests_are_known_and_reviewed() {
+async fn without_a_client_ca_tokens_and_anonymous_requests_are_authorized() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, knows_no_certificates).await;
     cluster.run(&sleeper("web"));
@@ -145,7 +145,7 @@ async fn without_authorities_of_clients_tokens_and_anonymous_requests_are_known_
     let metrics = ask(&cluster, Some(&token), "/metrics").await.unwrap();
     assert!(metrics.0 == 200 && metrics.1.contains("keelson_service_up"), "{metrics:?}");
     assert_eq!(ask(&cluster, Some("wrong"), "/metrics").await.unwrap(), (401, "Unauthorized".to_owned()));
-    // The server, which shows a certificate that is not looked at, is nobody until nobody may.
+    // The API server's client certificate is not checked, so it is anonymous and works until anonymous access is forbidden.
     let text = "Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[proxy])";
     let logs = format!("/containerLogs/{NAMESPACE}/web/main");
     assert_eq!(ask(&cluster, None, &logs).await.unwrap(), (403, text.to_owned()));
@@ -162,11 +162,11 @@ async fn without_authorities_of_clients_tokens_and_anonymous_requests_are_known_
         },
     ]});
     cluster.server.apply(&objects).unwrap();
-    let said = || {
+    let is_read = || {
         let output = cluster.server.kubectl(&["-n", NAMESPACE, "logs", "web"]).unwrap();
         String::from_utf8_lossy(&output.stdout).contains("hello from web")
     };
-    // What was refused is remembered for half a minute.
-    cluster.until("its log is read", said).await;
+    // A denial is cached for half a minute.
+    cluster.until("its log is read", is_read).await;
     cluster.agent.end().unwrap();
 }

@@ -1,6 +1,6 @@
-//! A node that joins a cluster with a bootstrap token, keeps its certificates good, and shows one that the cluster has signed.
+//! A node that joins a cluster with a bootstrap token, rotates its certificates, and serves one that the cluster has signed.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use keelson_testkit::{Agent, KubeApiServer, KubeOptions, Scratch, eventually};
 use keelson_tests::cluster::{Cluster, LIMIT, NAMESPACE, sleeper};
 use serde_json::{Value, json};
 
-/// The certificates of this test begin five minutes before they are signed, so one that is good for this long is replaced
-/// 15 to 105 seconds from then.
+/// The certificates of this test begin five minutes before they are signed, so one of this validity is rotated 15 to 105
+/// seconds from then.
 const SHORT: Duration = Duration::from_secs(150);
 /// Long enough to join and to be stopped.
 const BRIEF: Duration = Duration::from_secs(45);
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
-/// A node that has nothing but a bootstrap token.
-async fn joining(scratch: &Scratch, options: KubeOptions, fields: &Value) -> Cluster {
+/// A node that has only a bootstrap token.
+async fn join_node(scratch: &Scratch, options: KubeOptions, fields: &Value) -> Cluster {
     let node = format!("test-{:08x}", std::process::id());
     let server = KubeApiServer::start(&scratch.path().join("k"), options).unwrap();
     server.namespace(NAMESPACE).unwrap();
@@ -47,7 +47,7 @@ fn pki(scratch: &Scratch) -> PathBuf {
     scratch.path().join("pki")
 }
 
-/// The requests of a signer, oldest first, and who has made each.
+/// The certificate signing requests for a signer, oldest first, with their users.
 fn requests(cluster: &Cluster, signer: &str) -> Vec<(String, String)> {
     let all = cluster.server.kubectl_json(&["get", "csr", "--sort-by=.metadata.creationTimestamp"]).unwrap();
     let all = all["items"].as_array().cloned().unwrap_or_default();
@@ -60,31 +60,31 @@ fn requests(cluster: &Cluster, signer: &str) -> Vec<(String, String)> {
 
 const CLIENT: &str = "kube-apiserver-client-kubelet";
 
-/// Waits for the request with this number, counted from 1; its name and who has made it.
-async fn request(cluster: &Cluster, signer: &str, number: usize) -> (String, String) {
+/// Waits for the request with this number, counted from 1; its name and its user.
+async fn until_request(cluster: &Cluster, signer: &str, number: usize) -> (String, String) {
     let limit = LIMIT + SHORT;
     let what = format!("there are {number} requests for {signer}");
-    let looked = eventually(limit, &what, async || requests(cluster, signer).len() >= number);
-    looked.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+    let result = eventually(limit, &what, async || requests(cluster, signer).len() >= number);
+    result.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
     requests(cluster, signer)[number - 1].clone()
 }
 
-fn current(scratch: &Scratch, prefix: &str) -> Option<PathBuf> {
+fn current_certificate(scratch: &Scratch, prefix: &str) -> Option<PathBuf> {
     fs::read_link(pki(scratch).join(format!("{prefix}-current.pem"))).ok()
 }
 
-async fn switched(cluster: &Cluster, scratch: &Scratch, prefix: &str, before: Option<&Path>) {
+async fn until_switched(cluster: &Cluster, scratch: &Scratch, prefix: &str, before: Option<&Path>) {
     cluster
         .until("another certificate is in force", || {
-            current(scratch, prefix).is_some_and(|now| Some(now.as_path()) != before)
+            current_certificate(scratch, prefix).is_some_and(|now| Some(now.as_path()) != before)
         })
         .await;
 }
 
 async fn node_status_says(cluster: &Cluster, text: &str) {
     eventually(LIMIT, text, async || {
-        let said = cluster.agent.keelson(&["get", "services", "-o", "json"]).await.unwrap();
-        String::from_utf8_lossy(&said.stdout).contains(text)
+        let output = cluster.agent.keelson(&["get", "services", "-o", "json"]).await.unwrap();
+        String::from_utf8_lossy(&output.stdout).contains(text)
     })
     .await
     .unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
@@ -92,15 +92,15 @@ async fn node_status_says(cluster: &Cluster, text: &str) {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_node_joins_with_a_bootstrap_token_and_replaces_its_certificate_before_it_ends() {
+async fn a_node_joins_by_bootstrap_token_and_rotates_its_client_certificate() {
     let scratch = Scratch::new().unwrap();
     let fields = json!({"rotateCertificates": true});
-    let mut cluster = joining(&scratch, KubeOptions::default(), &fields).await;
-    // Without the cluster its own pods run, and nothing ends.
+    let mut cluster = join_node(&scratch, KubeOptions::default(), &fields).await;
+    // Without the cluster the static pods run, and nothing ends.
     let runs = async || keelson_tests::running(&cluster.agent).await.is_ok_and(|all| all.len() == 1);
     eventually(LIMIT, "the static pod runs", runs).await.unwrap();
     node_status_says(&cluster, "waits for its approval").await;
-    let (first, maker) = request(&cluster, CLIENT, 1).await;
+    let (first, maker) = until_request(&cluster, CLIENT, 1).await;
     assert!(maker.starts_with("system:bootstrap:"), "{maker}");
     cluster.agent.service(ServiceName::NodeStatus).unwrap().signal(Signal::KILL);
     node_status_says(&cluster, &format!("{first} waits for its approval")).await;
@@ -112,48 +112,48 @@ async fn a_node_joins_with_a_bootstrap_token_and_replaces_its_certificate_before
     cluster.server.sign_csr_for(&first, SHORT).unwrap();
     let signed = Instant::now();
     cluster.until("the node is Ready", || cluster.node_is_ready()).await;
-    let kept = current(&scratch, "kubelet-client").unwrap();
+    let kept = current_certificate(&scratch, "kubelet-client").unwrap();
     assert!(fs::read_to_string(kubeconfig(&scratch)).unwrap().contains("kubelet-client-current.pem"));
     let waiting = scratch.path().join("a/state/node-status/certificates/client.pem");
     cluster.until("nothing is left where it was issued", || !waiting.exists()).await;
     cluster.run(&sleeper("web"));
     cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
 
-    let (second, maker) = request(&cluster, CLIENT, 2).await;
+    let (second, maker) = until_request(&cluster, CLIENT, 2).await;
     assert_eq!(maker, format!("system:node:{}", cluster.node), "by its own certificate");
     cluster.server.sign_csr_for(&second, LONG).unwrap();
-    switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
-    // The first one ends, and with it all that may have gone on with it.
+    until_switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
+    // The first certificate expires, and connections that use it end.
     let ended = eventually(SHORT + LIMIT, "the first one has ended", async || signed.elapsed() > SHORT);
     ended.await.unwrap();
     cluster.agent.restart().await.unwrap();
     cluster.run(&sleeper("later"));
     cluster.until("the pod is Ready", || cluster.is_ready("later")).await;
     assert!(cluster.node_is_ready());
-    assert_eq!(requests(&cluster, CLIENT).len(), 2, "what is good is used over restarts");
+    assert_eq!(requests(&cluster, CLIENT).len(), 2, "a valid certificate is reused over restarts");
     cluster.agent.end().unwrap();
 }
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_node_whose_certificate_has_ended_comes_back_with_its_bootstrap_token() {
+async fn a_node_with_an_expired_certificate_rejoins_by_bootstrap_token() {
     let scratch = Scratch::new().unwrap();
-    let mut cluster = joining(&scratch, KubeOptions::default(), &json!({})).await;
-    let (first, _) = request(&cluster, CLIENT, 1).await;
+    let mut cluster = join_node(&scratch, KubeOptions::default(), &json!({})).await;
+    let (first, _) = until_request(&cluster, CLIENT, 1).await;
     cluster.server.sign_csr_for(&first, BRIEF).unwrap();
     let signed = Instant::now();
     cluster.until("the node is registered", || cluster.get("node", &cluster.node).is_some()).await;
-    let kept = current(&scratch, "kubelet-client").unwrap();
+    let kept = current_certificate(&scratch, "kubelet-client").unwrap();
     cluster.agent.stop().await.unwrap();
-    // Without rotation nobody asks before it has ended; the agent is off meanwhile.
+    // Without rotation no new certificate is requested before it has expired; the agent is stopped meanwhile.
     assert_eq!(requests(&cluster, CLIENT).len(), 1);
     let ended = eventually(BRIEF + LIMIT, "it has ended", async || signed.elapsed() > BRIEF);
     ended.await.unwrap();
     cluster.agent.start().await.unwrap();
-    let (second, maker) = request(&cluster, CLIENT, 2).await;
+    let (second, maker) = until_request(&cluster, CLIENT, 2).await;
     assert!(maker.starts_with("system:bootstrap:"), "{maker}");
     cluster.server.sign_csr_for(&second, LONG).unwrap();
-    switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
+    until_switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
     cluster.run(&sleeper("web"));
     cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
     cluster.agent.end().unwrap();
@@ -161,7 +161,7 @@ async fn a_node_whose_certificate_has_ended_comes_back_with_its_bootstrap_token(
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn the_server_knows_the_kubelet_api_by_a_certificate_that_it_was_asked_for() {
+async fn the_kubelet_api_serves_a_certificate_that_the_cluster_signed() {
     let scratch = Scratch::new().unwrap();
     let authority = scratch.path().join("k/ca.crt");
     let checks = vec![format!("--kubelet-certificate-authority={}", authority.display())];
@@ -170,21 +170,21 @@ async fn the_server_knows_the_kubelet_api_by_a_certificate_that_it_was_asked_for
         "authentication": {"x509": {"clientCAFile": authority}, "webhook": {"enabled": true}},
         "authorization": {"mode": "Webhook"},
     });
-    let cluster = joining(&scratch, KubeOptions { arguments: checks }, &fields).await;
-    let (client, _) = request(&cluster, CLIENT, 1).await;
+    let cluster = join_node(&scratch, KubeOptions { arguments: checks }, &fields).await;
+    let (client, _) = until_request(&cluster, CLIENT, 1).await;
     cluster.server.sign_csr_for(&client, LONG).unwrap();
     cluster.until("the node is Ready", || cluster.node_is_ready()).await;
     cluster.run(&sleeper("web"));
     cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
-    let (serving, maker) = request(&cluster, "kubelet-serving", 1).await;
+    let (serving, maker) = until_request(&cluster, "kubelet-serving", 1).await;
     assert_eq!(maker, format!("system:node:{}", cluster.node));
     node_status_says(&cluster, &format!("{serving} waits for its approval")).await;
     let logs = || cluster.server.kubectl(&["-n", NAMESPACE, "logs", "web"]).unwrap();
     assert!(!logs().status.success(), "there is no certificate to show yet");
     assert!(cluster.agent.log().contains("no serving certificate available for the kubelet"));
     cluster.server.sign_csr_for(&serving, LONG).unwrap();
-    let said = || String::from_utf8_lossy(&logs().stdout).contains("hello from web");
-    cluster.until("its log is read over a certificate that is checked", said).await;
-    assert!(current(&scratch, "kubelet-server").is_some());
+    let is_read = || String::from_utf8_lossy(&logs().stdout).contains("hello from web");
+    cluster.until("its log is read over a certificate that is checked", is_read).await;
+    assert!(current_certificate(&scratch, "kubelet-server").is_some());
     cluster.agent.end().unwrap();
 }

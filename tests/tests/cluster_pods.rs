@@ -1,7 +1,7 @@
-//! What pods of a cluster are given beside their ConfigMaps and Secrets: a token of their service account, the services of
+//! What pods of a cluster get besides their ConfigMaps and Secrets: a token of their service account, the service variables of
 //! their namespace, and a runtime class.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 
@@ -15,31 +15,31 @@ use serde_json::{Value, json};
 /// Where a container finds the token of its service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// A pod with the token of its account, as the server gives it to all that do not refuse it.
-fn member(name: &str) -> Value {
+/// A pod with a service account token, as the server adds it by default.
+fn pod_with_token(name: &str) -> Value {
     let mut pod = sleeper(name);
     pod["spec"].as_object_mut().unwrap().remove("automountServiceAccountToken");
     pod
 }
 
-/// What a command in the pod prints.
-async fn said(cluster: &Cluster, pod: &str, command: &[&str]) -> String {
+/// The output of a command in the pod.
+async fn command_output(cluster: &Cluster, pod: &str, command: &[&str]) -> String {
     let args = [&["exec", "-n", NAMESPACE, pod, "--"], command].concat();
     text(&cluster.agent.keelson(&args).await.unwrap()).trim().to_owned()
 }
 
-/// What the API server says of a token.
-fn review(cluster: &Cluster, scratch: &Path, token: &str) -> Value {
+/// The API server's TokenReview of a token.
+fn review_token(cluster: &Cluster, scratch: &Path, token: &str) -> Value {
     let file = scratch.join("review.json");
-    let review =
+    let review_token =
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
-    std::fs::write(&file, review.to_string()).unwrap();
+    std::fs::write(&file, review_token.to_string()).unwrap();
     cluster.server.kubectl_json(&["create", "-f", file.to_str().unwrap()]).unwrap()["status"].clone()
 }
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
+async fn a_pod_gets_a_valid_service_account_token_and_service_variables() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
@@ -53,25 +53,25 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     }
     let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "plain"}, "handler": "runc"});
     cluster.server.apply(&class).unwrap();
-    let mut web = member("web");
+    let mut web = pod_with_token("web");
     web["spec"]["runtimeClassName"] = "plain".into();
     cluster.run(&web);
     cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
 
-    let token = said(&cluster, "web", &["cat", TOKEN]).await;
-    let status = review(&cluster, scratch.path(), &token);
+    let token = command_output(&cluster, "web", &["cat", TOKEN]).await;
+    let status = review_token(&cluster, scratch.path(), &token);
     assert_eq!(status["authenticated"], true, "{status:#}");
     assert_eq!(status["user"]["username"], format!("system:serviceaccount:{NAMESPACE}:default"));
     let bound = &status["user"]["extra"]["authentication.kubernetes.io/pod-name"];
     assert_eq!(*bound, json!(["web"]));
     let uid = cluster.pod("web").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    let mounts = said(&cluster, "web", &["cat", "/proc/mounts"]).await;
+    let mounts = command_output(&cluster, "web", &["cat", "/proc/mounts"]).await;
     let at = TOKEN.trim_end_matches("/token");
     assert!(mounts.lines().any(|line| line.starts_with(&format!("tmpfs {at} "))), "{mounts}");
-    let authority = said(&cluster, "web", &["cat", &format!("{at}/ca.crt")]).await;
+    let authority = command_output(&cluster, "web", &["cat", &format!("{at}/ca.crt")]).await;
     assert_eq!(authority, std::fs::read_to_string(cluster.server.ca_file()).unwrap().trim());
 
-    let environment = said(&cluster, "web", &["env"]).await;
+    let environment = command_output(&cluster, "web", &["env"]).await;
     let address = |name: &str, namespace: &str| {
         let service = cluster.server.kubectl_json(&["-n", namespace, "get", "service", name]).unwrap();
         service["spec"]["clusterIP"].as_str().unwrap().to_owned()
@@ -89,7 +89,7 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     }
     assert!(!environment.contains("HEADLESS_"), "{environment}");
 
-    // The token is the pod's, whoever of the agent dies: the file is as it was, and the container has noticed nothing.
+    // Kills of services change nothing: the token file is the same, and the container is unaffected.
     let before = running(&cluster.agent).await.unwrap();
     for service in [ServiceName::VolumeManager, ServiceName::PodConfig] {
         let process = cluster.agent.service(service).unwrap();
@@ -100,7 +100,7 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
         .await
         .unwrap();
     }
-    let mut alone = member("alone");
+    let mut alone = pod_with_token("alone");
     alone["spec"]["enableServiceLinks"] = false.into();
     cluster.run(&alone);
     cluster.until("a pod comes after it", || cluster.is_ready("alone")).await;
@@ -108,17 +108,19 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     for (name, process) in &before {
         assert_eq!(after.get(name), Some(process), "{name} has noticed nothing");
     }
-    assert_eq!(said(&cluster, "web", &["cat", TOKEN]).await, token);
-    let environment = said(&cluster, "alone", &["env"]).await;
+    assert_eq!(command_output(&cluster, "web", &["cat", TOKEN]).await, token);
+    let environment = command_output(&cluster, "alone", &["env"]).await;
     assert!(environment.contains("KUBERNETES_SERVICE_HOST=") && !environment.contains("DATA_BASE_"));
-    assert_ne!(said(&cluster, "alone", &["cat", TOKEN]).await, token);
+    assert_ne!(command_output(&cluster, "alone", &["cat", TOKEN]).await, token);
 
-    // It goes with the pod, and then the server accepts it no more.
+    // The token is valid only as long as the pod exists.
     cluster.kubectl(&["delete", "pod", "web", "--timeout=60s"]);
     let folder = cluster.agent.spec().root_dir.join("pods").join(&uid);
     eventually(LIMIT, "the pod's folder is gone", async || !folder.exists()).await.unwrap();
     cluster
-        .until("the token is refused", || review(&cluster, scratch.path(), &token)["authenticated"] != true)
+        .until("the token is refused", || {
+            review_token(&cluster, scratch.path(), &token)["authenticated"] != true
+        })
         .await;
     let after = running(&cluster.agent).await.unwrap();
     assert!(after.keys().all(|key| before.contains_key(key) || key.starts_with("alone/")), "{after:?}");
@@ -127,16 +129,16 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_pod_waits_for_the_token_of_an_account_that_is_gone_and_says_so() {
+async fn a_pod_waits_for_the_token_of_a_missing_service_account_and_reports_it() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let metadata = json!({"name": "worker", "namespace": NAMESPACE});
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata});
     cluster.server.apply(&account).unwrap();
-    // The server takes no pod of an account that is not there, so the account goes before the node hears of the pod.
+    // The server rejects pods of a missing account, so the account is deleted before the node sees the pod.
     let pod_config = cluster.agent.service(ServiceName::PodConfig).unwrap();
     pod_config.signal(Signal::STOP);
-    let mut web = member("web");
+    let mut web = pod_with_token("web");
     web["spec"]["serviceAccountName"] = "worker".into();
     cluster.run(&web);
     cluster.kubectl(&["delete", "serviceaccount", "worker"]);
@@ -150,7 +152,8 @@ async fn a_pod_waits_for_the_token_of_an_account_that_is_gone_and_says_so() {
     .unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
     cluster.server.apply(&account).unwrap();
     cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
-    let status = review(&cluster, scratch.path(), &said(&cluster, "web", &["cat", TOKEN]).await);
+    let status =
+        review_token(&cluster, scratch.path(), &command_output(&cluster, "web", &["cat", TOKEN]).await);
     assert_eq!(status["user"]["username"], format!("system:serviceaccount:{NAMESPACE}:worker"));
     cluster.agent.end().unwrap();
 }

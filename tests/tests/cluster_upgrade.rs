@@ -1,7 +1,7 @@
-//! A running node of a cluster is upgraded as a kubelet is: the binaries are put into the place of the former ones, and the
-//! unit is started again. `cargo xtask skew` runs this from the release before; otherwise it is from this one to itself.
+//! A running node of a cluster is upgraded as a kubelet is: the binaries are replaced and the unit is restarted.
+//! `cargo xtask skew` runs this from the previous release; otherwise it upgrades this release to itself.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use keelson_tests::cluster::{Cluster, sleeper};
 use keelson_tests::running;
 use serde_json::{Value, json};
 
-/// Names the folder with the binaries of the release before.
+/// Environment variable with the folder of the previous release's binaries.
 const PREVIOUS: &str = "KEELSON_PREVIOUS_BIN_DIR";
 
-fn begin_with_former(spec: &mut AgentSpec) {
+fn start_with_previous(spec: &mut AgentSpec) {
     let former = std::env::var_os(PREVIOUS).map_or_else(|| built_binaries().unwrap(), PathBuf::from);
     let bins = spec.config_dir.with_file_name("node-bin");
     copy_binaries(&former, &bins).unwrap();
     spec.bin_dir = bins;
 }
 
-/// What must be the same before and after: who it is, and that nothing has started again.
-fn told(cluster: &Cluster, name: &str) -> Value {
+/// What the upgrade must not change: the pod's identity and its restart counts.
+fn identity_and_restarts(cluster: &Cluster, name: &str) -> Value {
     let pod = cluster.pod(name).unwrap_or_default();
     let container = &pod["status"]["containerStatuses"][0];
     json!({
@@ -37,9 +37,9 @@ fn told(cluster: &Cluster, name: &str) -> Value {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_running_node_gets_new_binaries_and_nothing_restarts() {
+async fn upgrading_the_binaries_of_a_running_node_restarts_no_container() {
     let scratch = Scratch::new().unwrap();
-    let mut cluster = Cluster::start(&scratch, begin_with_former).await;
+    let mut cluster = Cluster::start(&scratch, start_with_previous).await;
     for name in ["one", "two"] {
         cluster.run(&sleeper(name));
     }
@@ -48,10 +48,10 @@ async fn a_running_node_gets_new_binaries_and_nothing_restarts() {
     let names = ["one", "two", &mirror];
     cluster.until("all are Ready", || names.iter().all(|name| cluster.is_ready(name))).await;
     let before = running(&cluster.agent).await.unwrap();
-    let told_before = names.map(|name| told(&cluster, name));
+    let identity_before = names.map(|name| identity_and_restarts(&cluster, name));
     let node = cluster.get("node", &cluster.node).unwrap();
 
-    // As a package does it: each file in one step, under the feet of what runs.
+    // As a package does it: each file is replaced atomically under running processes.
     let (new, bins) = (built_binaries().unwrap(), cluster.agent.spec().bin_dir.clone());
     for name in binary_names() {
         let arriving = bins.join(format!("{name}.new"));
@@ -77,7 +77,7 @@ async fn a_running_node_gets_new_binaries_and_nothing_restarts() {
     let mut now = running(&cluster.agent).await.unwrap();
     now.retain(|key, _| !key.starts_with("three/"));
     assert_eq!(now, before);
-    assert_eq!(names.map(|name| told(&cluster, name)), told_before);
+    assert_eq!(names.map(|name| identity_and_restarts(&cluster, name)), identity_before);
     assert_eq!(cluster.get("node", &cluster.node).unwrap()["metadata"]["uid"], node["metadata"]["uid"]);
     cluster.kubectl(&["delete", "pod", "one", "two", "three", "--timeout=60s"]);
     cluster.agent.end().unwrap();

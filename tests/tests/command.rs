@@ -1,6 +1,6 @@
-//! The `keelson` command on a whole agent: commands in containers, restarts, watches, images and volumes.
+//! The `keelson` command on a whole agent: exec, restarts, watches, images and volumes.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
@@ -22,22 +22,22 @@ async fn agent_with_web(scratch: &Scratch) -> Agent {
     agent
 }
 
-/// What the command has printed on each output, and its exit code.
+/// Both outputs of the command, and its exit code.
 fn parts(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The command as a process of its own, with its standard input and output in our hands.
-struct Going {
+/// The command as a child process with piped standard input and output.
+struct RunningCommand {
     child: Child,
     lines: Receiver<String>,
     notices: Receiver<String>,
 }
 
-impl Drop for Going {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -55,7 +55,7 @@ fn read_lines(from: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-impl Going {
+impl RunningCommand {
     fn start(agent: &Agent, args: &[&str]) -> Self {
         let mut command = agent.spec().cli();
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -65,7 +65,7 @@ impl Going {
         Self { child, lines, notices }
     }
 
-    /// Lines up to the first that fits, that one included.
+    /// Reads lines up to the first match, including it.
     #[track_caller]
     fn until(&self, fits: impl Fn(&str) -> bool) -> Vec<String> {
         let mut seen = Vec::new();
@@ -80,7 +80,7 @@ impl Going {
         }
     }
 
-    /// Ctrl-C: the signal that has ended it, and what nobody has read.
+    /// Sends SIGINT; the signal that has ended the command, and the unread output.
     fn interrupt(mut self) -> (Option<i32>, Vec<String>) {
         assert!(ProcessId::of(self.child.id()).unwrap().signal(Signal::INT));
         let status = self.child.wait().unwrap();
@@ -89,7 +89,7 @@ impl Going {
 }
 
 #[tokio::test]
-async fn a_command_runs_in_a_container_and_its_streams_and_exit_code_come_back() {
+async fn exec_returns_the_streams_and_the_exit_code() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -98,20 +98,21 @@ async fn a_command_runs_in_a_container_and_its_streams_and_exit_code_come_back()
     let expected = "err\nThe command ended with exit code 7.\n";
     assert_eq!(parts(&output), (Some(7), "out\n".to_owned(), expected.to_owned()));
 
-    // It is the container that the command sees.
+    // The command runs in the container.
     let output = agent.keelson(&["exec", "web", "--", "sh", "-c", "echo x > /scratch/f; hostname"]).await;
     assert_eq!(parts(&output.unwrap()).1.trim(), format!("web-{}", agent.spec().node_name));
     let output = agent.keelson(&["exec", "pod/web", "-c", "main", "--", "cat", "/scratch/f"]).await.unwrap();
     assert_eq!(parts(&output), (Some(0), "x\n".to_owned(), String::new()));
 
     // Standard input has an end, and output comes after it.
-    let mut going = Going::start(&agent, &["exec", "-i", "web", "--", "sh", "-c", "wc -c; echo done"]);
-    let mut stdin = going.child.stdin.take().unwrap();
+    let mut running_command =
+        RunningCommand::start(&agent, &["exec", "-i", "web", "--", "sh", "-c", "wc -c; echo done"]);
+    let mut stdin = running_command.child.stdin.take().unwrap();
     let input = vec![b'x'; 1_000_000];
     stdin.write_all(&input).unwrap();
     drop(stdin);
-    assert_eq!(going.until(|line| line == "done"), ["1000000", "done"]);
-    assert_eq!(going.child.wait().unwrap().code(), Some(0));
+    assert_eq!(running_command.until(|line| line == "done"), ["1000000", "done"]);
+    assert_eq!(running_command.child.wait().unwrap().code(), Some(0));
 
     let output = agent.keelson(&["exec", "web", "--", "no-such-program"]).await.unwrap();
     let (code, out, err) = parts(&output);
@@ -122,7 +123,7 @@ async fn a_command_runs_in_a_container_and_its_streams_and_exit_code_come_back()
 }
 
 #[tokio::test]
-async fn a_terminal_has_the_size_of_the_persons_and_takes_every_key() {
+async fn exec_terminal_has_the_callers_size_and_forwards_every_key() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -157,8 +158,8 @@ async fn a_terminal_has_the_size_of_the_persons_and_takes_every_key() {
     until("to-2").await;
     tcsetwinsize(side(), Winsize { ws_col: 80, ws_row: 20, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     assert!(ProcessId::of(child.id()).unwrap().signal(Signal::WINCH));
-    // Ctrl-C ends what the shell runs, and neither the shell nor us. What says that it has begun is the job itself: then it is in the
-    // foreground, and Ctrl-C reaches it.
+    // Ctrl-C ends the foreground job of the shell, and neither the shell nor the command. The job itself says that it has begun:
+    // then it is in the foreground, and Ctrl-C reaches it.
     screen.write_all(b"sh -c \"echo be''gun; sleep 1000\"\r").unwrap();
     until("begun").await;
     screen.write_all(b"\x03").unwrap();
@@ -175,7 +176,7 @@ async fn a_terminal_has_the_size_of_the_persons_and_takes_every_key() {
 }
 
 #[tokio::test]
-async fn a_container_that_has_ended_and_a_service_that_dies_are_told() {
+async fn exec_reports_an_ended_container_and_a_killed_service() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let job = format!(
@@ -195,17 +196,18 @@ async fn a_container_that_has_ended_and_a_service_that_dies_are_told() {
     assert!(err.contains("is not running: it has ended with exit code 3"), "{err}");
     assert!(err.contains(&format!("try: `keelson logs {full} -c main`")), "{err}");
 
-    // runtime-shim dies in the middle of a command; the container is what it was.
+    // runtime-shim is killed during a command; the container is unaffected.
     let before = running(&agent).await.unwrap();
-    let mut going = Going::start(&agent, &["exec", "-i", "web", "--", "sh", "-c", "echo begun; cat"]);
-    going.until(|line| line == "begun");
+    let mut running_command =
+        RunningCommand::start(&agent, &["exec", "-i", "web", "--", "sh", "-c", "echo begun; cat"]);
+    running_command.until(|line| line == "begun");
     let shim = agent.service(ServiceName::RuntimeShim).unwrap();
     assert!(shim.signal(Signal::KILL));
-    assert_eq!(going.child.wait().unwrap().code(), Some(1));
-    let told: Vec<String> = going.notices.iter().collect();
-    assert!(told[0].contains("the connection broke while the command ran"), "{told:?}");
-    assert!(told[1].contains("may still run"), "{told:?}");
-    drop(going);
+    assert_eq!(running_command.child.wait().unwrap().code(), Some(1));
+    let notice: Vec<String> = running_command.notices.iter().collect();
+    assert!(notice[0].contains("the connection broke while the command ran"), "{notice:?}");
+    assert!(notice[1].contains("may still run"), "{notice:?}");
+    drop(running_command);
     eventually(LIMIT, "commands run again", async || {
         agent.keelson(&["exec", "web", "--", "true"]).await.is_ok_and(|o| o.status.success())
     })
@@ -216,7 +218,7 @@ async fn a_container_that_has_ended_and_a_service_that_dies_are_told() {
 }
 
 #[tokio::test]
-async fn restarted_services_serve_when_the_command_returns_and_no_container_notices() {
+async fn restart_returns_when_the_services_serve_and_affects_no_container() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -226,11 +228,11 @@ async fn restarted_services_serve_when_the_command_returns_and_no_container_noti
     let old = processes();
     let output = agent.keelson(&["services", "restart", "--all"]).await.unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    let said = parts(&output).1;
+    let printed = parts(&output).1;
     let expected: Vec<String> =
         ServiceName::supervised().map(|service| format!("service/{service} restarted")).collect();
-    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
-    // Each is another process, and each answers at once.
+    assert_eq!(printed.lines().collect::<Vec<_>>(), expected);
+    // Each service is a new process, and each answers at once.
     assert!(old.iter().zip(processes()).all(|(old, new)| *old != new));
     let list = agent.keelson_json(&["get", "services", "-o", "json"]).await.unwrap();
     for row in list["items"].as_array().unwrap() {
@@ -243,7 +245,7 @@ async fn restarted_services_serve_when_the_command_returns_and_no_container_noti
     agent.end().unwrap();
 }
 
-/// The objects of lines of JSON: what has become of which pod in which phase.
+/// The objects of lines of JSON: event type, pod and phase.
 fn changes(lines: &[String]) -> Vec<(String, String, String)> {
     let change = |line: &String| {
         let event: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
@@ -255,26 +257,27 @@ fn changes(lines: &[String]) -> Vec<(String, String, String)> {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_through_the_death_of_its_service_and_repeats_nothing() {
+async fn a_watch_survives_the_kill_of_its_service_without_repeats() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
-    let watch = Going::start(&agent, &["get", "pods", "-A", "-w", "-o", "json", "--output-watch-events"]);
+    let watch =
+        RunningCommand::start(&agent, &["get", "pods", "-A", "-w", "-o", "json", "--output-watch-events"]);
     let (web, job) = (format!("web-{}", agent.spec().node_name), format!("job-{}", agent.spec().node_name));
     let first = changes(&watch.until(|_| true));
     assert_eq!(first, [("ADDED".to_owned(), web.clone(), "Running".to_owned())]);
     agent.service(ServiceName::PodSync).unwrap().signal(Signal::KILL);
-    let told = watch.notices.recv_timeout(LIMIT).unwrap();
-    assert!(told.contains("waiting for pod-sync to come back"), "{told}");
+    let notice = watch.notices.recv_timeout(LIMIT).unwrap();
+    assert!(notice.contains("waiting for pod-sync to come back"), "{notice}");
     assert_eq!(watch.notices.recv_timeout(LIMIT).unwrap(), "pod-sync is back");
     agent.write_manifest("job.yaml", &sleeper("job")).unwrap();
     let of_job =
         |line: &str, part: &str| line.contains(&format!("\"name\":\"{job}\"")) && line.contains(part);
     let until_running = watch.until(|line| of_job(line, "\"phase\":\"Running\""));
     let seen = changes(&until_running);
-    // Nothing has changed of the pod that was there: the service has adopted it and said so again.
+    // The old pod has not changed: the restarted service has adopted it and sends it again.
     assert!(seen.iter().all(|(_, name, _)| *name == job), "{seen:?}");
     assert_eq!(seen[0].0, "ADDED");
-    // Nor is anything of the new one shown twice.
+    // No event of the new pod is shown twice.
     assert!(until_running.windows(2).all(|pair| pair[0] != pair[1]), "{until_running:#?}");
     agent.remove_manifest("job.yaml").unwrap();
     let gone = changes(&watch.until(|line| line.starts_with("{\"type\":\"DELETED\"")));
@@ -284,16 +287,16 @@ async fn a_watch_goes_on_through_the_death_of_its_service_and_repeats_nothing() 
 }
 
 #[tokio::test]
-async fn services_volumes_and_events_are_watched_on_a_whole_agent() {
+async fn get_watch_covers_services_volumes_and_events() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
-    let services = Going::start(&agent, &["get", "services", "-w"]);
+    let services = RunningCommand::start(&agent, &["get", "services", "-w"]);
     services.until(|line| line.starts_with("node-api"));
-    let volumes = Going::start(&agent, &["get", "volumes", "-w"]);
+    let volumes = RunningCommand::start(&agent, &["get", "volumes", "-w"]);
     let first = volumes.until(|line| line.contains("scratch"));
     assert_eq!(first.len(), 2, "{first:#?}");
     assert!(first[1].contains("emptyDir   mounted"), "{first:#?}");
-    let events = Going::start(&agent, &["get", "events", "-w", "-o", "json"]);
+    let events = RunningCommand::start(&agent, &["get", "events", "-w", "-o", "json"]);
     events.until(|line| line.contains("\"reason\":\"Started\""));
 
     let old = agent.service_pid(ServiceName::VolumeManager).unwrap();
@@ -305,14 +308,14 @@ async fn services_volumes_and_events_are_watched_on_a_whole_agent() {
         }
     };
     services.until(row(old));
-    let told = volumes.notices.recv_timeout(LIMIT).unwrap();
-    assert!(told.contains("waiting for volume-manager"), "{told}");
+    let notice = volumes.notices.recv_timeout(LIMIT).unwrap();
+    assert!(notice.contains("waiting for volume-manager"), "{notice}");
     assert_eq!(volumes.notices.recv_timeout(LIMIT).unwrap(), "volume-manager is back");
 
     agent.write_manifest("job.yaml", &sleeper("job")).unwrap();
     let job = format!("job-{}", agent.spec().node_name);
     let more = volumes.until(|line| line.starts_with(&job) && line.contains("mounted"));
-    // The pod that was there is pending until pod-sync has named it again, which volume-manager says itself; no row
+    // The old pod is pending until pod-sync has sent it again, which volume-manager reports itself; no row
     // of it is shown twice.
     let of_web: Vec<&String> =
         first[1..].iter().chain(more.iter().filter(|line| !line.starts_with(&job))).collect();
@@ -327,7 +330,7 @@ async fn services_volumes_and_events_are_watched_on_a_whole_agent() {
 }
 
 #[tokio::test]
-async fn images_and_volumes_are_those_of_the_runtime_and_the_node() {
+async fn get_images_and_volumes_match_the_runtime_and_the_node() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let list = agent.keelson_json(&["get", "images", BUSYBOX_IMAGE, "-o", "json"]).await.unwrap();
@@ -358,7 +361,7 @@ async fn images_and_volumes_are_those_of_the_runtime_and_the_node() {
 }
 
 #[tokio::test]
-async fn a_shell_completes_the_names_of_the_pods_that_run() {
+async fn shell_completion_offers_the_names_of_running_pods() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let mut command = Command::new(agent.spec().bin_dir.join("keelson"));
@@ -370,7 +373,7 @@ async fn a_shell_completes_the_names_of_the_pods_that_run() {
 }
 
 #[tokio::test]
-async fn a_watch_whose_reader_has_gone_ends_at_the_next_change() {
+async fn a_watch_with_a_closed_pipe_ends_at_the_next_change() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let mut command = agent.spec().cli();

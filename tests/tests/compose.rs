@@ -1,6 +1,6 @@
-//! compose.yaml as it stands: two nodes and etcd in containers, looked at from outside, killed one by one, and taken down.
+//! compose.yaml as it is: two nodes and etcd in containers, checked from outside, killed one by one, and taken down.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 mod compose_declared;
 
@@ -19,24 +19,24 @@ use keelson_testkit::{
 use keelson_tests::{is_ready, text};
 use serde_json::Value;
 
-use compose_declared::{look_at_process, look_at_settings, main_pid};
+use compose_declared::{check_process, check_settings, main_pid};
 
-/// How long anything that has to happen may take: Docker waits between restarts, a lease lasts 40 s.
+/// Time limit of every wait: Docker waits between restarts, a lease lasts 40 s.
 const LIMIT: Duration = Duration::from_secs(150);
-/// The cgroups of the nodes; one stack a machine.
+/// The cgroups of the nodes; there is one stack per machine.
 const CGROUPS: [&str; 2] = ["keelson-node-1", "keelson-node-2"];
 const NODES: [&str; 2] = ["node-1", "node-2"];
-/// What Docker starts and what ends by itself.
+/// Containers that end by themselves.
 const ONCE: [&str; 3] = ["prepare", "config", "images"];
 
-/// The stack, taken down when the test fails before it has done so.
+/// The stack, taken down if the test fails earlier.
 struct Stack {
     home: PathBuf,
     project: String,
     port: u16,
     docker_host: String,
     is_up: bool,
-    // Last, so that what it runs is gone when it ends.
+    // Last, so that its processes are gone when it is dropped.
     docker: Option<PrivateDocker>,
     _scratch: Scratch,
 }
@@ -65,8 +65,8 @@ impl Stack {
             docker: Some(docker),
             _scratch: scratch,
         };
-        let said = stack.xtask("up");
-        assert!(said.contains("Both nodes are up"), "{said}");
+        let output = stack.xtask("up");
+        assert!(output.contains("Both nodes are up"), "{output}");
         stack
     }
 
@@ -99,7 +99,7 @@ impl Stack {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The containers as Docker describes them, by what compose.yaml calls them.
+    /// The containers as Docker describes them, by their names in compose.yaml.
     fn containers(&self) -> BTreeMap<String, Value> {
         let project = format!("label=com.docker.compose.project={}", self.project);
         let ids = self.docker(&["ps", "--all", "--quiet", "--filter", &project]);
@@ -116,8 +116,8 @@ impl Stack {
         all.into_iter().map(named).collect()
     }
 
-    /// Those that stay.
-    fn lasting(&self) -> BTreeMap<String, Value> {
+    /// The containers that keep running.
+    fn lasting_containers(&self) -> BTreeMap<String, Value> {
         let mut all = self.containers();
         all.retain(|name, _| !ONCE.iter().any(|once| name.starts_with(once)));
         all
@@ -132,7 +132,7 @@ impl Stack {
         self.docker.as_ref().unwrap().beside(&program).unwrap().args(args).output().unwrap()
     }
 
-    fn good(&self, args: &[&str]) -> String {
+    fn keelson_ok(&self, args: &[&str]) -> String {
         let output = self.keelson(args);
         assert!(output.status.success(), "keelson {args:?}: {}", text(&output));
         String::from_utf8(output.stdout).unwrap()
@@ -164,9 +164,9 @@ impl Stack {
                         && object["status"]["containerStatuses"][0]["restartCount"] == 0
                 })
             };
-            let told = self.fleet_json(&["get", "node"]);
+            let node_list = self.fleet_json(&["get", "node"]);
             let ready = |node: &&str| {
-                let all = told["items"].as_array();
+                let all = node_list["items"].as_array();
                 all.into_iter()
                     .flatten()
                     .any(|object| object["metadata"]["name"] == *node && is_ready(object))
@@ -175,7 +175,7 @@ impl Stack {
         });
     }
 
-    /// What a node's services say, by name.
+    /// The states of a node's services, by name.
     fn states(&self, node: &str) -> BTreeMap<String, String> {
         let run_dir = self.run_dir(node);
         let output = self.keelson(&["get", "services", "-o", "json", "--run-dir", run_dir.to_str().unwrap()]);
@@ -200,7 +200,7 @@ impl Stack {
                 let running = self.docker(&["ps", "--all", "--format", "{{.Names}} {{.Status}}"]);
                 let states: Vec<_> = NODES.iter().map(|node| self.states(node)).collect();
                 let pods = text(&self.fleet(&["get", "pods", "-A"]));
-                let logs: String = self.lasting().keys().map(|name| self.log(name)).collect();
+                let logs: String = self.lasting_containers().keys().map(|name| self.log(name)).collect();
                 panic!("not in {LIMIT:?}: {what}\n{running}\n{states:?}\n{pods}\n{logs}");
             }
             std::thread::sleep(Duration::from_millis(200));
@@ -292,8 +292,8 @@ spec:
     )
 }
 
-/// The processes that pods of a node consist of, from /proc alone: container id, pid and start time. Commands of probes come
-/// and go and are left out.
+/// The processes of a node's pods, from /proc alone: container id, pid and start time. Probe commands are left
+/// out.
 fn processes(node: &str) -> BTreeSet<(String, ProcessId)> {
     let pods = format!("/keelson-{node}/kubepods");
     let container = |process: &process::Process| {
@@ -307,7 +307,7 @@ fn processes(node: &str) -> BTreeSet<(String, ProcessId)> {
 }
 
 /// The pod's files as its process sees them.
-fn inside(node: &str) -> PathBuf {
+fn pod_root(node: &str) -> PathBuf {
     let all = process::all();
     let (_, id) = processes(node)
         .into_iter()
@@ -316,13 +316,13 @@ fn inside(node: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{}/root", id.pid))
 }
 
-/// Volumes of the pod of a node are the same thing on the machine and in the pod.
-fn look_at_mounts(stack: &Stack, node: &str, name: &str) {
+/// Checks that a node's volumes are the same mounts on the machine and in the pod.
+fn check_mounts(stack: &Stack, node: &str, name: &str) {
     let pods = stack.home.join(node).join("kubelet/pods");
     let uids: Vec<PathBuf> = std::fs::read_dir(&pods).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(uids.len(), 1, "{uids:?}");
     let volumes = uids[0].join("volumes");
-    let (root, read) = (inside(node), |path: PathBuf| std::fs::read_to_string(path).unwrap());
+    let (root, read) = (pod_root(node), |path: PathBuf| std::fs::read_to_string(path).unwrap());
     let key = volumes.join("kubernetes.io~secret/key");
     assert_eq!(read(key.join("token")), format!("of-{name}"));
     assert_eq!(read(root.join("key/token")), format!("of-{name}"));
@@ -333,7 +333,7 @@ fn look_at_mounts(stack: &Stack, node: &str, name: &str) {
     assert_eq!(read(root.join("scratch/seen")), name);
 }
 
-/// Kills the only process of each of these containers. Docker starts them again, which it would not do after `docker kill`.
+/// Kills the only process of each of these containers. Docker restarts them, which it would not do after `docker kill`.
 fn kill_and_wait(stack: &Stack, names: &[String]) {
     let all = stack.containers();
     let killed: Vec<ProcessId> =
@@ -349,41 +349,41 @@ fn kill_and_wait(stack: &Stack, names: &[String]) {
 
 #[test]
 #[ignore = "long: every container is killed"]
-fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace() {
+fn compose_nodes_survive_every_kill_and_leave_nothing_after_down() {
     let before = Snapshot::take();
     let mut stack = Stack::up();
-    // The containers are what compose.yaml says and no more.
+    // The containers are those of compose.yaml.
     let all = stack.containers();
     for (name, container) in &all {
         if ONCE.iter().any(|once| name.starts_with(once)) {
             assert_eq!(container["State"]["ExitCode"], 0, "{name}: {}", stack.log(name));
         }
     }
-    let lasting = stack.lasting();
-    assert_eq!((all.len(), lasting.len()), (25, 19), "{:?}", all.keys());
+    let lasting_containers = stack.lasting_containers();
+    assert_eq!((all.len(), lasting_containers.len()), (25, 19), "{:?}", all.keys());
     for node in NODES {
         stack.until_all_serve(node);
     }
     let all = stack.containers();
     for name in all.keys() {
-        look_at_settings(name, &all, &stack.home);
+        check_settings(name, &all, &stack.home);
     }
-    for name in lasting.keys() {
-        look_at_process(name, &all);
+    for name in lasting_containers.keys() {
+        check_process(name, &all);
     }
 
     // Without init, each service is asked itself, and restarted by Docker.
     let run_dir = stack.run_dir("node-1");
     let run_dir = run_dir.to_str().unwrap();
     let output = stack.keelson(&["get", "services", "--run-dir", run_dir]);
-    assert!(text(&output).contains("each service was asked itself"), "{}", text(&output));
+    assert!(text(&output).contains("each service was queried directly"), "{}", text(&output));
     assert_eq!(stack.states("node-1")["init"], "stopped");
     let process = main_pid(&stack.containers()["pod-sync-1"]);
-    let said = stack.good(&["services", "restart", "pod-sync", "--run-dir", run_dir]);
-    assert_eq!(said, "service/pod-sync restarted\n");
+    let output = stack.keelson_ok(&["services", "restart", "pod-sync", "--run-dir", run_dir]);
+    assert_eq!(output, "service/pod-sync restarted\n");
     assert_ne!(main_pid(&stack.containers()["pod-sync-1"]), process);
 
-    // A pod on either node, through etcd.
+    // A pod on each node, through etcd.
     for (node, name) in NODES.into_iter().zip(["one", "two"]) {
         let file = stack.home.join(format!("{name}.yaml"));
         std::fs::write(&file, manifest(name)).unwrap();
@@ -392,16 +392,16 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
     }
     for (node, name) in NODES.into_iter().zip(["one", "two"]) {
         stack.until_ready(name, &[node]);
-        look_at_mounts(&stack, node, name);
+        check_mounts(&stack, node, name);
     }
-    stack.until("Docker finds every container well", || {
+    stack.until("Docker finds every container healthy", || {
         stack
-            .lasting()
+            .lasting_containers()
             .values()
             .all(|c| c["State"]["Health"]["Status"].as_str().is_none_or(|s| s == "healthy"))
     });
 
-    // No init tries a configuration here, so none is stored to wait for ever.
+    // No init would try a node configuration here, so none is stored.
     let file = stack.home.join("config.yaml");
     let configuration = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
     std::fs::write(&file, configuration).unwrap();
@@ -409,10 +409,10 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
     assert!(text(&output).contains("node-1 refuses every configuration under its key"), "{}", text(&output));
     assert!(!output.status.success());
 
-    // Each dies in turn, those of the two nodes together, and no pod notices. The networks last: nobody gets those back.
+    // Each is killed in turn, on both nodes at once, and no pod is affected. The network containers last: nothing restores those.
     let was: Vec<_> = NODES.map(processes).to_vec();
     assert!(was.iter().all(|all| all.len() == 2), "{was:?}");
-    let kinds = stack.lasting().into_keys().filter(|name| name != "node-1");
+    let kinds = stack.lasting_containers().into_keys().filter(|name| name != "node-1");
     let kinds: Vec<String> = kinds.filter_map(|name| name.strip_suffix("-1").map(str::to_owned)).collect();
     assert_eq!(kinds.len(), 8, "{kinds:?}");
     let pairs = kinds.iter().map(|kind| vec![format!("{kind}-1"), format!("{kind}-2")]);
@@ -421,13 +421,13 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
         for (node, pod) in NODES.into_iter().zip(["one", "two"]) {
             stack.until_all_serve(node);
             stack.until_ready(pod, &[node]);
-            look_at_mounts(&stack, node, pod);
+            check_mounts(&stack, node, pod);
         }
         assert_eq!(NODES.map(processes).to_vec(), was, "{names:?} were killed");
     }
-    // The containerd that came back is one: a command runs in an old container, and a new pod starts.
-    let said = stack.good(&["exec", "one", "--run-dir", run_dir, "--", "cat", "/key/token"]);
-    assert_eq!(said, "of-one");
+    // The restarted containerd works: a command runs in an old container, and a new pod starts.
+    let output = stack.keelson_ok(&["exec", "one", "--run-dir", run_dir, "--", "cat", "/key/token"]);
+    assert_eq!(output, "of-one");
     let file = stack.home.join("three.yaml");
     std::fs::write(&file, manifest("three")).unwrap();
     let output = stack.fleet(&["apply", "-f", file.to_str().unwrap(), "--node", "node-1"]);
@@ -439,8 +439,8 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
     kill_and_wait(&stack, &NODES.map(str::to_owned));
     assert_eq!(NODES.map(processes).to_vec(), was);
 
-    let said = stack.xtask("down");
-    assert!(said.contains("Both nodes are gone"), "{said}");
+    let output = stack.xtask("down");
+    assert!(output.contains("Both nodes are gone"), "{output}");
     stack.is_up = false;
     assert_eq!(stack.containers().keys().collect::<Vec<_>>(), Vec::<&String>::new());
     for (kind, args) in [("network", ["network", "ls"]), ("volume", ["volume", "ls"])] {

@@ -1,6 +1,6 @@
-//! What `cargo xtask deb` makes: contents, modes, owners, conffiles, scripts, and the same bytes each time.
+//! The packages of `cargo xtask deb`: contents, modes, owners, conffiles, scripts, and reproducibility.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,13 +9,13 @@ use std::process::Command;
 
 use keelson_config::KUBELET_VERSION;
 use keelson_testkit::Scratch;
-use keelson_tests::packages::{make_packages, said, strip_binaries};
+use keelson_tests::packages::{command_output, make_packages, strip_binaries};
 
 const VERSION: &str = "1.2.3~test";
 
 /// The entries of a package as `dpkg-deb --contents` shows them: mode and owner by path, links with their target.
 fn contents(package: &Path) -> BTreeMap<String, String> {
-    let listed = said(Command::new("dpkg-deb").arg("--contents").arg(package));
+    let listed = command_output(Command::new("dpkg-deb").arg("--contents").arg(package));
     let entry = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         (words[5..].join(" ").trim_start_matches('.').to_owned(), format!("{} {}", words[0], words[1]))
@@ -24,11 +24,11 @@ fn contents(package: &Path) -> BTreeMap<String, String> {
 }
 
 fn field(package: &Path, name: &str) -> String {
-    said(Command::new("dpkg-deb").arg("--field").arg(package).arg(name)).trim().to_owned()
+    command_output(Command::new("dpkg-deb").arg("--field").arg(package).arg(name)).trim().to_owned()
 }
 
 #[test]
-fn the_packages_have_what_they_should_and_are_the_same_each_time() {
+fn packages_have_the_expected_contents_and_are_reproducible() {
     let scratch = Scratch::new().unwrap();
     let binaries = scratch.path().join("bin");
     strip_binaries(&binaries);
@@ -81,16 +81,18 @@ fn the_packages_have_what_they_should_and_are_the_same_each_time() {
 
     let unpacked = scratch.path().join("unpacked");
     for package in first.values() {
-        said(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
+        command_output(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
     }
     units_run_only_what_is_there(&unpacked);
-    // The page of the one is that of the other, with every flag.
-    let page = said(Command::new("gzip").arg("-dc").arg(unpacked.join("usr/share/man/man8/kubelet.8.gz")));
+    // Both manual pages are the same, with every flag.
+    let page =
+        command_output(Command::new("gzip").arg("-dc").arg(unpacked.join("usr/share/man/man8/kubelet.8.gz")));
     for flag in ["config", "kubeconfig", "keelson-config", "max-pods", "resolve-only"] {
         let option = format!("\\fB\\-\\-{}\\fR", flag.replace('-', "\\-"));
         assert!(page.contains(&option), "{option} is not in\n{page}");
     }
-    let conffiles = said(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
+    let conffiles =
+        command_output(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
     let below_etc = agent.keys().filter(|path| path.starts_with("/etc/") && !path.ends_with('/'));
     assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());
     assert!(field(&first["keelson"], "Depends").starts_with("libc6 (>= 2."));
@@ -102,14 +104,14 @@ fn the_packages_have_what_they_should_and_are_the_same_each_time() {
     let provided = field(&first["keelson-kubelet"], "Provides");
     let version = provided.strip_prefix("kubelet (= ").and_then(|rest| rest.strip_suffix(')')).unwrap();
     assert!(KUBELET_VERSION.starts_with(&format!("v{version}+")), "{provided}");
-    said(Command::new("dpkg").args(["--compare-versions", version, "ge", "1.19.0"]));
+    command_output(Command::new("dpkg").args(["--compare-versions", version, "ge", "1.19.0"]));
 }
 
-/// Each script is one of a POSIX shell, and nothing of the template is left in it.
+/// Each script is valid for a POSIX shell and has no template placeholder left.
 fn scripts_are_well_formed(package: &Path, folder: &Path) {
-    said(Command::new("dpkg-deb").arg("--control").arg(package).arg(folder));
+    command_output(Command::new("dpkg-deb").arg("--control").arg(package).arg(folder));
     for script in ["preinst", "postinst", "prerm", "postrm"] {
-        said(Command::new("sh").arg("-n").arg(folder.join(script)));
+        command_output(Command::new("sh").arg("-n").arg(folder.join(script)));
     }
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,6 +1,6 @@
-//! Nodes whose control plane is etcd alone: real members, real containerds, and the command that speaks to etcd.
+//! Nodes whose control plane is etcd alone: real members, real containerds, and `keelson --etcd`.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,19 +15,19 @@ use serde_json::{Value, json};
 
 struct Fleet {
     cluster: EtcdCluster,
-    /// The networks between the nodes and the members.
+    /// The relays between the nodes and the members.
     relays: Vec<Relay>,
     nodes: Vec<Agent>,
     scratch: Scratch,
 }
 
 impl Fleet {
-    /// So many members and so many nodes, whose names are nobody else's: so are their cgroups.
+    /// Starts this many members and nodes, with unique node names, so that their cgroups are unique, too.
     async fn new(members: usize, nodes: usize) -> Self {
         Self::with(members, nodes, |_| {}).await
     }
 
-    /// As [`Fleet::new`], with nodes that are set up in another way.
+    /// As [`Fleet::new`], with a customized configuration of the nodes.
     async fn with(members: usize, nodes: usize, configure: fn(&mut AgentSpec)) -> Self {
         let scratch = Scratch::new().unwrap();
         let own = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -53,24 +53,24 @@ impl Fleet {
         fleet
     }
 
-    /// Runs `keelson … --etcd …`; what it says on both outputs, and whether it went well.
+    /// Runs `keelson … --etcd …`; whether it succeeded, and both outputs.
     async fn keelson(&self, args: &[&str]) -> (bool, String) {
         let endpoints = self.cluster.endpoints().join(",");
         let all: Vec<&str> = args.iter().copied().chain(["--etcd", &endpoints]).collect();
         let output = self.nodes[0].keelson(&all).await.unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(said).unwrap())
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
     }
 
-    async fn good(&self, args: &[&str]) -> String {
-        let (good, said) = self.keelson(args).await;
-        assert!(good, "keelson {}: {said}", args.join(" "));
-        said
+    async fn keelson_ok(&self, args: &[&str]) -> String {
+        let (succeeded, output) = self.keelson(args).await;
+        assert!(succeeded, "keelson {}: {output}", args.join(" "));
+        output
     }
 
     async fn json(&self, args: &[&str]) -> Value {
-        let said = self.good(&[args, &["-o", "json"]].concat()).await;
-        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"))
+        let output = self.keelson_ok(&[args, &["-o", "json"]].concat()).await;
+        serde_json::from_str(&output).unwrap_or_else(|e| panic!("{e}: {output}"))
     }
 
     async fn until(&self, what: &str, args: &[&str], holds: impl Fn(&Value) -> bool) {
@@ -84,17 +84,17 @@ impl Fleet {
         result.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{logs}"));
     }
 
-    /// Waits until the node tells of the label that the pod `web` was given, which the command shows as soon as it is wanted.
-    async fn until_label_is_told(&self, node: &str) {
+    /// Waits until the node reports the new label of the pod `web`; the command shows the desired label at once.
+    async fn until_label_is_reported(&self, node: &str) {
         let key = format!("/keelson/v1/nodes/{node}/status/pods/default/web");
         let mut client = Client::connect(self.cluster.endpoints(), None).await.unwrap();
-        let is_told = eventually(LIMIT, "the label is told", async || {
+        let reported = eventually(LIMIT, "the node reports the label", async || {
             let answer = client.get(key.as_str(), None).await.unwrap();
             let pod: Option<Value> =
                 answer.kvs().first().map(|kv| serde_json::from_slice(kv.value()).unwrap());
             pod.is_some_and(|pod| pod["metadata"]["labels"]["tier"] == "front")
         });
-        is_told.await.unwrap();
+        reported.await.unwrap();
     }
 
     fn file(&self, name: &str, text: &str) -> String {
@@ -108,7 +108,7 @@ impl Fleet {
         self.nodes.iter().map(|agent| agent.spec().node_name.clone()).collect()
     }
 
-    /// Waits until exactly these pods are there and Ready.
+    /// Waits until exactly these pods exist and are Ready.
     async fn until_ready(&self, names: &[&str]) {
         let wanted = |list: &Value| {
             let all = list["items"].as_array().unwrap();
@@ -122,7 +122,7 @@ impl Fleet {
 }
 
 /// The root of the pod's filesystem, as its process sees it.
-async fn inside(agent: &Agent, pod: &str) -> std::path::PathBuf {
+async fn pod_root(agent: &Agent, pod: &str) -> std::path::PathBuf {
     let process = running(agent).await.unwrap().remove(&format!("{pod}/main")).expect("the container runs");
     Path::new("/proc").join(process.pid.to_string()).join("root")
 }
@@ -140,44 +140,47 @@ fn secret(value: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
+async fn an_etcd_pod_runs_is_reported_follows_its_key_and_is_deleted() {
     let mut fleet = Fleet::new(1, 1).await;
     let node = fleet.names().remove(0);
-    let said = fleet.good(&["apply", "-f", &fleet.file("web.yaml", &with_secret())]).await;
-    assert_eq!(said, format!("secret/key created on {node}\npod/web created on {node}\n"));
+    let output = fleet.keelson_ok(&["apply", "-f", &fleet.file("web.yaml", &with_secret())]).await;
+    assert_eq!(output, format!("secret/key created on {node}\npod/web created on {node}\n"));
     fleet.until_ready(&["web"]).await;
     let before = running(&fleet.nodes[0]).await.unwrap();
     assert_eq!(before.keys().collect::<Vec<_>>(), ["web/main"]);
-    let root = inside(&fleet.nodes[0], "web").await;
+    let root = pod_root(&fleet.nodes[0], "web").await;
     assert_eq!(std::fs::read_to_string(root.join("key/token")).unwrap(), "one");
-    let table = fleet.good(&["get", "pods"]).await;
+    let table = fleet.keelson_ok(&["get", "pods"]).await;
     let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!((row[0], row[1], row[2], row[5]), ("web", "1/1", "Running", node.as_str()), "{table}");
     fleet
-        .until("its start is told as an event", &["get", "events", "--for", "pod/web"], |list| {
+        .until("there is an event of its start", &["get", "events", "--for", "pod/web"], |list| {
             list["items"].as_array().unwrap().iter().any(|event| event["reason"] == "Started")
         })
         .await;
 
     // A changed Secret reaches the file.
-    fleet.good(&["apply", "-f", &fleet.file("key.yaml", &secret("two"))]).await;
+    fleet.keelson_ok(&["apply", "-f", &fleet.file("key.yaml", &secret("two"))]).await;
     eventually(LIMIT, "the change is in the container", async || {
         std::fs::read_to_string(root.join("key/token")).is_ok_and(|text| text == "two")
     })
     .await
     .unwrap();
 
-    // What was shown may be changed and applied; from an older reading it is refused.
+    // The shown manifest may be edited and applied; an edit of an older version is refused.
     let mut shown = fleet.json(&["get", "pod", "web"]).await;
     let older = fleet.file("older.json", &shown.to_string());
     shown["metadata"]["labels"] = json!({"tier": "front"});
     let newer = fleet.file("newer.json", &shown.to_string());
-    assert_eq!(fleet.good(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
-    let (good, said) = fleet.keelson(&["apply", "-f", &older]).await;
-    assert!(!good && said.contains(&format!("pod/web on {node} has changed since it was read")), "{said}");
-    fleet.until_label_is_told(&node).await;
+    assert_eq!(fleet.keelson_ok(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
+    let (succeeded, output) = fleet.keelson(&["apply", "-f", &older]).await;
+    assert!(
+        !succeeded && output.contains(&format!("pod/web on {node} has changed since it was read")),
+        "{output}"
+    );
+    fleet.until_label_is_reported(&node).await;
 
-    // Nobody who dies is noticed by the container, not even all of them together with etcd.
+    // No kill affects the container, not even of all services together with etcd.
     for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
         fleet.nodes[0].service(service).unwrap().signal(Signal::KILL);
     }
@@ -189,25 +192,28 @@ async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
     }
     fleet.cluster.restart(0).unwrap();
     let late = fleet.file("late.yaml", &sleeper("late"));
-    eventually(LIMIT, "etcd takes a pod again", async || fleet.keelson(&["apply", "-f", &late]).await.0)
+    eventually(LIMIT, "etcd accepts a pod again", async || fleet.keelson(&["apply", "-f", &late]).await.0)
         .await
         .unwrap();
     fleet.until_ready(&["late", "web"]).await;
     let after = running(&fleet.nodes[0]).await.unwrap();
-    assert_eq!(after["web/main"], before["web/main"], "the container went on");
+    assert_eq!(after["web/main"], before["web/main"], "the container kept running");
 
-    let said = fleet.good(&["delete", "pod", "web", "late"]).await;
-    assert_eq!(said, format!("pod/web deleted on {node}\npod/late deleted on {node}\n"));
+    let output = fleet.keelson_ok(&["delete", "pod", "web", "late"]).await;
+    assert_eq!(output, format!("pod/web deleted on {node}\npod/late deleted on {node}\n"));
     assert!(running(&fleet.nodes[0]).await.unwrap().is_empty());
-    let (good, said) = fleet.keelson(&["delete", "pod", "web"]).await;
-    assert!(!good && said.contains("there is no pod/web in namespace default on any node"), "{said}");
+    let (succeeded, output) = fleet.keelson(&["delete", "pod", "web"]).await;
+    assert!(
+        !succeeded && output.contains("there is no pod/web in namespace default on any node"),
+        "{output}"
+    );
     for agent in fleet.nodes {
         agent.end().unwrap();
     }
 }
 
 #[tokio::test]
-async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
+async fn changes_on_two_nodes_survive_the_kill_of_an_etcd_member() {
     const PODS: usize = 25;
     let mut fleet = Fleet::new(3, 2).await;
     let nodes = fleet.names();
@@ -219,13 +225,13 @@ async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
         (fleet.file("first.yaml", &all(0..PODS)), fleet.file("second.yaml", &all(PODS..PODS + 5)));
     let gone = fleet.file("gone.yaml", &all(0..5));
     for node in &nodes {
-        fleet.good(&["apply", "-f", &first, "--node", node]).await;
+        fleet.keelson_ok(&["apply", "-f", &first, "--node", node]).await;
     }
-    // In the midst of it one goes, and what is wanted changes without it.
+    // A member is killed in the middle, and the changes continue without it.
     fleet.cluster.kill(0);
     for node in &nodes {
-        fleet.good(&["apply", "-f", &second, "--node", node]).await;
-        fleet.good(&["delete", "--wait=false", "-f", &gone, "--node", node]).await;
+        fleet.keelson_ok(&["apply", "-f", &second, "--node", node]).await;
+        fleet.keelson_ok(&["delete", "--wait=false", "-f", &gone, "--node", node]).await;
     }
     let wanted: Vec<String> = (5..PODS + 5).map(name).collect();
     for (agent, node) in fleet.nodes.iter().zip(&nodes) {
@@ -252,13 +258,13 @@ async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
     }
 }
 
-/// A run folder in memory, as `/run` is one.
+/// A run dir in memory, as `/run` is.
 fn run_in_memory(spec: &mut AgentSpec) {
     std::fs::create_dir_all(&spec.run_dir).unwrap();
     mount("tmpfs", &spec.run_dir, "tmpfs", MountFlags::empty(), None).unwrap();
 }
 
-/// Whether any file below the folder holds the text.
+/// Whether any file below the folder contains the text.
 fn holds(folder: &Path, text: &str) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).any(|path| {
@@ -268,19 +274,19 @@ fn holds(folder: &Path, text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_container_with_a_secret_starts_again_while_etcd_is_away_and_the_services_were_killed() {
+async fn a_container_with_a_secret_restarts_without_etcd_after_services_were_killed() {
     let mut fleet = Fleet::with(1, 1, run_in_memory).await;
     let env =
         "    env: [{name: TOKEN, valueFrom: {secretKeyRef: {name: key, key: token}}}]\n    volumeMounts:\n";
     let manifest =
         with_secret().replacen("    volumeMounts:\n", env, 1).replace("token: one", "token: xyzzy");
-    fleet.good(&["apply", "-f", &fleet.file("web.yaml", &manifest)]).await;
+    fleet.keelson_ok(&["apply", "-f", &fleet.file("web.yaml", &manifest)]).await;
     fleet.until_ready(&["web"]).await;
     let agent = &fleet.nodes[0];
     let before = running(agent).await.unwrap()["web/main"].clone();
 
     fleet.cluster.kill(0);
-    // All who could know the Secret otherwise.
+    // All processes that could have the Secret in memory.
     let services = [ServiceName::PodConfig, ServiceName::PodSync, ServiceName::VolumeManager];
     let killed: Vec<_> =
         services.iter().map(|service| (*service, agent.service(*service).unwrap())).collect();
@@ -294,7 +300,7 @@ async fn a_container_with_a_secret_starts_again_while_etcd_is_away_and_the_servi
     assert!(ProcessId::of(before.pid).unwrap().signal(Signal::KILL));
     let mut after = None;
     let started = eventually(LIMIT, "the container runs again", async || {
-        // One that ends while it is looked at is no answer.
+        // A process that ends during the read does not count.
         let now = running(agent).await.ok().and_then(|mut all| all.remove("web/main"));
         after = now.filter(|now| now.id != before.id);
         after.is_some()
@@ -312,15 +318,14 @@ async fn a_container_with_a_secret_starts_again_while_etcd_is_away_and_the_servi
 }
 
 #[tokio::test]
-async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_nothing_is_lost_of_what_changes()
-{
+async fn a_partition_longer_than_the_lease_affects_no_pod_and_loses_no_change() {
     let fleet = Fleet::with(3, 1, |spec| {
         spec.kubelet.insert("nodeLeaseDurationSeconds".to_owned(), json!(10));
     })
     .await;
     let node = fleet.names().remove(0);
     let manifest = fleet.file("all.yaml", &[sleeper("web"), sleeper("gone")].join("---\n"));
-    fleet.good(&["apply", "-f", &manifest]).await;
+    fleet.keelson_ok(&["apply", "-f", &manifest]).await;
     fleet.until_ready(&["gone", "web"]).await;
     let agent = &fleet.nodes[0];
     let before = running(agent).await.unwrap();
@@ -333,18 +338,18 @@ async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_noth
     let cut = std::time::Instant::now();
     eventually(LIMIT, "the lease has ended", async || !lives().await).await.unwrap();
     assert!(cut.elapsed() < std::time::Duration::from_secs(30), "it is one of ten seconds");
-    let table = fleet.good(&["get", "node"]).await;
+    let table = fleet.keelson_ok(&["get", "node"]).await;
     assert!(table.lines().nth(1).unwrap().contains("NotReady"), "{table}");
     let mut labelled = fleet.json(&["get", "pod", "web"]).await;
     labelled["metadata"]["labels"] = json!({"tier": "front"});
-    fleet.good(&["apply", "-f", &fleet.file("labelled.json", &labelled.to_string())]).await;
-    fleet.good(&["apply", "-f", &fleet.file("late.yaml", &sleeper("late"))]).await;
-    fleet.good(&["delete", "pod", "gone", "--wait=false"]).await;
-    // Both who speak to etcd have noticed, and nobody has done anything about it.
+    fleet.keelson_ok(&["apply", "-f", &fleet.file("labelled.json", &labelled.to_string())]).await;
+    fleet.keelson_ok(&["apply", "-f", &fleet.file("late.yaml", &sleeper("late"))]).await;
+    fleet.keelson_ok(&["delete", "pod", "gone", "--wait=false"]).await;
+    // Both services that use etcd have reported the outage, and have not restarted.
     for (service, says) in
         [("pod-config", "does not answer"), ("node-status", "the node's lease will be written again")]
     {
-        eventually(LIMIT, format!("{service} says that etcd is away"), async || {
+        eventually(LIMIT, format!("{service} reports that etcd is unavailable"), async || {
             let text = agent.keelson(&["get", "services"]).await.unwrap().stdout;
             let text = String::from_utf8(text).unwrap();
             text.lines().any(|line| line.starts_with(service) && line.contains(says))
@@ -357,10 +362,10 @@ async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_noth
     fleet.relays.iter().for_each(Relay::heal);
     eventually(LIMIT, "the lease is back", async || lives().await).await.unwrap();
     fleet.until_ready(&["late", "web"]).await;
-    fleet.until_label_is_told(&node).await;
+    fleet.until_label_is_reported(&node).await;
     let after = running(agent).await.unwrap();
     assert_eq!(after.keys().collect::<Vec<_>>(), ["late/main", "web/main"]);
-    assert_eq!(after["web/main"], before["web/main"], "the container went on");
+    assert_eq!(after["web/main"], before["web/main"], "the container kept running");
     for agent in fleet.nodes {
         agent.end().unwrap();
     }

@@ -1,6 +1,6 @@
-//! Nodes over an etcd that asks who is there: users with passwords, and certificates on both sides.
+//! Nodes with an etcd that authenticates its clients: users with passwords, and mutual TLS.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use keelson_tests::{LIMIT, running, sleeper};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde_json::json;
 
-/// What `keelson` says on both outputs, and whether it went well.
-async fn run(agent: &Agent, args: &[&str]) -> (bool, String) {
+/// Whether `keelson` succeeded, and both outputs.
+async fn run_keelson(agent: &Agent, args: &[&str]) -> (bool, String) {
     let output = agent.keelson(args).await.unwrap();
     (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
 #[tokio::test]
-async fn with_a_password_that_only_root_may_read_the_services_reach_their_own_keys() {
+async fn services_reach_their_etcd_keys_with_a_password_only_root_can_read() {
     let scratch = Scratch::new().unwrap();
     let cluster = EtcdCluster::start(&scratch.path().join("e"), 1).unwrap();
     let node = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -47,19 +47,20 @@ async fn with_a_password_that_only_root_may_read_the_services_reach_their_own_ke
     let endpoints = cluster.endpoints().join(",");
     let password = password.to_str().unwrap();
     let who = ["--etcd", &endpoints, "--etcd-user", &node, "--node", &node, "--etcd-password-file", password];
-    let (good, said) = run(&agent, &[&["apply", "-f", manifest.to_str().unwrap()], &who[..]].concat()).await;
-    assert!(good, "{said}");
-    eventually(LIMIT, "the pod is told to be Running", async || {
-        run(&agent, &[&["get", "pods"], &who[..]].concat()).await.1.contains("Running")
+    let (succeeded, output) =
+        run_keelson(&agent, &[&["apply", "-f", manifest.to_str().unwrap()], &who[..]].concat()).await;
+    assert!(succeeded, "{output}");
+    eventually(LIMIT, "etcd has the pod as Running", async || {
+        run_keelson(&agent, &[&["get", "pods"], &who[..]].concat()).await.1.contains("Running")
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    let (good, said) = run(&agent, &["get", "pods", "--etcd", &endpoints]).await;
-    assert!(!good && said.contains("etcd refuses") && said.contains("--etcd-user"), "{said}");
+    let (succeeded, output) = run_keelson(&agent, &["get", "pods", "--etcd", &endpoints]).await;
+    assert!(!succeeded && output.contains("etcd refuses") && output.contains("--etcd-user"), "{output}");
     agent.end().unwrap();
 }
 
-/// An authority and what it has signed, as files.
+/// A CA and its certificates, as files.
 struct Authority {
     folder: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -80,7 +81,7 @@ impl Authority {
         self.folder.join("ca.crt")
     }
 
-    /// Certificate and key of `name`, who is at 127.0.0.1; only the owner may read the key.
+    /// Certificate and key of `name` for 127.0.0.1; only the owner may read the key.
     fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -95,7 +96,7 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn with_certificates_on_both_sides_a_pod_runs_is_told_and_goes() {
+async fn an_etcd_pod_runs_is_reported_and_is_deleted_over_mutual_tls() {
     let scratch = Scratch::new().unwrap();
     let authority = Authority::new(&scratch.path().join("pki"));
     let (cert, key) = authority.sign("member");
@@ -116,12 +117,12 @@ async fn with_certificates_on_both_sides_a_pod_runs_is_told_and_goes() {
 
     let manifest = scratch.path().join("web.yaml");
     std::fs::write(&manifest, sleeper("web")).unwrap();
-    let (good, said) =
-        run(&agent, &[&["apply", "-f", manifest.to_str().unwrap()], &operator[..]].concat()).await;
-    assert!(good, "{said}");
+    let (succeeded, output) =
+        run_keelson(&agent, &[&["apply", "-f", manifest.to_str().unwrap()], &operator[..]].concat()).await;
+    assert!(succeeded, "{output}");
     let until_running = async || {
-        eventually(LIMIT, "the pod is told to be Running", async || {
-            run(&agent, &[&["get", "pods"], &operator[..]].concat()).await.1.contains("Running")
+        eventually(LIMIT, "etcd has the pod as Running", async || {
+            run_keelson(&agent, &[&["get", "pods"], &operator[..]].concat()).await.1.contains("Running")
         })
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
@@ -129,10 +130,10 @@ async fn with_certificates_on_both_sides_a_pod_runs_is_told_and_goes() {
     until_running().await;
     let before = running(&agent).await.unwrap();
     assert_eq!(before.len(), 1);
-    let (good, said) = run(&agent, &[&["get", "pods"], &anybody[..]].concat()).await;
-    assert!(!good && said.contains(&cluster.endpoints()[0]), "without a certificate: {said}");
+    let (succeeded, output) = run_keelson(&agent, &[&["get", "pods"], &anybody[..]].concat()).await;
+    assert!(!succeeded && output.contains(&cluster.endpoints()[0]), "without a certificate: {output}");
 
-    // A new pair, and services that have to connect with it.
+    // A new key pair; the services have to reconnect with it.
     authority.sign("node");
     for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
         let process = agent.service(service).unwrap();
@@ -142,8 +143,8 @@ async fn with_certificates_on_both_sides_a_pod_runs_is_told_and_goes() {
     }
     until_running().await;
     assert_eq!(running(&agent).await.unwrap(), before);
-    let (good, said) = run(&agent, &[&["delete", "pod", "web"], &operator[..]].concat()).await;
-    assert!(good, "{said}");
+    let (succeeded, output) = run_keelson(&agent, &[&["delete", "pod", "web"], &operator[..]].concat()).await;
+    assert!(succeeded, "{output}");
     eventually(LIMIT, "the pod is gone", async || running(&agent).await.unwrap().is_empty())
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));

@@ -1,6 +1,6 @@
-//! What is too much ends, says so, and leaves the others alone.
+//! Evictions: the pod that uses too much ends with a reason, and other pods are unaffected.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -10,11 +10,11 @@ use keelson_tests::{LIMIT, is_ready, pods, replace_service, running, until_event
 use serde_json::{Value, json};
 
 /// Serves the manifests as pods of an API server: static pods are critical, and never evicted.
-const STAND_IN: &str = env!("CARGO_BIN_EXE_pods-of-the-api");
+const FAKE_POD_CONFIG: &str = env!("CARGO_BIN_EXE_fake-pod-config");
 
-/// An agent whose pods are none of its own files.
-fn with_pods_of_the_api(spec: &mut AgentSpec) {
-    replace_service(spec, ServiceName::PodConfig, STAND_IN);
+/// An agent whose pods are served by a fake pod-config.
+fn with_fake_pod_config(spec: &mut AgentSpec) {
+    replace_service(spec, ServiceName::PodConfig, FAKE_POD_CONFIG);
     spec.kubelet.insert("volumeStatsAggPeriod".into(), "1s".into());
 }
 
@@ -38,7 +38,7 @@ fn pod(name: &str, script: &str, limits: &Value, size_limit: &Value) -> String {
 
 const FILL: &str = "dd if=/dev/zero of=/scratch/file bs=1048576 count=8";
 
-/// Waits until a pod has failed because it was evicted; its status.
+/// Waits until a pod was evicted; its status.
 async fn until_evicted(agent: &Agent, name: &str) -> Value {
     let mut last = Value::Null;
     let evicted = eventually(LIMIT * 2, format!("{name} is evicted"), async || {
@@ -63,9 +63,9 @@ async fn until_calm_is_ready(agent: &Agent) {
 }
 
 #[tokio::test]
-async fn pods_that_exceed_limits_of_local_storage_are_evicted_although_resource_manager_is_killed() {
+async fn local_storage_limits_evict_pods_although_resource_manager_is_killed() {
     let scratch = Scratch::new().unwrap();
-    let agent = Agent::builder(scratch.path()).configure(with_pods_of_the_api).start().await.unwrap();
+    let agent = Agent::builder(scratch.path()).configure(with_fake_pod_config).start().await.unwrap();
     let none = json!({});
     agent.write_manifest("calm.json", &pod("calm", "true", &none, &json!({"sizeLimit": "1Gi"}))).unwrap();
     until_calm_is_ready(&agent).await;
@@ -93,7 +93,7 @@ async fn pods_that_exceed_limits_of_local_storage_are_evicted_although_resource_
     })
     .await
     .unwrap();
-    let alone = eventually(LIMIT, "only calm runs, and goes on as it was", async || {
+    let alone = eventually(LIMIT, "only calm runs, unchanged", async || {
         running(&agent).await.is_ok_and(|now| now.len() == 1 && now.get("calm/main") == Some(&calm))
     });
     alone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
@@ -109,11 +109,11 @@ async fn pods_that_exceed_limits_of_local_storage_are_evicted_although_resource_
 }
 
 #[tokio::test]
-async fn a_full_disk_costs_the_pod_that_fills_it_and_new_pods_are_turned_away_meanwhile() {
+async fn disk_pressure_evicts_the_pod_that_fills_the_disk_and_rejects_new_pods() {
     let scratch = Scratch::new().unwrap();
     let disk = SmallDisk::at(scratch.path().join("a/kubelet"), 64 << 20).unwrap();
-    let builder = Agent::builder(scratch.path()).configure(with_pods_of_the_api).configure(|spec| {
-        // Nothing but the small disk can be short.
+    let builder = Agent::builder(scratch.path()).configure(with_fake_pod_config).configure(|spec| {
+        // Only the small disk can be short.
         spec.kubelet.insert("evictionHard".into(), json!({"nodefs.available": "32Mi"}));
     });
     let agent = builder.start().await.unwrap();

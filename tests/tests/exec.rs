@@ -1,13 +1,13 @@
-//! Commands in running containers, and the images that they are made from, over the RPCs and a real containerd.
+//! Exec in running containers, and their images, over the RPCs and a real containerd.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::time::Instant;
 
 use keelson_config::ServiceName;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::exec_request::Item as Ask;
-use keelson_proto::keelson::runtime::v1::exec_response::Item as Told;
+use keelson_proto::keelson::runtime::v1::exec_response::Item as ExecItem;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::{PeerChannel, connect_unix, status};
 use keelson_testkit::process::{self, ProcessId, Signal};
@@ -28,7 +28,7 @@ fn client(agent: &Agent) -> RuntimeClient<PeerChannel> {
     RuntimeClient::new(connect_unix("runtime-shim", &agent.socket(ServiceName::RuntimeShim)))
 }
 
-/// The command in the only container of the pod, with input.
+/// Starts a command with standard input in the only container of the pod.
 fn start(agent: &Agent, command: &[&str]) -> pb::ExecStart {
     pb::ExecStart {
         namespace: "default".into(),
@@ -40,66 +40,66 @@ fn start(agent: &Agent, command: &[&str]) -> pb::ExecStart {
     }
 }
 
-/// One command, from the caller's side.
+/// The caller's side of an exec stream.
 struct Exec {
     ask: mpsc::Sender<pb::ExecRequest>,
     answers: Streaming<pb::ExecResponse>,
 }
 
-/// What a command has written, and how it ended.
+/// The outputs of a command and its end.
 #[derive(Debug, PartialEq, Eq)]
-struct Whole {
+struct CommandOutput {
     stdout: String,
     stderr: String,
     code: i32,
 }
 
 impl Exec {
-    async fn begin(agent: &Agent, start: pb::ExecStart) -> Self {
+    async fn open(agent: &Agent, start: pb::ExecStart) -> Self {
         let (ask, asked) = mpsc::channel(4);
         ask.send(pb::ExecRequest { item: Some(Ask::Start(start)) }).await.unwrap();
         let answers = client(agent).exec(ReceiverStream::new(asked)).await.unwrap().into_inner();
         Self { ask, answers }
     }
 
-    /// A command that has been started.
+    /// Starts a command and waits until it runs.
     async fn started(agent: &Agent, start: pb::ExecStart) -> Self {
-        let mut exec = Self::begin(agent, start).await;
-        let told = exec.next().await.unwrap_or_else(|e| panic!("{e:?}\n{}", agent.log_tail()));
-        assert!(matches!(&told, Told::Started(s) if !s.container_id.is_empty()), "{told:?}");
+        let mut exec = Self::open(agent, start).await;
+        let item = exec.next().await.unwrap_or_else(|e| panic!("{e:?}\n{}", agent.log_tail()));
+        assert!(matches!(&item, ExecItem::Started(s) if !s.container_id.is_empty()), "{item:?}");
         exec
     }
 
-    async fn say(&self, item: Ask) {
-        let said = tokio::time::timeout(LIMIT, self.ask.send(pb::ExecRequest { item: Some(item) })).await;
-        said.expect("it is taken").unwrap();
+    async fn send_item(&self, item: Ask) {
+        let result = tokio::time::timeout(LIMIT, self.ask.send(pb::ExecRequest { item: Some(item) })).await;
+        result.expect("it is taken").unwrap();
     }
 
-    async fn next(&mut self) -> Result<Told, Status> {
+    async fn next(&mut self) -> Result<ExecItem, Status> {
         let message = tokio::time::timeout(LIMIT, self.answers.message()).await.expect("an answer comes")?;
         Ok(message.expect("more comes").item.unwrap())
     }
 
-    /// The error with which it ends, whatever it writes before.
-    async fn failure(mut self) -> Status {
+    /// The error that ends the stream; output before it is ignored.
+    async fn error(mut self) -> Status {
         loop {
             match self.next().await {
-                Ok(Told::ExitCode(code)) => panic!("it has ended with {code}"),
+                Ok(ExecItem::ExitCode(code)) => panic!("it has ended with {code}"),
                 Ok(_) => {}
                 Err(status) => return status,
             }
         }
     }
 
-    /// Everything until its end, as bytes.
+    /// Reads everything until the end, as bytes.
     async fn rest(mut self) -> (Vec<u8>, Vec<u8>, i32) {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
             match self.next().await.unwrap() {
-                Told::Started(_) => panic!("started twice"),
-                Told::Stdout(bytes) => stdout.extend(bytes),
-                Told::Stderr(bytes) => stderr.extend(bytes),
-                Told::ExitCode(code) => {
+                ExecItem::Started(_) => panic!("started twice"),
+                ExecItem::Stdout(bytes) => stdout.extend(bytes),
+                ExecItem::Stderr(bytes) => stderr.extend(bytes),
+                ExecItem::ExitCode(code) => {
                     assert!(self.answers.message().await.unwrap().is_none(), "nothing after the exit code");
                     return (stdout, stderr, code);
                 }
@@ -107,12 +107,16 @@ impl Exec {
         }
     }
 
-    async fn whole(self) -> Whole {
+    async fn into_output(self) -> CommandOutput {
         let (stdout, stderr, code) = self.rest().await;
-        Whole { stdout: String::from_utf8(stdout).unwrap(), stderr: String::from_utf8(stderr).unwrap(), code }
+        CommandOutput {
+            stdout: String::from_utf8(stdout).unwrap(),
+            stderr: String::from_utf8(stderr).unwrap(),
+            code,
+        }
     }
 
-    /// The next line that has two words, of what was written before and comes now.
+    /// The next line of two words, including output that was buffered before.
     async fn size(&mut self, written: &mut String) -> String {
         loop {
             while let Some(end) = written.find('\n') {
@@ -125,12 +129,12 @@ impl Exec {
         }
     }
 
-    /// Reads until its output contains `text`; what was read.
+    /// Reads until the output contains `text`; all that was read.
     async fn until_written(&mut self, text: &str) -> String {
         let mut written = String::new();
         while !written.contains(text) {
             match self.next().await {
-                Ok(Told::Stdout(bytes)) => written.push_str(&String::from_utf8_lossy(&bytes)),
+                Ok(ExecItem::Stdout(bytes)) => written.push_str(&String::from_utf8_lossy(&bytes)),
                 other => panic!("{text:?} has not come after {written:?} but {other:?}"),
             }
         }
@@ -139,25 +143,25 @@ impl Exec {
 }
 
 /// Runs a script without input.
-async fn sh(agent: &Agent, script: &str) -> Whole {
+async fn sh(agent: &Agent, script: &str) -> CommandOutput {
     let start = pb::ExecStart { stdin: false, ..start(agent, &["/bin/sh", "-c", script]) };
-    Exec::started(agent, start).await.whole().await
+    Exec::started(agent, start).await.into_output().await
 }
 
-/// A mark that no other test has.
-fn mark(name: &str) -> String {
+/// A marker that no other test has.
+fn new_marker(name: &str) -> String {
     format!("mark-{}-{name}", std::process::id())
 }
 
-/// The shell on the host that runs a script with this mark in it.
-fn marked(mark: &str) -> Option<ProcessId> {
+/// The host's process of the shell that runs a script with this marker.
+fn find_marked(mark: &str) -> Option<ProcessId> {
     let runs = |p: &process::Process| p.name == "sh" && p.args.iter().any(|arg| arg.contains(mark));
     process::all().into_iter().find(runs).map(|p| p.id)
 }
 
 async fn until_marked(mark: &str) -> ProcessId {
-    eventually(LIMIT, format!("{mark} runs"), async || marked(mark).is_some()).await.unwrap();
-    marked(mark).unwrap()
+    eventually(LIMIT, format!("{mark} runs"), async || find_marked(mark).is_some()).await.unwrap();
+    find_marked(mark).unwrap()
 }
 
 async fn until_gone(agent: &Agent, process: ProcessId) {
@@ -166,8 +170,8 @@ async fn until_gone(agent: &Agent, process: ProcessId) {
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
-/// Bytes without a pattern that a cut or a swap would leave as it is.
-fn noise(length: usize) -> Vec<u8> {
+/// Bytes in which any loss or swap shows.
+fn random_bytes(length: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -177,24 +181,24 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn commands_have_their_streams_apart_an_exit_code_and_an_end_of_input() {
+async fn exec_has_separate_streams_an_exit_code_and_an_end_of_input() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch).await;
 
-    // The input ends while the command goes on.
+    // The input ends while the command continues.
     let script = "cat; echo so much >&2; exit 7";
     let exec = Exec::started(&agent, start(&agent, &["/bin/sh", "-c", script])).await;
-    exec.say(Ask::Stdin(b"hello ".to_vec())).await;
-    exec.say(Ask::Stdin(b"there\n".to_vec())).await;
-    exec.say(Ask::CloseStdin(true)).await;
-    let whole = Whole { stdout: "hello there\n".into(), stderr: "so much\n".into(), code: 7 };
-    assert_eq!(exec.whole().await, whole);
+    exec.send_item(Ask::Stdin(b"hello ".to_vec())).await;
+    exec.send_item(Ask::Stdin(b"there\n".to_vec())).await;
+    exec.send_item(Ask::CloseStdin(true)).await;
+    let output = CommandOutput { stdout: "hello there\n".into(), stderr: "so much\n".into(), code: 7 };
+    assert_eq!(exec.into_output().await, output);
 
-    // Without input there is an end at once, and a signal has its code.
-    let whole = sh(&agent, "cat; echo $?; kill -9 $$").await;
-    assert_eq!(whole, Whole { stdout: "0\n".into(), stderr: String::new(), code: 137 });
+    // Without input there is an immediate end of input, and a signal has its exit code.
+    let output = sh(&agent, "cat; echo $?; kill -9 $$").await;
+    assert_eq!(output, CommandOutput { stdout: "0\n".into(), stderr: String::new(), code: 137 });
 
-    // By uid, and at the same time as others.
+    // By uid, and several at the same time.
     let images = client(&agent).list_images(pb::ListImagesRequest {}).await.unwrap().into_inner().images;
     let pods = images.into_iter().flat_map(|image| image.used_by).filter_map(|user| user.pod);
     let by_uid = pb::ExecStart {
@@ -204,12 +208,12 @@ async fn commands_have_their_streams_apart_an_exit_code_and_an_end_of_input() {
         ..start(&agent, &["/bin/echo", "by uid"])
     };
     let (a, b) = tokio::join!(Exec::started(&agent, by_uid), sh(&agent, "echo beside"));
-    assert_eq!((a.whole().await.stdout.as_str(), b.stdout.as_str()), ("by uid\n", "beside\n"));
+    assert_eq!((a.into_output().await.stdout.as_str(), b.stdout.as_str()), ("by uid\n", "beside\n"));
 
     // Any bytes, both ways at once, more than all buffers on the way hold.
-    let noise = noise(16 << 20);
+    let random_bytes = random_bytes(16 << 20);
     let exec = Exec::started(&agent, start(&agent, &["/bin/cat"])).await;
-    let (ask, input) = (exec.ask.clone(), noise.clone());
+    let (ask, input) = (exec.ask.clone(), random_bytes.clone());
     let feeding = tokio::spawn(async move {
         for piece in input.chunks(100_000) {
             ask.send(pb::ExecRequest { item: Some(Ask::Stdin(piece.to_vec())) }).await.unwrap();
@@ -217,11 +221,16 @@ async fn commands_have_their_streams_apart_an_exit_code_and_an_end_of_input() {
         ask.send(pb::ExecRequest { item: Some(Ask::CloseStdin(true)) }).await.unwrap();
     });
     let (stdout, stderr, code) = exec.rest().await;
-    assert!(stdout == noise, "{} of {} bytes have come back as they were", stdout.len(), noise.len());
+    assert!(
+        stdout == random_bytes,
+        "{} of {} bytes have come back as they were",
+        stdout.len(),
+        random_bytes.len()
+    );
     assert_eq!((stderr.len(), code), (0, 0));
     feeding.await.unwrap();
 
-    // A lot.
+    // A large output.
     let began = Instant::now();
     let script = "dd if=/dev/zero bs=1M count=100 2>/dev/null; echo end";
     let (stdout, stderr, code) =
@@ -230,16 +239,19 @@ async fn commands_have_their_streams_apart_an_exit_code_and_an_end_of_input() {
     assert!(stdout.ends_with(b"\0end\n"));
     assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
 
-    // Its input is not read to the end: what it has written and its code count all the same. With much more than this
+    // Its input is not read to the end: its output and exit code count all the same. With much more than this
     // containerd 1.6 itself would wait for ever.
     let exec = Exec::started(&agent, start(&agent, &["/bin/sh", "-c", "head -c 3; exit 4"])).await;
-    exec.say(Ask::Stdin(vec![b'x'; 20_000])).await;
-    assert_eq!(exec.whole().await, Whole { stdout: "xxx".into(), stderr: String::new(), code: 4 });
+    exec.send_item(Ask::Stdin(vec![b'x'; 20_000])).await;
+    assert_eq!(
+        exec.into_output().await,
+        CommandOutput { stdout: "xxx".into(), stderr: String::new(), code: 4 }
+    );
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_that_changes() {
+async fn exec_terminal_can_be_resized() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch).await;
     let size = |width, height| pb::TerminalSize { width, height };
@@ -249,26 +261,26 @@ async fn a_terminal_has_a_size_that_changes() {
     let mut exec = Exec::started(&agent, start).await;
     let mut written = exec.until_written("/dev/").await;
     for (width, height) in [(80, 24), (132, 50)] {
-        exec.say(Ask::Resize(size(width, height))).await;
-        // The runtime sets the size beside the input, so a line may be read before.
+        exec.send_item(Ask::Resize(size(width, height))).await;
+        // The runtime sets the size concurrently with the input, so a line may be read before.
         let wanted = format!("{height} {width}");
         loop {
-            exec.say(Ask::Stdin(b"\n".to_vec())).await;
+            exec.send_item(Ask::Stdin(b"\n".to_vec())).await;
             if exec.size(&mut written).await == wanted {
                 break;
             }
         }
     }
     // A terminal has no end of input but the character for it, and one output.
-    exec.say(Ask::CloseStdin(true)).await;
-    exec.say(Ask::Stdin(vec![4])).await;
-    let whole = exec.whole().await;
-    assert!(whole.stdout.contains("bye") && whole.stderr.is_empty() && whole.code == 5, "{whole:?}");
+    exec.send_item(Ask::CloseStdin(true)).await;
+    exec.send_item(Ask::Stdin(vec![4])).await;
+    let output = exec.into_output().await;
+    assert!(output.stdout.contains("bye") && output.stderr.is_empty() && output.code == 5, "{output:?}");
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn what_cannot_be_run_says_why_in_the_kubelets_words() {
+async fn exec_errors_have_the_kubelets_messages() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch).await;
     let good = start(&agent, &["/bin/true"]);
@@ -282,16 +294,12 @@ async fn what_cannot_be_run_says_why_in_the_kubelets_words() {
         (no_command, Code::InvalidArgument, "BAD_REQUEST", "`command` is empty"),
         (no_program, Code::Unknown, "COMMAND_FAILED", "/bin/nonsense"),
     ] {
-        let failure = Exec::begin(&agent, start).await.failure().await;
-        assert_eq!(
-            (failure.code(), status::reason(&failure).as_deref()),
-            (code, Some(reason)),
-            "{failure:?}"
-        );
-        assert!(failure.message().contains(text), "{failure:?}");
+        let error = Exec::open(&agent, start).await.error().await;
+        assert_eq!((error.code(), status::reason(&error).as_deref()), (code, Some(reason)), "{error:?}");
+        assert!(error.message().contains(text), "{error:?}");
     }
 
-    // Images, by the way: who uses them.
+    // The users of an image.
     let images = client(&agent).list_images(pb::ListImagesRequest {}).await.unwrap().into_inner().images;
     let image = images.iter().find(|i| i.repo_tags.iter().any(|t| t == BUSYBOX_IMAGE)).unwrap();
     assert!(image.size_bytes > 0 && !image.id.is_empty(), "{image:?}");
@@ -303,38 +311,40 @@ async fn what_cannot_be_run_says_why_in_the_kubelets_words() {
 }
 
 #[tokio::test]
-async fn when_the_caller_goes_the_input_ends_and_a_command_without_interest_in_it_goes_on() {
+async fn when_the_exec_caller_disconnects_stdin_ends_and_the_command_continues() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch).await;
-    let (reads, sleeps) = (mark("reads"), mark("sleeps"));
-    let begin =
-        async |script: String| Exec::started(&agent, start(&agent, &["/bin/sh", "-c", &script])).await;
-    let reader = begin(format!("cat; : {reads}")).await;
-    let sleeper = begin(format!("sleep 1000000; : {sleeps}")).await;
+    let (reads, sleeps) = (new_marker("reads"), new_marker("sleeps"));
+    let open = async |script: String| Exec::started(&agent, start(&agent, &["/bin/sh", "-c", &script])).await;
+    let reader = open(format!("cat; : {reads}")).await;
+    let sleeper = open(format!("sleep 1000000; : {sleeps}")).await;
     let (reading, sleeping) = (until_marked(&reads).await, until_marked(&sleeps).await);
     drop(sleeper);
     drop(reader);
     until_gone(&agent, reading).await;
-    // As with every client of CRI, which has no call that would end it.
+    // As with every client of CRI, which has no call to end a command.
     assert!(sleeping.is_alive());
-    // With its container it ends.
+    // It ends with its container.
     agent.remove_manifest("web.yaml").unwrap();
     until_gone(&agent, sleeping).await;
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_container_that_ends_takes_its_commands_with_it() {
+async fn exec_ends_with_its_container() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch).await;
     let mut exec = Exec::started(&agent, start(&agent, &["/bin/sh", "-c", "echo on; sleep 1000000"])).await;
     exec.until_written("on\n").await;
     agent.remove_manifest("web.yaml").unwrap();
-    assert_eq!(exec.whole().await, Whole { stdout: String::new(), stderr: String::new(), code: 137 });
-    // While the runtime is still about to notice, it refuses in its own words.
+    assert_eq!(
+        exec.into_output().await,
+        CommandOutput { stdout: String::new(), stderr: String::new(), code: 137 }
+    );
+    // Until the runtime notices the end, it refuses in its own words.
     eventually(LIMIT, "it is not found", async || {
-        let failure = Exec::begin(&agent, start(&agent, &["/bin/true"])).await.failure().await;
-        failure.code() == Code::NotFound
+        let error = Exec::open(&agent, start(&agent, &["/bin/true"])).await.error().await;
+        error.code() == Code::NotFound
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
@@ -342,20 +352,20 @@ async fn a_container_that_ends_takes_its_commands_with_it() {
 }
 
 #[tokio::test]
-async fn runtime_shim_or_the_runtime_is_killed_in_the_middle_and_nobody_takes_it_for_an_end() {
+async fn killing_runtime_shim_or_the_runtime_is_not_reported_as_a_normal_end_of_exec() {
     let scratch = Scratch::new().unwrap();
     let mut agent = agent(&scratch).await;
     let before = running(&agent).await.unwrap();
-    let mark = mark("killed");
+    let mark = new_marker("killed");
     let script = format!("echo on; cat; : {mark}");
     let command = ["/bin/sh", "-c", &script];
     let mut exec = Exec::started(&agent, start(&agent, &command)).await;
     exec.until_written("on\n").await;
     let (process, shim) = (until_marked(&mark).await, agent.service(ServiceName::RuntimeShim).unwrap());
     shim.signal(Signal::KILL);
-    // The caller's own client says it, for nobody else is left to.
-    let failure = exec.failure().await;
-    assert!(status::is_unanswered(&failure), "{failure:?}");
+    // The client itself reports the error, as its peer is gone.
+    let error = exec.error().await;
+    assert!(status::is_unanswered(&error), "{error:?}");
     until_gone(&agent, process).await;
     eventually(LIMIT, "runtime-shim runs commands again", async || {
         let answers = client(&agent).list_images(pb::ListImagesRequest {}).await;
@@ -368,15 +378,15 @@ async fn runtime_shim_or_the_runtime_is_killed_in_the_middle_and_nobody_takes_it
     let mut exec = Exec::started(&agent, start(&agent, &command)).await;
     exec.until_written("on\n").await;
     agent.containerd_mut().kill();
-    let failure = exec.failure().await;
-    let (code, reason) = (failure.code(), status::reason(&failure));
-    assert_eq!((code, reason.as_deref()), (Code::Unavailable, Some("RUNTIME_LOST")), "{failure:?}");
-    assert!(failure.message().contains("how it ended is not known, and it may still run"), "{failure:?}");
-    let failure = Exec::begin(&agent, start(&agent, &command)).await.failure().await;
-    assert_eq!(status::reason(&failure).as_deref(), Some("RUNTIME_UNAVAILABLE"), "{failure:?}");
+    let error = exec.error().await;
+    let (code, reason) = (error.code(), status::reason(&error));
+    assert_eq!((code, reason.as_deref()), (Code::Unavailable, Some("RUNTIME_LOST")), "{error:?}");
+    assert!(error.message().contains("how it ended is not known, and it may still run"), "{error:?}");
+    let error = Exec::open(&agent, start(&agent, &command)).await.error().await;
+    assert_eq!(status::reason(&error).as_deref(), Some("RUNTIME_UNAVAILABLE"), "{error:?}");
     agent.containerd_mut().restart().unwrap();
     eventually(LIMIT, "commands run again", async || {
-        let mut exec = Exec::begin(&agent, start(&agent, &["/bin/true"])).await;
+        let mut exec = Exec::open(&agent, start(&agent, &["/bin/true"])).await;
         exec.next().await.is_ok()
     })
     .await

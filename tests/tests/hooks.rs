@@ -1,6 +1,6 @@
-//! Lifecycle hooks in running containers (pod-lifecycle.md §9.11 and §10), seen in what they and the container write.
+//! Lifecycle hooks in running containers (pod-lifecycle.md §9.11 and §10), as seen in what they and the container write.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use keelson_tests::waits::waiting_reason;
 use keelson_tests::{LIMIT, running, text, until_event, until_no_cause, until_ready};
 use serde_json::{Value, json};
 
-/// Says that it was asked to end, and ends.
-const OBEDIENT: &str =
+/// Logs SIGTERM and ends.
+const EXITS_ON_SIGTERM: &str =
     "trap 'echo TERM >> /data/log; exit 0' TERM; echo main >> /data/log; while true; do sleep 1; done";
-/// Says that it was asked to end, and goes on.
-const STUBBORN: &str =
+/// Logs SIGTERM and ignores it.
+const IGNORES_SIGTERM: &str =
     "trap 'echo TERM >> /data/log' TERM; echo main >> /data/log; while true; do sleep 1; done";
 
 /// A container that runs a script, with hooks that run scripts, and `/data` on the host.
@@ -48,11 +48,11 @@ fn write_pod(agent: &Agent, dir: &Path, name: &str, grace_seconds: u32, containe
             "volumes": [{"name": "data", "hostPath": {"path": data, "type": "Directory"}}],
         },
     });
-    // JSON is YAML, too.
+    // JSON is valid YAML.
     agent.write_manifest(&format!("{name}.yaml"), &pod.to_string()).unwrap();
 }
 
-/// What a pod's containers and hooks have written, in order.
+/// The lines that a pod's containers and hooks have written, in order.
 fn written(dir: &Path, name: &str) -> Vec<String> {
     let log = std::fs::read_to_string(dir.join(name).join("log")).unwrap_or_default();
     log.lines().map(ToOwned::to_owned).collect()
@@ -75,7 +75,7 @@ async fn until_ended(agent: &Agent, name: &str) {
 }
 
 #[tokio::test]
-async fn post_start_goes_before_the_next_container_and_pre_stop_before_sigterm() {
+async fn post_start_runs_before_the_next_container_and_pre_stop_before_sigterm() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let hooks = [
@@ -87,10 +87,10 @@ async fn post_start_goes_before_the_next_container_and_pre_stop_before_sigterm()
             format!("trap 'exit 0' TERM; {before} echo {name} >> /data/log; while true; do sleep 1; done");
         container(name, &script, &[])
     };
-    // What it says late it says while its hook sleeps, and so before the next one begins.
+    // The late line is written while the hook sleeps, so before the next container starts.
     let mut second = says("second", "sleep 0.5;");
     second["lifecycle"] = json!({"postStart": {"sleep": {"seconds": 2}}});
-    let containers = [container("main", OBEDIENT, &hooks), second, says("third", "")];
+    let containers = [container("main", EXITS_ON_SIGTERM, &hooks), second, says("third", "")];
     write_pod(&agent, scratch.path(), "web", 25, &containers);
     until_ready(&agent, &["web"]).await.unwrap();
     until_written(&agent, scratch.path(), "web", "third").await;
@@ -109,13 +109,13 @@ async fn post_start_goes_before_the_next_container_and_pre_stop_before_sigterm()
 }
 
 #[tokio::test]
-async fn the_grace_counts_the_time_of_pre_stop_and_cuts_one_that_is_longer() {
+async fn the_grace_period_includes_pre_stop_and_cuts_off_a_longer_one() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let within = [("preStop", "sleep 5; echo preStop ends >> /data/log")];
     let longer = [("preStop", "echo preStop >> /data/log; sleep 100; echo preStop ends >> /data/log")];
-    write_pod(&agent, scratch.path(), "within", 9, &[container("main", STUBBORN, &within)]);
-    write_pod(&agent, scratch.path(), "longer", 4, &[container("main", STUBBORN, &longer)]);
+    write_pod(&agent, scratch.path(), "within", 9, &[container("main", IGNORES_SIGTERM, &within)]);
+    write_pod(&agent, scratch.path(), "longer", 4, &[container("main", IGNORES_SIGTERM, &longer)]);
     until_ready(&agent, &["longer", "within"]).await.unwrap();
     until_written(&agent, scratch.path(), "within", "main").await;
     until_written(&agent, scratch.path(), "longer", "main").await;
@@ -129,7 +129,7 @@ async fn the_grace_counts_the_time_of_pre_stop_and_cuts_one_that_is_longer() {
     let (within, longer) = tokio::join!(end("within"), end("longer"));
     println!("within {within:?}: {:?}", written(scratch.path(), "within"));
     println!("longer {longer:?}: {:?}", written(scratch.path(), "longer"));
-    // 9 s with the hook's 5 s in them, not 14.
+    // 9 s that include the hook's 5 s, not 14.
     assert_eq!(written(scratch.path(), "within"), ["main", "preStop ends", "TERM"]);
     let seconds = within.as_secs_f64();
     assert!((8.0..13.0).contains(&seconds), "a grace of 9 s, of which the hook takes 5: {within:?}");
@@ -142,21 +142,21 @@ async fn the_grace_counts_the_time_of_pre_stop_and_cuts_one_that_is_longer() {
 }
 
 #[tokio::test]
-async fn a_post_start_that_fails_ends_its_container_with_pre_stop_and_it_is_started_again_later() {
+async fn a_failed_post_start_stops_the_container_with_pre_stop_and_restarts_it() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let hooks =
         [("postStart", "sleep 1; [ -e /data/good ] || exit 3"), ("preStop", "echo preStop >> /data/log")];
-    write_pod(&agent, scratch.path(), "web", 20, &[container("main", OBEDIENT, &hooks)]);
+    write_pod(&agent, scratch.path(), "web", 20, &[container("main", EXITS_ON_SIGTERM, &hooks)]);
     until_event(&agent, "FailedPostStartHook", "PostStartHook failed").await.unwrap();
-    // Shown from the failure to the next look, each time that it is started.
+    // Shown from the failure to the next observation, each time that the container is started.
     let shown = eventually(LIMIT, "the failure of the hook is its reason", async || {
         waiting_reason(&agent, "web").await == "PostStartHookError"
     });
     shown.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     until_written(&agent, scratch.path(), "web", "TERM").await;
     assert_eq!(written(scratch.path(), "web")[..3], ["main", "preStop", "TERM"]);
-    let waits = eventually(LIMIT, "it is started again, later and later", async || {
+    let waits = eventually(LIMIT, "it is restarted with a growing back-off", async || {
         waiting_reason(&agent, "web").await == "CrashLoopBackOff"
     });
     waits.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));

@@ -1,7 +1,7 @@
-//! Pulls from a real registry on loopback: tags and digests, policies, passwords, and registries that are slow, stand
-//! still or are away.
+//! Pulls from a real registry on loopback: tags and digests, pull policies, pull secrets, and registries that are slow, stall
+//! or are unavailable.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use keelson_tests::waits::{until_one_ready, until_retried, waiting_reason};
 use keelson_tests::{LIMIT, events, running, until_cause, until_event, until_explained, until_no_cause};
 use serde_json::json;
 
-/// Bytes of the layer that only one image has.
+/// Size in bytes of a layer that only one image has.
 const RANDOM: usize = 10 << 20;
 
 /// A pod of an image, with these lines in its spec, already indented.
@@ -27,13 +27,13 @@ fn pod(name: &str, image: &str, policy: &str, spec: &str) -> String {
     )
 }
 
-/// The digest that a reference by digest needs, behind the name without tag.
+/// The digest for a reference by digest, after the name without tag.
 fn by_digest(image: &str, digest: &str) -> String {
     format!("{}@{digest}", image.rsplit_once(':').unwrap().0)
 }
 
-/// An event with this reason and text about this pod.
-async fn until_told(agent: &Agent, pod: &str, reason: &str, text: &str) {
+/// Waits for an event with this reason and text about this pod.
+async fn until_event_about(agent: &Agent, pod: &str, reason: &str, text: &str) {
     let name = format!("{pod}-{}", agent.spec().node_name);
     let mut last = Vec::new();
     eventually(LIMIT, format!("{pod} has an event {reason} with {text:?}"), async || {
@@ -48,7 +48,7 @@ async fn until_told(agent: &Agent, pod: &str, reason: &str, text: &str) {
     .unwrap_or_else(|e| panic!("{e:#}\n{last:#?}\n{}", agent.log_tail()));
 }
 
-async fn until_waits(agent: &Agent, pod: &str, reason: &str) {
+async fn until_waiting_reason(agent: &Agent, pod: &str, reason: &str) {
     eventually(LIMIT, format!("{pod} waits because of {reason}"), async || {
         waiting_reason(agent, pod).await == reason
     })
@@ -67,7 +67,7 @@ async fn kill_shim(agent: &Agent) {
 }
 
 #[tokio::test]
-async fn images_are_pulled_by_tag_and_digest_and_used_as_the_policy_says() {
+async fn images_are_pulled_by_tag_and_digest_according_to_the_pull_policy() {
     let scratch = Scratch::new().unwrap();
     let registry = Registry::start(&scratch.path().join("registry")).unwrap();
     let (first, second) =
@@ -77,36 +77,37 @@ async fn images_are_pulled_by_tag_and_digest_and_used_as_the_policy_says() {
     let (a, b) = (link.image("team/a:1"), link.image("team/b:1"));
 
     agent.write_manifest("never.yaml", &pod("never", &a, "Never", "")).unwrap();
-    until_waits(&agent, "never", "ErrImageNeverPull").await;
+    until_waiting_reason(&agent, "never", "ErrImageNeverPull").await;
     let text = format!("Container image \"{a}\" is not present with pull policy of Never");
-    until_told(&agent, "never", "ErrImageNeverPull", &text).await;
+    until_event_about(&agent, "never", "ErrImageNeverPull", &text).await;
 
     agent.write_manifest("tag.yaml", &pod("tag", &a, "IfNotPresent", "")).unwrap();
     until_one_ready(&agent, "tag").await;
-    until_told(&agent, "tag", "Pulled", &format!("Successfully pulled image \"{a}\" in ")).await;
+    until_event_about(&agent, "tag", "Pulled", &format!("Successfully pulled image \"{a}\" in ")).await;
     let digest = by_digest(&b, &second);
     agent.write_manifest("digest.yaml", &pod("digest", &digest, "IfNotPresent", "")).unwrap();
     until_one_ready(&agent, "digest").await;
-    until_told(&agent, "digest", "Pulled", &format!("Successfully pulled image \"{digest}\" in ")).await;
-    // The image is there now, and the pod that may not pull it starts by itself.
+    until_event_about(&agent, "digest", "Pulled", &format!("Successfully pulled image \"{digest}\" in "))
+        .await;
+    // The image is on the node now, and the pod with policy Never starts.
     until_one_ready(&agent, "never").await;
 
-    // Without its registry an image that is there is used, unless its policy is to ask each time.
+    // Without its registry a present image is used, unless its policy is Always.
     link.set(Flow::Cut);
     agent
         .write_manifest("present.yaml", &pod("present", &by_digest(&a, &first), "IfNotPresent", ""))
         .unwrap();
     until_one_ready(&agent, "present").await;
-    until_told(&agent, "present", "Pulled", "already present on machine").await;
+    until_event_about(&agent, "present", "Pulled", "already present on machine").await;
     agent.write_manifest("always.yaml", &pod("always", &a, "Always", "")).unwrap();
-    until_told(&agent, "always", "Failed", &format!("Failed to pull image \"{a}\": ")).await;
+    until_event_about(&agent, "always", "Failed", &format!("Failed to pull image \"{a}\": ")).await;
     link.set(Flow::Free);
     until_one_ready(&agent, "always").await;
-    until_told(&agent, "always", "Pulled", &format!("Successfully pulled image \"{a}\" in ")).await;
+    until_event_about(&agent, "always", "Pulled", &format!("Successfully pulled image \"{a}\" in ")).await;
     agent.end().unwrap();
 }
 
-/// A Secret for this registry.
+/// A pull secret for this registry.
 fn secret(name: &str, registry: &str, password: &str) -> String {
     let login = Registry::LOGIN.0;
     let config = json!({"auths": {registry: {"auth": STANDARD.encode(format!("{login}:{password}"))}}});
@@ -138,7 +139,7 @@ fn files_with(folder: &Path, text: &str, found: &mut Vec<String>) {
 }
 
 #[tokio::test]
-async fn a_private_image_is_for_pods_with_the_right_password_and_for_no_others() {
+async fn only_pods_with_the_right_pull_secret_may_use_a_private_image() {
     let (_, password) = Registry::LOGIN;
     let scratch = Scratch::new().unwrap();
     let registry = Registry::start_private(&scratch.path().join("registry")).unwrap();
@@ -151,33 +152,34 @@ async fn a_private_image_is_for_pods_with_the_right_password_and_for_no_others()
 
     for (name, secret) in [("wrong", "wrong"), ("lost", "nowhere")] {
         agent.write_manifest(&format!("{name}.yaml"), &with_secret(name, &image, secret)).unwrap();
-        until_told(&agent, name, "Failed", "Failed to pull image").await;
+        until_event_about(&agent, name, "Failed", "Failed to pull image").await;
     }
     let text =
         "Unable to retrieve some image pull secrets (nowhere); attempting to pull the image may not succeed.";
-    until_told(&agent, "lost", "FailedToRetrieveImagePullSecret", text).await;
-    until_waits(&agent, "wrong", "ImagePullBackOff").await;
+    until_event_about(&agent, "lost", "FailedToRetrieveImagePullSecret", text).await;
+    until_waiting_reason(&agent, "wrong", "ImagePullBackOff").await;
     assert!(running(&agent).await.unwrap().is_empty());
 
     agent.write_manifest("right.yaml", &with_secret("right", &image, "right")).unwrap();
     until_one_ready(&agent, "right").await;
-    // It is there now, and still not for the others; killed, runtime-shim knows that too.
+    // The image is present now and still denied to the others, also after runtime-shim was killed.
     kill_shim(&agent).await;
     agent.write_manifest("none.yaml", &pod("none", &image, "IfNotPresent", "")).unwrap();
-    until_told(&agent, "none", "Failed", "Failed to pull image").await;
+    until_event_about(&agent, "none", "Failed", "Failed to pull image").await;
     agent.write_manifest("never.yaml", &pod("never", &image, "Never", "")).unwrap();
-    until_waits(&agent, "never", "ErrImageNeverPull").await;
+    until_waiting_reason(&agent, "never", "ErrImageNeverPull").await;
     let spec = "  imagePullSecrets:\n  - name: right\n";
     agent.write_manifest("shown.yaml", &pod("shown", &image, "Never", spec)).unwrap();
     until_one_ready(&agent, "shown").await;
-    until_told(&agent, "shown", "Pulled", "already present on machine and can be accessed by the pod").await;
+    until_event_about(&agent, "shown", "Pulled", "already present on machine and can be accessed by the pod")
+        .await;
     assert_eq!(running(&agent).await.unwrap().len(), 2);
 
-    // Neither as it is nor as it stands in the Secrets is the password in a log, an event or a file of runtime-shim.
+    // The password, plain or encoded, is in no log, no event and no file of runtime-shim.
     let encoded = STANDARD.encode(format!("{}:{password}", Registry::LOGIN.0));
-    let told = format!("{:?}{}", events(&agent).await.unwrap(), agent.log());
+    let published = format!("{:?}{}", events(&agent).await.unwrap(), agent.log());
     for text in [password, encoded.as_str(), "password123"] {
-        assert!(!told.contains(text), "{text} is told");
+        assert!(!published.contains(text), "{text} is in an event or the log");
         let mut found = Vec::new();
         let state = agent.spec().state_dir.join("runtime-shim");
         for folder in [&agent.spec().root_dir, &agent.spec().pod_logs_dir, &state] {
@@ -193,7 +195,7 @@ fn impatient(spec: &mut keelson_testkit::AgentSpec) {
 }
 
 #[tokio::test]
-async fn a_pull_that_stands_still_is_given_up_and_a_slow_one_goes_on() {
+async fn a_stalled_pull_is_cancelled_and_a_slow_pull_continues() {
     let scratch = Scratch::new().unwrap();
     let registry = Registry::start(&scratch.path().join("registry")).unwrap();
     registry.put("team/still", "1", RANDOM).unwrap();
@@ -208,7 +210,7 @@ async fn a_pull_that_stands_still_is_given_up_and_a_slow_one_goes_on() {
     until_cause(&agent, "still", "image", "runtime-shim", " MiB of ").await.unwrap();
     let failed = until_retried(&agent, "still", "image", "you", "no progress within 5s: ").await;
     assert!(failed["message"].as_str().unwrap().contains(" way)"), "{failed}");
-    until_waits(&agent, "still", "ImagePullBackOff").await;
+    until_waiting_reason(&agent, "still", "ImagePullBackOff").await;
     link.set(Flow::Free);
     until_one_ready(&agent, "still").await;
     until_no_cause(&agent, "still").await.unwrap();
@@ -227,7 +229,7 @@ async fn a_pull_that_stands_still_is_given_up_and_a_slow_one_goes_on() {
 }
 
 #[tokio::test]
-async fn a_registry_that_was_away_is_asked_again_after_the_back_off() {
+async fn an_unavailable_registry_is_retried_after_the_back_off() {
     let scratch = Scratch::new().unwrap();
     let folder = scratch.path().join("registry");
     let registry = Registry::start(&folder).unwrap();
@@ -236,20 +238,20 @@ async fn a_registry_that_was_away_is_asked_again_after_the_back_off() {
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     registry.kill();
     agent.write_manifest("web.yaml", &pod("web", &link.image("team/a:1"), "IfNotPresent", "")).unwrap();
-    until_waits(&agent, "web", "ImagePullBackOff").await;
+    until_waiting_reason(&agent, "web", "ImagePullBackOff").await;
     until_retried(&agent, "web", "image", "you", "Back-off pulling image").await;
     until_event(&agent, "BackOff", "Back-off pulling image").await.unwrap();
 
     let registry = Registry::start(&folder).unwrap();
-    link.lead_to(registry.address());
+    link.set_target(registry.address());
     until_one_ready(&agent, "web").await;
     until_no_cause(&agent, "web").await.unwrap();
-    until_told(&agent, "web", "Pulled", "Successfully pulled image").await;
+    until_event_about(&agent, "web", "Pulled", "Successfully pulled image").await;
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn an_image_is_fetched_while_the_volumes_are_still_waited_for() {
+async fn images_are_pulled_while_the_pod_waits_for_volumes() {
     let scratch = Scratch::new().unwrap();
     let registry = Registry::start(&scratch.path().join("registry")).unwrap();
     registry.put("team/a", "1", 100).unwrap();
@@ -258,7 +260,7 @@ async fn an_image_is_fetched_while_the_volumes_are_still_waited_for() {
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let spec = "    volumeMounts:\n    - {name: conf, mountPath: /conf}\n  volumes:\n  - name: conf\n    configMap: {name: conf}\n";
     agent.write_manifest("web.yaml", &pod("web", &image, "IfNotPresent", spec)).unwrap();
-    until_told(&agent, "web", "Pulled", &format!("Successfully pulled image \"{image}\" in ")).await;
+    until_event_about(&agent, "web", "Pulled", &format!("Successfully pulled image \"{image}\" in ")).await;
     let explained = until_explained(&agent, "web", "the volumes are waited for", |e| {
         let steps = e["steps"].as_array();
         steps.into_iter().flatten().any(|s| s["name"] == "volumes" && s["state"] != "done")

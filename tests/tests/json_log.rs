@@ -1,6 +1,6 @@
-//! Logs as JSON: whatever happens to pods and services, each line is an object.
+//! JSON logs: each line is an object, also when pods and services fail.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -9,7 +9,7 @@ use keelson_tests::{LIMIT, restarts, sleeper, until_cause, until_event, until_no
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn each_line_of_every_service_is_an_object_with_time_level_message_and_target() {
+async fn every_json_log_line_has_time_level_message_and_target() {
     let scratch = Scratch::new().unwrap();
     let builder = Agent::builder(scratch.path()).configure(|spec| {
         spec.keelson.insert("logging".to_owned(), json!({"format": "json", "level": "info"}));
@@ -36,9 +36,9 @@ async fn each_line_of_every_service_is_an_object_with_time_level_message_and_tar
     for service in ServiceName::ALL {
         let ready = format!("{service} is ready");
         let own = format!("keelson_{}", service.as_str().replace('-', "_"));
-        let told = lines.iter().any(|line| says(line, &ready));
+        let ready_logged = lines.iter().any(|line| says(line, &ready));
         let by_target = lines.iter().any(|line| line["target"].as_str().is_some_and(|t| t.starts_with(&own)));
-        assert!(told && by_target, "{service}: {told} {by_target}\n{}", agent.log_tail());
+        assert!(ready_logged && by_target, "{service}: {ready_logged} {by_target}\n{}", agent.log_tail());
     }
     let refused = |line: &Value| line["level"] == "WARN" && says(line, "quoted");
     assert!(lines.iter().any(refused), "{}", agent.log_tail());

@@ -1,6 +1,6 @@
-//! Nothing can be killed that a container would notice (proof 3 and 4).
+//! No kill of a part of the agent affects a container (proof 3 and 4).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ async fn agent_with(scratch: &Scratch, names: &[&str]) -> Agent {
 }
 
 #[tokio::test]
-async fn any_one_service_is_killed_and_no_container_notices() {
+async fn killing_any_one_service_affects_no_container() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with(&scratch, &["one", "two"]).await;
     let before = running(&agent).await.unwrap();
     for service in ServiceName::supervised() {
         let process = agent.service(service).unwrap();
         process.signal(Signal::KILL);
-        // A pod comes and another goes while the service is away.
+        // A pod is created and another one deleted while the service is down.
         let extra = format!("extra-{service}");
         agent.write_manifest(&format!("{extra}.yaml"), &sleeper(&extra)).unwrap();
         eventually(LIMIT, format!("{service} runs again"), async || {
@@ -49,7 +49,7 @@ async fn any_one_service_is_killed_and_no_container_notices() {
 }
 
 #[tokio::test]
-async fn everything_is_killed_at_once_and_the_next_agent_adopts_what_runs() {
+async fn after_a_kill_of_everything_the_next_agent_adopts_running_containers() {
     let scratch = Scratch::new().unwrap();
     let names: Vec<String> = (0..10).map(|i| format!("p{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -63,7 +63,7 @@ async fn everything_is_killed_at_once_and_the_next_agent_adopts_what_runs() {
     agent.start().await.unwrap();
     until_ready(&agent, &names).await.unwrap();
     assert_eq!(running(&agent).await.unwrap(), before);
-    // No status has flapped: start times and transition times are what they were.
+    // No status has flapped: start times and transition times are unchanged.
     for (name, pod) in pods(&agent).await.unwrap() {
         assert_eq!(pod["status"], statuses[&name]["status"], "{name}");
     }
@@ -71,7 +71,7 @@ async fn everything_is_killed_at_once_and_the_next_agent_adopts_what_runs() {
 }
 
 #[tokio::test]
-async fn a_pod_that_left_its_source_while_nobody_looked_is_ended() {
+async fn a_pod_removed_from_its_source_while_the_agent_was_down_is_ended() {
     let scratch = Scratch::new().unwrap();
     let mut agent = agent_with(&scratch, &["stays", "leaves"]).await;
     let before = running(&agent).await.unwrap();
@@ -96,18 +96,18 @@ async fn ready_condition(agent: &Agent) -> Value {
 }
 
 #[tokio::test]
-async fn containerd_is_killed_and_the_node_is_ready_within_five_seconds_of_its_return() {
+async fn the_node_is_ready_within_five_seconds_after_a_killed_containerd_returns() {
     let scratch = Scratch::new().unwrap();
     let mut agent = agent_with(&scratch, &["one", "two"]).await;
     let before = running(&agent).await.unwrap();
     agent.containerd_mut().kill();
-    let told = eventually(LIMIT, "the agent says that the runtime is away", async || {
+    let result = eventually(LIMIT, "the agent reports that the runtime is unavailable", async || {
         let output = agent.keelson(&["get", "services"]).await.unwrap();
         String::from_utf8_lossy(&output.stdout).contains("container runtime")
     });
-    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     agent.write_manifest("later.yaml", &sleeper("later")).unwrap();
-    // Away for so long that the node has said so; a shorter absence is not seen in Ready (SILENCE_MS of node-status).
+    // Down long enough for the node to report it; a shorter outage does not show in Ready (SILENCE_MS of node-status).
     let mut last = Value::Null;
     let down = eventually(LIMIT, "the node is not Ready because of the runtime", async || {
         last = ready_condition(&agent).await;
@@ -117,7 +117,7 @@ async fn containerd_is_killed_and_the_node_is_ready_within_five_seconds_of_its_r
     println!("{last}");
     agent.containerd_mut().restart().unwrap();
     let loaded = Instant::now();
-    // Its plugins are loaded and its socket is there; it answers once it has read what it holds.
+    // Its plugins are loaded and its socket exists; it answers once it has read its state.
     agent.containerd().wait_ready().await.unwrap();
     let back = Instant::now();
     eventually(LIMIT, "the node is Ready", async || {
@@ -136,10 +136,10 @@ async fn containerd_is_killed_and_the_node_is_ready_within_five_seconds_of_its_r
 }
 
 #[tokio::test]
-async fn pod_sync_killed_while_a_pod_ends_keeps_its_deadline() {
+async fn a_terminating_pod_keeps_its_deadline_when_pod_sync_is_killed() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    // The shell ignores SIGTERM, so the grace is used up whole.
+    // The shell ignores SIGTERM, so the whole grace period is used.
     let stubborn = sleeper("stubborn")
         .replace("terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 8")
         .replace("exec sleep 1000000", "trap '' TERM; while true; do sleep 1; done");
@@ -170,7 +170,7 @@ async fn pod_sync_killed_while_a_pod_ends_keeps_its_deadline() {
     .unwrap();
     let took = removed.elapsed();
     assert!(took > Duration::from_secs(6), "killed before its grace was over: {took:?}");
-    assert!(took < Duration::from_secs(14), "the grace began again: {took:?}");
+    assert!(took < Duration::from_secs(14), "the grace period was restarted: {took:?}");
     until_ready(&agent, &[]).await.unwrap();
     agent.end().unwrap();
 }

@@ -1,7 +1,7 @@
-//! The API server that whole-agent tests run against: it lets nodes do what a cluster would, survives its death, and
-//! leaves nothing behind.
+//! The API server of the whole-agent tests: nodes have the permissions that they have in a cluster, a killed server keeps its
+//! data, and a dropped one leaves nothing.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,15 +21,15 @@ fn start(scratch: &Scratch) -> KubeApiServer {
     KubeApiServer::start(&scratch.path().join("k"), KubeOptions::default()).unwrap()
 }
 
-/// What a command that must go well has printed.
-fn good(output: anyhow::Result<Output>) -> String {
+/// Runs a command that must succeed; its standard output.
+fn expect_success(output: anyhow::Result<Output>) -> String {
     let output = output.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a command that must fail has said.
-fn bad(output: anyhow::Result<Output>) -> String {
+/// Runs a command that must fail; its standard error.
+fn expect_failure(output: anyhow::Result<Output>) -> String {
     let output = output.unwrap();
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr).unwrap()
@@ -64,7 +64,7 @@ fn pod(name: &str, node: &str, secret: &str) -> Value {
 fn a_node_does_what_its_own_certificate_allows() {
     let scratch = Scratch::new().unwrap();
     let server = start(&scratch);
-    good(server.kubectl(&["get", "nodes"]));
+    expect_success(server.kubectl(&["get", "nodes"]));
     assert_eq!(server.kubectl_json(&["get", "nodes"]).unwrap()["items"], json!([]));
 
     server.namespace("apps").unwrap();
@@ -79,7 +79,7 @@ fn a_node_does_what_its_own_certificate_allows() {
     objects.iter().for_each(|object| server.apply(object).unwrap());
     let stored = server.kubectl_json(&["get", "pod", "a", "-n", "apps"]).unwrap();
     assert_eq!(stored["spec"]["nodeName"], "one");
-    // As in a cluster of today: no secret, but a token of its own, with the authority's certificate.
+    // As in a current cluster: no Secret, but a token and the CA certificate.
     let volumes = stored["spec"]["volumes"].as_array().unwrap();
     let sources: Vec<&Value> =
         volumes.iter().filter_map(|v| v["projected"]["sources"].as_array()).flatten().collect();
@@ -89,26 +89,26 @@ fn a_node_does_what_its_own_certificate_allows() {
 
     let one = server.node_kubeconfig("one").unwrap();
     let as_one = |args: &[&str]| server.kubectl_as(&one, args);
-    assert_eq!(good(as_one(&["get", "node", "one", "-o", "name"])), "node/one\n");
-    // The server's graph of what belongs to whom is built behind the writes.
+    assert_eq!(expect_success(as_one(&["get", "node", "one", "-o", "name"])), "node/one\n");
+    // The node authorizer's graph is updated after the writes.
     let deadline = Instant::now() + LIMIT;
     let own = ["get", "secret", "of-one", "-n", "apps", "-o", "name"];
     while !as_one(&own).unwrap().status.success() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(good(as_one(&own)), "secret/of-one\n");
-    let said = bad(as_one(&["get", "secret", "of-two", "-n", "apps"]));
-    assert!(said.contains("Forbidden"), "{said}");
-    good(as_one(&["label", "node", "one", "example.com/colour=blue"]));
-    let said = bad(as_one(&["label", "node", "two", "example.com/colour=blue"]));
-    assert!(said.contains("Forbidden"), "{said}");
+    assert_eq!(expect_success(as_one(&own)), "secret/of-one\n");
+    let stderr = expect_failure(as_one(&["get", "secret", "of-two", "-n", "apps"]));
+    assert!(stderr.contains("Forbidden"), "{stderr}");
+    expect_success(as_one(&["label", "node", "one", "example.com/colour=blue"]));
+    let stderr = expect_failure(as_one(&["label", "node", "two", "example.com/colour=blue"]));
+    assert!(stderr.contains("Forbidden"), "{stderr}");
 
     let nobody = server.kubeconfig_for("nobody", &["somewhere", "else"]).unwrap();
-    let said = bad(server.kubectl_as(&nobody, &["get", "node", "one"]));
-    assert!(said.contains("User \"nobody\""), "{said}");
+    let stderr = expect_failure(server.kubectl_as(&nobody, &["get", "node", "one"]));
+    assert!(stderr.contains("User \"nobody\""), "{stderr}");
 }
 
-/// A request for a certificate of `node`, and its key.
+/// A certificate signing request for `node`, and its key.
 fn request(node: &str) -> (Value, KeyPair) {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -131,14 +131,14 @@ fn request(node: &str) -> (Value, KeyPair) {
 
 #[test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-fn a_bearer_of_a_bootstrap_token_gets_a_nodes_certificate() {
+fn a_bootstrap_token_gets_a_node_certificate() {
     let scratch = Scratch::new().unwrap();
     let server = start(&scratch);
     server.apply(&node("one")).unwrap();
     let bearer = server.bootstrap_kubeconfig().unwrap();
-    good(server.kubectl_as(&bearer, &["get", "node", "one"]));
-    let said = bad(server.kubectl_as(&bearer, &["get", "pods", "-A"]));
-    assert!(said.contains("User \"system:bootstrap:"), "{said}");
+    expect_success(server.kubectl_as(&bearer, &["get", "node", "one"]));
+    let stderr = expect_failure(server.kubectl_as(&bearer, &["get", "pods", "-A"]));
+    assert!(stderr.contains("User \"system:bootstrap:"), "{stderr}");
 
     let file = |name: &str, text: &str| {
         let path = scratch.path().join(name);
@@ -147,7 +147,7 @@ fn a_bearer_of_a_bootstrap_token_gets_a_nodes_certificate() {
     };
     let (wanted, key) = request("one");
     let wanted = file("csr.json", &wanted.to_string());
-    good(server.kubectl_as(&bearer, &["create", "--validate=false", "-f", &wanted]));
+    expect_success(server.kubectl_as(&bearer, &["create", "--validate=false", "-f", &wanted]));
     server.sign_csr("node-csr-one").unwrap();
     let signed = server.kubectl_json(&["get", "csr", "node-csr-one"]).unwrap();
     assert_eq!(signed["status"]["conditions"][0]["type"], "Approved", "{signed:#}");
@@ -170,9 +170,9 @@ fn a_bearer_of_a_bootstrap_token_gets_a_nodes_certificate() {
         let nothing = Path::new("/dev/null");
         server.kubectl_as(nothing, &[&connection[..], args].concat())
     };
-    good(as_node(&["label", "node", "one", "example.com/colour=blue"]));
+    expect_success(as_node(&["label", "node", "one", "example.com/colour=blue"]));
 
-    // What a controller manager would refuse stays without a certificate.
+    // A request that a controller manager would refuse gets no certificate.
     let (mut refused, _) = request("two");
     refused["spec"]["usages"] = json!(["digital signature", "server auth"]);
     server.apply(&refused).unwrap();
@@ -182,14 +182,14 @@ fn a_bearer_of_a_bootstrap_token_gets_a_nodes_certificate() {
     assert_eq!(left["status"]["certificate"], Value::Null, "{left:#}");
 }
 
-/// Every process that is told to use `dir`.
+/// Every process with `dir` in its arguments.
 fn processes_of(dir: &Path) -> Vec<ProcessId> {
     process::all().iter().filter(|process| process.mentions(dir)).map(|process| process.id).collect()
 }
 
 #[test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-fn a_killed_server_comes_back_with_its_data_and_a_dropped_one_leaves_nothing() {
+fn a_killed_server_keeps_its_data_and_a_dropped_one_leaves_nothing() {
     let scratch = Scratch::new().unwrap();
     let mut server = start(&scratch);
     let (url, first) = (server.url(), server.process().unwrap());
@@ -202,7 +202,7 @@ fn a_killed_server_comes_back_with_its_data_and_a_dropped_one_leaves_nothing() {
 
     server.kill();
     assert!(!first.is_alive());
-    bad(server.kubectl(&["get", "nodes"]));
+    expect_failure(server.kubectl(&["get", "nodes"]));
     server.restart().unwrap();
     assert_eq!((server.url(), uid(&server)), (url.clone(), before.clone()));
 
@@ -212,15 +212,15 @@ fn a_killed_server_comes_back_with_its_data_and_a_dropped_one_leaves_nothing() {
     assert_eq!((server.url(), uid(&server)), (url.clone(), before));
 
     server.freeze().unwrap();
-    bad(server.kubectl(&["get", "nodes", "--request-timeout=2s"]));
+    expect_failure(server.kubectl(&["get", "nodes", "--request-timeout=2s"]));
     server.thaw().unwrap();
-    good(server.kubectl(&["get", "nodes"]));
+    expect_success(server.kubectl(&["get", "nodes"]));
 
     let relay = server.relay().unwrap();
     let through = server.kubeconfig_via(relay.address(), "somebody", &["system:masters"]).unwrap();
-    good(server.kubectl_as(&through, &["get", "nodes"]));
+    expect_success(server.kubectl_as(&through, &["get", "nodes"]));
     relay.cut();
-    bad(server.kubectl_as(&through, &["get", "nodes", "--request-timeout=2s"]));
+    expect_failure(server.kubectl_as(&through, &["get", "nodes", "--request-timeout=2s"]));
 
     let dir = scratch.path().join("k");
     // The server and its etcd.

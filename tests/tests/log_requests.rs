@@ -1,7 +1,7 @@
-//! What a log request asks for, of a log that was rotated and of a container that has restarted (`/containerLogs`,
-//! node-and-api.md §8.7). What the log holds is read from its files, never from the agent.
+//! The options of a log request, for a log that was rotated and a container that has restarted (`/containerLogs`,
+//! node-and-api.md §8.7). The expected content is read from the log files, never from the agent.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ fn small_logs(spec: &mut AgentSpec) {
     spec.kubelet.insert("containerLogMonitorInterval".into(), "3s".into());
 }
 
-/// Writes for some seconds before its log has the size of a rotation, until the test has seen one, and a little more;
-/// then it waits for its end. The second time it says so and sleeps.
+/// Writes for some seconds before its log reaches the rotation size, until the test has seen a rotation, and a little more;
+/// then it waits for its end. The second instance says so and sleeps.
 const WRITER: &str = "if [ -e /data/again ]; then echo again; exec sleep 1000000; fi; touch /data/again; i=0; \
     some() { n=0; while [ $n -lt 12 ]; do echo \"line $i, which is made longer by these words\"; i=$((i+1)); \
     n=$((n+1)); done; }; until [ -e /data/rotated ]; do some; sleep 0.1; done; some; some; touch /data/written; \
@@ -40,13 +40,13 @@ fn pod(data: &Path) -> String {
     .to_string()
 }
 
-/// The files of the first instance's log, the oldest one first.
+/// The log files of the first instance, the oldest one first.
 fn files(agent: &Agent) -> Vec<PathBuf> {
     let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     let folders = below(agent.spec().pod_logs_dir.clone()).flat_map(below);
     let of_first = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("0.log");
     let mut files: Vec<PathBuf> = folders.flat_map(below).filter(of_first).collect();
-    // The moment of the rotation stands behind the name; the file that is written to has none.
+    // Rotated files have the time of the rotation after the name; the current one does not.
     files.sort_by_key(|path| (path.extension().is_some_and(|e| e == "log"), path.clone()));
     files
 }
@@ -58,7 +58,7 @@ struct Line {
     text: String,
 }
 
-/// All that was written, and how many lines of it stand in files before the last.
+/// All lines that were written, and how many of them are in files before the last.
 struct Written {
     lines: Vec<Line>,
     border: usize,
@@ -79,14 +79,14 @@ impl Written {
         Self { lines, border }
     }
 
-    /// What follows these lines, as it is shown.
+    /// The lines after the first `lines`, as they are shown.
     fn from(&self, first: usize) -> String {
         self.lines[first..].iter().map(|line| format!("{}\n", line.text)).collect()
     }
 }
 
 #[tokio::test]
-async fn every_option_of_a_log_request_holds_over_a_rotation_and_for_the_instance_before() {
+async fn log_options_work_across_rotations_and_for_the_previous_container() {
     let scratch = Scratch::new().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
@@ -99,7 +99,7 @@ async fn every_option_of_a_log_request_holds_over_a_rotation_and_for_the_instanc
     let url = format!("{}/containerLogs/default/web-{}/main", agent.api_url(), agent.spec().node_name);
     let all = eventually(LIMIT, "all is written", async || {
         data.join("written").exists()
-            && Written::read(&agent).from(0) == http::good(&url).await.unwrap_or_default()
+            && Written::read(&agent).from(0) == http::get_ok(&url).await.unwrap_or_default()
     });
     all.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     let written = Written::read(&agent);
@@ -107,20 +107,20 @@ async fn every_option_of_a_log_request_holds_over_a_rotation_and_for_the_instanc
     assert!(written.border > 200 && after >= 24, "{} and {after}", written.border);
 
     let tail = format!("{url}?tailLines={}", after + 7);
-    assert_eq!(http::good(&tail).await.unwrap(), written.from(written.border - 7));
+    assert_eq!(http::get_ok(&tail).await.unwrap(), written.from(written.border - 7));
     let bytes = whole.len() - written.from(written.border).len() + 100;
-    assert_eq!(http::good(&format!("{url}?limitBytes={bytes}")).await.unwrap(), whole[..bytes]);
-    let part = http::good(&format!("{tail}&limitBytes=400")).await.unwrap();
+    assert_eq!(http::get_ok(&format!("{url}?limitBytes={bytes}")).await.unwrap(), whole[..bytes]);
+    let part = http::get_ok(&format!("{tail}&limitBytes=400")).await.unwrap();
     assert_eq!(part, written.from(written.border - 7)[..400]);
-    stamped(&written, &http::good(&format!("{url}?timestamps=true")).await.unwrap());
-    since_time(&url, &written).await;
-    since_seconds(&url, &written).await;
-    previous(&agent, &data, &url, &whole).await;
+    check_timestamps(&written, &http::get_ok(&format!("{url}?timestamps=true")).await.unwrap());
+    check_since_time(&url, &written).await;
+    check_since_seconds(&url, &written).await;
+    check_previous(&agent, &data, &url, &whole).await;
     agent.end().unwrap();
 }
 
-/// Each line has the time that stands in the file.
-fn stamped(written: &Written, shown: &str) {
+/// Each line has the timestamp of the file.
+fn check_timestamps(written: &Written, shown: &str) {
     let shown: Vec<Line> = shown
         .lines()
         .map(|line| {
@@ -131,23 +131,23 @@ fn stamped(written: &Written, shown: &str) {
     assert_eq!(shown, written.lines);
 }
 
-async fn since_time(url: &str, written: &Written) {
-    // The first line of a burst, well before the border: those of one burst may have been written at the same time.
+async fn check_since_time(url: &str, written: &Written) {
+    // The first line of a burst, well before the file border: lines of one burst may have the same time.
     let first = (1..written.border / 2).rfind(|i| written.lines[i - 1].at < written.lines[*i].at).unwrap();
-    let shown = http::good(&format!("{url}?sinceTime={}", written.lines[first].at)).await.unwrap();
+    let shown = http::get_ok(&format!("{url}?sinceTime={}", written.lines[first].at)).await.unwrap();
     assert_eq!(shown, written.from(first));
     let last = written.lines.last().unwrap().at + SignedDuration::from_secs(1);
-    assert_eq!(http::good(&format!("{url}?sinceTime={last}")).await.unwrap(), "");
+    assert_eq!(http::get_ok(&format!("{url}?sinceTime={last}")).await.unwrap(), "");
 }
 
-/// The first seconds of the log are left out, and what follows begins before the border.
-async fn since_seconds(url: &str, written: &Written) {
+/// The first seconds of the log are left out, and the rest begins before the file border.
+async fn check_since_seconds(url: &str, written: &Written) {
     let begun = written.lines[0].at;
     let mut last = 0;
     let crossed = eventually(LIMIT, "a request cuts the older file", async || {
         let asked = Timestamp::now();
         let seconds = asked.duration_since(begun).as_secs();
-        let shown = http::good(&format!("{url}?sinceSeconds={seconds}")).await.unwrap();
+        let shown = http::get_ok(&format!("{url}?sinceSeconds={seconds}")).await.unwrap();
         let answered = Timestamp::now();
         let first = written.lines.len() - shown.lines().count();
         assert_eq!(shown, written.from(first));
@@ -164,18 +164,18 @@ async fn since_seconds(url: &str, written: &Written) {
     crossed.await.unwrap_or_else(|e| panic!("{e:#}: {last} of {}", written.border));
 }
 
-/// The container ends and is started again: its first log is the previous one, with all of its files.
-async fn previous(agent: &Agent, data: &Path, url: &str, whole: &str) {
+/// The container ends and is restarted: its first log is the previous one, with all of its files.
+async fn check_previous(agent: &Agent, data: &Path, url: &str, whole: &str) {
     let none = http::get(&format!("{url}?previous=true")).await.unwrap();
     assert!(none.0 == 400 && none.2.contains("previous terminated container \"main\""), "{none:?}");
     fs::write(data.join("end"), "").unwrap();
     let again = eventually(LIMIT, "it runs again", async || {
-        http::good(url).await.is_ok_and(|shown| shown == "again\n")
+        http::get_ok(url).await.is_ok_and(|shown| shown == "again\n")
     });
     again.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    assert!(http::good(&format!("{url}?previous=true")).await.unwrap() == whole);
-    let tail = http::good(&format!("{url}?previous=true&tailLines=40")).await.unwrap();
+    assert!(http::get_ok(&format!("{url}?previous=true")).await.unwrap() == whole);
+    let tail = http::get_ok(&format!("{url}?previous=true&tailLines=40")).await.unwrap();
     assert!(whole.ends_with(&tail) && tail.lines().count() == 40, "{tail}");
-    let limited = http::good(&format!("{url}?previous=1&limitBytes=6")).await.unwrap();
+    let limited = http::get_ok(&format!("{url}?previous=1&limitBytes=6")).await.unwrap();
     assert_eq!(limited, "line 0");
 }

@@ -1,6 +1,6 @@
 //! Logs that are rotated while they are written and read, on a real containerd.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::{LIMIT, pods, text};
 
-/// Lines that the container writes, in bursts over some fifteen seconds: several times the looks at its size.
+/// Lines that the container writes, in bursts over about fifteen seconds: several checks of the log's size.
 const LINES: usize = 30_000;
 
 /// A pod that writes numbered lines and ends.
@@ -24,7 +24,7 @@ fn writer(name: &str) -> String {
     )
 }
 
-/// Small logs, of which so many are kept that nothing is dropped.
+/// Small log files, with so many kept that nothing is dropped.
 fn small_logs(spec: &mut AgentSpec) {
     for (field, value) in [("containerLogMaxSize", "100Ki".into()), ("containerLogMaxFiles", 50.into())] {
         spec.kubelet.insert(field.to_owned(), value);
@@ -38,7 +38,7 @@ async fn agent(scratch: &Scratch, name: &str) -> Agent {
     agent
 }
 
-/// The files of the only container's log.
+/// The log files of the only container.
 fn files(agent: &Agent) -> Vec<String> {
     let below = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     let folders = below(agent.spec().pod_logs_dir.clone()).flat_map(below);
@@ -78,7 +78,7 @@ async fn numbers(agent: &Agent, args: &[&str]) -> Vec<usize> {
     String::from_utf8_lossy(&output.stdout).lines().map(number).collect()
 }
 
-/// Fails with the first place where two lists differ, as the lists are long.
+/// Panics at the first difference between two long lists.
 fn assert_lines(found: &[usize], expected: std::ops::Range<usize>) {
     let differs = found.iter().copied().zip(expected.clone()).find(|(found, expected)| found != expected);
     assert_eq!(differs, None, "found and expected");
@@ -86,13 +86,13 @@ fn assert_lines(found: &[usize], expected: std::ops::Range<usize>) {
 }
 
 #[tokio::test]
-async fn a_log_is_rotated_and_its_tail_reaches_over_the_rotations() {
+async fn a_log_is_rotated_and_tail_reads_across_rotations() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch, "writer").await;
     until_rotated(&agent).await;
-    // While it is being written: a piece without a gap, longer than any one file.
+    // While the log is written: a contiguous range, longer than any one file.
     let tail = numbers(&agent, &["logs", "writer", "--tail", "5000"]).await;
-    // What comes during the read is read, too.
+    // Lines written during the read are read, too.
     assert!(tail.len() >= 5_000, "{}", tail.len());
     assert_lines(&tail, tail[0]..tail[0] + tail.len());
     until_ended(&agent, "writer").await;
@@ -105,7 +105,7 @@ async fn a_log_is_rotated_and_its_tail_reaches_over_the_rotations() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_followed_has_every_line_once() {
+async fn a_followed_log_has_every_line_exactly_once() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch, "writer").await;
     eventually(LIMIT, "the log has begun", async || {
@@ -113,7 +113,7 @@ async fn a_log_that_is_followed_has_every_line_once() {
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    // Ends with its container.
+    // Following ends with the container.
     let followed = numbers(&agent, &["logs", "-f", "writer"]).await;
     assert_lines(&followed, 0..LINES);
     assert!(files(&agent).len() > 3, "{:?}", files(&agent));
@@ -121,7 +121,7 @@ async fn a_log_that_is_followed_has_every_line_once() {
 }
 
 #[tokio::test]
-async fn runtime_shim_is_killed_again_and_again_and_no_line_is_lost() {
+async fn no_log_line_is_lost_while_runtime_shim_is_killed_repeatedly() {
     let scratch = Scratch::new().unwrap();
     let agent = agent(&scratch, "writer").await;
     until_rotated(&agent).await;
@@ -134,7 +134,7 @@ async fn runtime_shim_is_killed_again_and_again_and_no_line_is_lost() {
         })
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-        // It goes on rotating, unless the container has ended meanwhile.
+        // Rotation continues, unless the container has ended meanwhile.
         eventually(LIMIT, "one more file, or the end", async || {
             let ended =
                 pods(&agent).await.is_ok_and(|p| p.values().any(|p| p["status"]["phase"] == "Succeeded"));

@@ -1,17 +1,17 @@
-//! Every metric that is a kubelet's, cAdvisor's or a common one has the type that it has there.
+//! Metrics that a kubelet or cAdvisor also has, and common ones, have the same type as there.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 
 use keelson_testkit::{Agent, Scratch, eventually};
 use keelson_tests::{LIMIT, http, sleeper, until_ready};
 
-/// The paths that Prometheus is to read.
+/// The paths that Prometheus scrapes.
 const PATHS: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"];
 /// The families upstream and their types, by upstream's documentation of its metrics (node-and-api.md §15) and cAdvisor's.
 const KNOWN: &str = include_str!("../golden/metric-types.txt");
-/// Those that are there as soon as a pod with a probe runs, of each path and each type.
+/// Families that exist as soon as a pod with a probe runs, some for each path and each type.
 const SHOWN: [&str; 8] = [
     "kubelet_running_pods",
     "kubelet_evictions",
@@ -23,7 +23,7 @@ const SHOWN: [&str; 8] = [
     "prober_probe_total",
 ];
 
-/// The families of a text in the exposition format with their types.
+/// The families of a text in the exposition format, with their types.
 fn types(text: &str) -> impl Iterator<Item = (String, String)> + '_ {
     text.lines().filter_map(|line| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
@@ -32,7 +32,7 @@ fn types(text: &str) -> impl Iterator<Item = (String, String)> + '_ {
 }
 
 #[tokio::test]
-async fn every_metric_of_a_kubelet_has_the_type_that_it_has_there() {
+async fn kubelet_metrics_have_the_kubelets_types() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let probed = sleeper("web").replace(
@@ -44,7 +44,7 @@ async fn every_metric_of_a_kubelet_has_the_type_that_it_has_there() {
     let mut found = BTreeMap::new();
     eventually(LIMIT, "everything is shown", async || {
         for path in PATHS {
-            let text = http::good(&format!("{}{path}", agent.api_url())).await.unwrap_or_default();
+            let text = http::get_ok(&format!("{}{path}", agent.api_url())).await.unwrap_or_default();
             found.extend(types(&text));
         }
         SHOWN.iter().all(|name| found.contains_key(*name))

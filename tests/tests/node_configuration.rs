@@ -1,6 +1,6 @@
-//! The configuration under a node's key: a whole agent, a real etcd, and the command.
+//! The configuration below a node's key in etcd: a whole agent, a real etcd, and the command.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -9,15 +9,15 @@ use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
 use keelson_tests::{LIMIT, events, running, sleeper, until_ready};
 use serde_json::{Value, json};
 
-struct Scene {
+struct TestNode {
     cluster: EtcdCluster,
     agent: Agent,
     node: String,
     scratch: Scratch,
 }
 
-impl Scene {
-    /// A node with one pod of its own that runs, and so long a trial.
+impl TestNode {
+    /// Starts a node with one static pod and a trial of this length.
     async fn new(trial: fn(&mut keelson_testkit::AgentSpec)) -> Self {
         let scratch = Scratch::new().unwrap();
         let node = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -34,13 +34,13 @@ impl Scene {
         Self { cluster, agent, node, scratch }
     }
 
-    /// Runs `keelson … --etcd …`; what it says on both outputs, and whether it went well.
+    /// Runs `keelson … --etcd …`; whether it succeeded, and both outputs.
     async fn keelson(&self, args: &[&str]) -> (bool, String) {
         let endpoints = self.cluster.endpoints().join(",");
         let all: Vec<&str> = args.iter().copied().chain(["--etcd", &endpoints]).collect();
         let output = self.agent.keelson(&all).await.unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(said).unwrap())
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
     }
 
     /// Applies a configuration with these fields.
@@ -49,9 +49,9 @@ impl Scene {
             format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{fields}\n");
         let path = self.scratch.path().join("config.yaml");
         std::fs::write(&path, text).unwrap();
-        let (good, said) = self.keelson(&["apply", "-f", path.to_str().unwrap()]).await;
-        assert!(good, "{said}");
-        said
+        let (succeeded, output) = self.keelson(&["apply", "-f", path.to_str().unwrap()]).await;
+        assert!(succeeded, "{output}");
+        output
     }
 
     /// Waits until the command shows this state of the configuration, without the revision.
@@ -66,12 +66,12 @@ impl Scene {
         last
     }
 
-    /// Waits until the Node says that so many pods may run.
+    /// Waits until the Node allows this number of pods.
     async fn until_pods(&self, pods: &str) {
         let mut last = Value::Null;
         let result = eventually(LIMIT, format!("{pods} pods may run"), async || {
-            let (_, said) = self.keelson(&["get", "node", "-o", "json"]).await;
-            last = serde_json::from_str(&said).unwrap_or_default();
+            let (_, output) = self.keelson(&["get", "node", "-o", "json"]).await;
+            last = serde_json::from_str(&output).unwrap_or_default();
             last["items"][0]["status"]["allocatable"]["pods"] == pods
         });
         let result = result.await;
@@ -100,114 +100,117 @@ impl Scene {
     }
 }
 
-fn short(spec: &mut keelson_testkit::AgentSpec) {
+fn short_trial(spec: &mut keelson_testkit::AgentSpec) {
     spec.keelson.insert("nodeConfiguration".to_owned(), json!({"trialPeriod": "5s"}));
 }
 
-/// Longer than a service that is well may be asked nothing.
-fn longer(spec: &mut keelson_testkit::AgentSpec) {
+/// Longer than the interval of the health checks of a healthy service.
+fn longer_trial(spec: &mut keelson_testkit::AgentSpec) {
     spec.keelson.insert("nodeConfiguration".to_owned(), json!({"trialPeriod": "12s"}));
 }
 
-fn endless(spec: &mut keelson_testkit::AgentSpec) {
+fn endless_trial(spec: &mut keelson_testkit::AgentSpec) {
     spec.keelson.insert("nodeConfiguration".to_owned(), json!({"trialPeriod": "1h"}));
 }
 
 #[tokio::test]
-async fn a_configuration_takes_effect_under_running_containers_and_goes_with_its_key() {
-    let scene = Scene::new(short).await;
-    let (before, services) = (running(&scene.agent).await.unwrap(), scene.services());
-    assert_eq!(before.keys().collect::<Vec<_>>(), [&format!("web-{}/main", scene.node)]);
-    scene.until_pods("500").await;
-    assert_eq!(scene.apply("maxPods: 7").await, format!("config created on {}\n", scene.node));
-    scene.until("active@").await;
-    scene.until_pods("7").await;
-    let provenance = &scene.config().provenance["resources.maxPods"];
+async fn a_node_configuration_is_applied_and_removed_without_restarting_containers() {
+    let test_node = TestNode::new(short_trial).await;
+    let (before, services) = (running(&test_node.agent).await.unwrap(), test_node.services());
+    assert_eq!(before.keys().collect::<Vec<_>>(), [&format!("web-{}/main", test_node.node)]);
+    test_node.until_pods("500").await;
+    assert_eq!(test_node.apply("maxPods: 7").await, format!("config created on {}\n", test_node.node));
+    test_node.until("active@").await;
+    test_node.until_pods("7").await;
+    let provenance = &test_node.config().provenance["resources.maxPods"];
     assert!(provenance.starts_with("etcd config@") && provenance.ends_with(":3"), "{provenance}");
-    assert!(services.iter().zip(scene.services()).all(|(old, new)| *old != new && new.is_some()));
-    assert_eq!(running(&scene.agent).await.unwrap(), before, "no container was touched");
-    scene.until_event("NodeConfigApplied", "has the configuration of revision").await;
-    let (_, table) = scene.keelson(&["get", "node", "-o", "wide"]).await;
+    assert!(services.iter().zip(test_node.services()).all(|(old, new)| *old != new && new.is_some()));
+    assert_eq!(running(&test_node.agent).await.unwrap(), before, "no container was touched");
+    test_node.until_event("NodeConfigApplied", "has the configuration of revision").await;
+    let (_, table) = test_node.keelson(&["get", "node", "-o", "wide"]).await;
     let mut lines = table.lines();
     assert!(lines.next().unwrap().ends_with("CONFIG"), "{table}");
     assert!(lines.next().unwrap().contains(" active@"), "{table}");
 
-    // What is wrong is refused by the command where it knows it, else by the node, with field and line.
-    let path = scene.scratch.path().join("wrong.yaml");
+    // Errors that the command knows are refused by it, others by the node, with field and line.
+    let path = test_node.scratch.path().join("wrong.yaml");
     std::fs::write(
         &path,
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPod: 7\n",
     )
     .unwrap();
-    let (good, said) = scene.keelson(&["apply", "-f", path.to_str().unwrap()]).await;
-    assert!(!good && said.contains("maxPod: Unknown field"), "{said}");
-    let services = scene.services();
+    let (succeeded, output) = test_node.keelson(&["apply", "-f", path.to_str().unwrap()]).await;
+    assert!(!succeeded && output.contains("maxPod: Unknown field"), "{output}");
+    let services = test_node.services();
     assert_eq!(
-        scene.apply("maxPods: 9\ncgroupDriver: systemd").await,
-        format!("config changed on {}\n", scene.node)
+        test_node.apply("maxPods: 9\ncgroupDriver: systemd").await,
+        format!("config changed on {}\n", test_node.node)
     );
-    let said = scene.until("refused@").await;
-    assert!(said.contains("cgroupDriver = \"systemd\" (etcd config@"), "{said}");
-    assert!(said.contains(":4): this field cannot change while the agent runs"), "{said}");
-    assert!(said.contains("# in force: revision "), "{said}");
-    assert_eq!((scene.services(), scene.config().resources.max_pods), (services, 7));
-    scene.until_event("NodeConfigRefused", "cgroupDriver").await;
+    let output = test_node.until("refused@").await;
+    assert!(output.contains("cgroupDriver = \"systemd\" (etcd config@"), "{output}");
+    assert!(output.contains(":4): this field cannot change while the agent runs"), "{output}");
+    assert!(output.contains("# in force: revision "), "{output}");
+    assert_eq!((test_node.services(), test_node.config().resources.max_pods), (services, 7));
+    test_node.until_event("NodeConfigRefused", "cgroupDriver").await;
 
-    let (good, said) = scene.keelson(&["delete", "config"]).await;
-    assert!(good && said == format!("config deleted on {}\n", scene.node), "{said}");
-    scene.until_pods("500").await;
-    let gone = format!("There is no configuration under the key of the node {}", scene.node);
-    let (_, said) = scene.keelson(&["get", "config", "--node", &scene.node]).await;
-    assert!(said.contains(&gone), "{said}");
-    assert_eq!(running(&scene.agent).await.unwrap(), before, "no container was touched");
-    scene.agent.end().unwrap();
+    let (succeeded, output) = test_node.keelson(&["delete", "config"]).await;
+    assert!(succeeded && output == format!("config deleted on {}\n", test_node.node), "{output}");
+    test_node.until_pods("500").await;
+    let gone = format!("There is no configuration under the key of the node {}", test_node.node);
+    let (_, output) = test_node.keelson(&["get", "config", "--node", &test_node.node]).await;
+    assert!(output.contains(&gone), "{output}");
+    assert_eq!(running(&test_node.agent).await.unwrap(), before, "no container was touched");
+    test_node.agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_configuration_with_which_a_service_is_ill_is_taken_back() {
-    let scene = Scene::new(longer).await;
-    let before = running(&scene.agent).await.unwrap();
-    scene.apply("maxPods: 7").await;
-    scene.until("active@").await;
+async fn a_configuration_that_makes_a_service_unhealthy_is_rolled_back() {
+    let test_node = TestNode::new(longer_trial).await;
+    let before = running(&test_node.agent).await.unwrap();
+    test_node.apply("maxPods: 7").await;
+    test_node.until("active@").await;
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    scene.apply(&format!("maxPods: 8\nhealthzPort: {port}")).await;
-    scene.until("trial@").await;
-    let said = scene.until("refused@").await;
+    test_node.apply(&format!("maxPods: 8\nhealthzPort: {port}")).await;
+    test_node.until("trial@").await;
+    let output = test_node.until("refused@").await;
     assert!(
-        said.contains("node-api is degraded: ") && said.contains(&format!("port {port} is taken")),
-        "{said}"
+        output.contains("node-api is degraded: ") && output.contains(&format!("port {port} is taken")),
+        "{output}"
     );
-    let config = scene.config();
-    assert_eq!((config.resources.max_pods, config.api.healthz_port), (7, scene.agent.spec().healthz_port));
-    scene.until_pods("7").await;
-    assert_eq!(running(&scene.agent).await.unwrap(), before, "no container was touched");
-    scene.until_event("NodeConfigRefused", "node-api is degraded").await;
-    scene.agent.end().unwrap();
+    let config = test_node.config();
+    assert_eq!(
+        (config.resources.max_pods, config.api.healthz_port),
+        (7, test_node.agent.spec().healthz_port)
+    );
+    test_node.until_pods("7").await;
+    assert_eq!(running(&test_node.agent).await.unwrap(), before, "no container was touched");
+    test_node.until_event("NodeConfigRefused", "node-api is degraded").await;
+    test_node.agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn an_agent_that_is_killed_while_it_tries_one_goes_on_without_etcd_and_gives_up_in_the_end() {
-    let mut scene = Scene::new(endless).await;
-    let before = running(&scene.agent).await.unwrap();
-    scene.apply("maxPods: 7").await;
-    scene.until("trial@").await;
-    scene.cluster.kill(0);
+async fn an_agent_killed_during_a_trial_continues_it_without_etcd_and_rolls_back() {
+    let mut test_node = TestNode::new(endless_trial).await;
+    let before = running(&test_node.agent).await.unwrap();
+    test_node.apply("maxPods: 7").await;
+    test_node.until("trial@").await;
+    test_node.cluster.kill(0);
     for pods in [7, 7, 500] {
-        scene.agent.kill_init();
-        scene.agent.start().await.unwrap();
-        // What it starts has the configuration; until then the sockets may be those of the services before.
+        test_node.agent.kill_init();
+        test_node.agent.start().await.unwrap();
+        // Services that it starts have the configuration; until then the sockets may be those of the previous services.
         eventually(LIMIT, "init has started its services", async || {
-            scene.services().iter().all(Option::is_some)
+            test_node.services().iter().all(Option::is_some)
         })
         .await
         .unwrap();
-        assert_eq!(scene.config().resources.max_pods, pods);
-        assert_eq!(running(&scene.agent).await.unwrap(), before, "no container was touched");
+        assert_eq!(test_node.config().resources.max_pods, pods);
+        assert_eq!(running(&test_node.agent).await.unwrap(), before, "no container was touched");
     }
-    scene.cluster.restart(0).unwrap();
-    let said = scene.until("refused@").await;
-    assert!(said.contains("init was started 3 times during the trial"), "{said}");
-    scene.until_pods("500").await;
-    scene.agent.end().unwrap();
+    test_node.cluster.restart(0).unwrap();
+    let output = test_node.until("refused@").await;
+    assert!(output.contains("init was started 3 times during the trial"), "{output}");
+    test_node.until_pods("500").await;
+    test_node.agent.end().unwrap();
 }

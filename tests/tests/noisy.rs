@@ -1,6 +1,6 @@
-//! Pods that are too much of something: many containers, long lines, a flood of lines. Nobody else waits for them.
+//! Pods with many containers, long log lines or a flood of lines: they delay no other pod.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
-use keelson_tests::beside::Beside;
+use keelson_tests::bystander::BystanderPod;
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, is_ready, own_kib, pods, running, sleeper, text, until_ready};
 
 /// Containers of the large pod.
 const MANY: usize = 20;
 
-/// A container of a pod that does not end before its grace is over.
-const STUBBORN: &str = "trap '' TERM; echo ready; while true; do sleep 1; done";
+/// A container that ignores SIGTERM and uses its whole grace period.
+const IGNORES_SIGTERM: &str = "trap '' TERM; echo ready; while true; do sleep 1; done";
 
 fn full_name(agent: &Agent, name: &str) -> String {
     format!("{name}-{}", agent.spec().node_name)
@@ -40,7 +40,7 @@ fn large(name: &str, grace: u32) -> String {
     let container = |i| {
         format!(
             "  - name: c{i}\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
-             command: [\"/bin/sh\", \"-c\", \"echo I am c{i}; {STUBBORN}\"]\n"
+             command: [\"/bin/sh\", \"-c\", \"echo I am c{i}; {IGNORES_SIGTERM}\"]\n"
         )
     };
     let containers: String = (0..MANY).map(container).collect();
@@ -59,8 +59,8 @@ async fn until_gone(agent: &Agent, name: &str) {
     gone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
-/// A pod comes, says something and goes; how long it took to be Ready.
-async fn come_and_go(agent: &Agent, name: &str) -> Duration {
+/// Runs a pod until it logs a line, and deletes it; how long it took to be Ready.
+async fn run_and_delete(agent: &Agent, name: &str) -> Duration {
     let begun = Instant::now();
     agent.write_manifest(&format!("{name}.yaml"), &sleeper(name)).unwrap();
     until_one_ready(agent, name).await;
@@ -72,17 +72,17 @@ async fn come_and_go(agent: &Agent, name: &str) -> Duration {
     took
 }
 
-/// The ids of all containers and sandboxes that the runtime has, ended ones included.
+/// The ids of all containers and sandboxes of the runtime, including ended ones.
 fn containers(agent: &Agent) -> anyhow::Result<BTreeSet<String>> {
     let list = agent.containerd().ctr(&["containers", "list", "-q"])?;
     Ok(list.lines().map(ToOwned::to_owned).collect())
 }
 
 #[tokio::test]
-async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_goes_meanwhile() {
+async fn a_pod_of_twenty_containers_does_not_delay_another_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    let calm = Beside::start(&agent, "calm").await;
+    let calm = BystanderPod::start(&agent, "calm").await;
     let without = containers(&agent).unwrap();
     agent.write_manifest("large.yaml", &large("large", 25)).unwrap();
     agent.write_manifest("second.yaml", &sleeper("second")).unwrap();
@@ -107,9 +107,9 @@ async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_g
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    let took = come_and_go(&agent, "quiet").await;
+    let took = run_and_delete(&agent, "quiet").await;
     println!("the quiet pod was Ready after {took:?}");
-    // All of it happened while twenty containers used up their grace.
+    // All of it happened while twenty containers used up their grace period.
     assert_eq!(running(&agent).await.unwrap(), before);
     until_gone(&agent, "large").await;
     eventually(LIMIT, "nothing is left of the large pod", async || {
@@ -121,18 +121,18 @@ async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_g
     agent.end().unwrap();
 }
 
-/// Lines of 64 KiB in which no two places are alike.
+/// Lines of 64 KiB without repetition.
 fn long_lines(count: usize) -> String {
     let numbers: Vec<String> = (10_000..=20_921).map(|n: u32| n.to_string()).collect();
     (100..100 + count).map(|i| format!("{i} {}\n", numbers.join(" "))).collect()
 }
 
 #[tokio::test]
-async fn lines_of_sixty_four_kibibytes_are_read_whole_and_followed() {
+async fn log_lines_of_64_kib_are_read_whole_and_followed() {
     const COUNT: usize = 60;
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    let calm = Beside::start(&agent, "calm").await;
+    let calm = BystanderPod::start(&agent, "calm").await;
     let commands = format!(
         "L=$(seq -s ' ' 10000 20921); i=100; while [ $i -lt {} ]; do echo \"$i $L\"; i=$((i+1)); done; \
          read gate < /gate/open",
@@ -171,19 +171,19 @@ async fn lines_of_sixty_four_kibibytes_are_read_whole_and_followed() {
         timed.lines().zip(expected.lines()).all(|(timed, line)| timed.split_once(' ').unwrap().1 == line)
     );
 
-    // One that follows ends with the container, which somebody else ends while it is followed.
+    // Following ends with the container, which is ended meanwhile.
     let open = gate.join("open");
     let opener = thread::spawn(move || fs::write(open, "go\n"));
     let followed = agent.keelson(&["logs", "-f", "long"]).await.unwrap();
     opener.join().unwrap().unwrap();
     assert!(followed.stdout == expected.as_bytes(), "{} of {} bytes", followed.stdout.len(), expected.len());
-    comes_and_goes_beside_a_writer(&agent).await;
+    run_pods_next_to_a_writer(&agent).await;
     calm.assert_untouched(&agent).await;
     agent.end().unwrap();
 }
 
-/// A pod comes and goes while another one writes such lines without an end.
-async fn comes_and_goes_beside_a_writer(agent: &Agent) {
+/// Runs and deletes a pod while another one writes such lines without an end.
+async fn run_pods_next_to_a_writer(agent: &Agent) {
     let commands =
         "L=$(seq -s ' ' 10000 20921); i=100; while true; do echo \"$i $L\"; i=$((i+1)); sleep 0.02; done";
     agent.write_manifest("writer.yaml", &script("writer", commands)).unwrap();
@@ -191,22 +191,22 @@ async fn comes_and_goes_beside_a_writer(agent: &Agent) {
     let key = format!("{}/main", full_name(agent, "writer"));
     let writer = running(agent).await.unwrap()[&key].clone();
     let from = written(writer.pid);
-    let took = come_and_go(agent, "second").await;
+    let took = run_and_delete(agent, "second").await;
     let lines = (written(writer.pid) - from) >> 16;
     println!("the second pod was Ready after {took:?}, beside {lines} lines of 64 KiB");
     assert!(lines >= 5, "only {lines} lines were written meanwhile");
     assert_eq!(running(agent).await.unwrap().get(&key), Some(&writer));
 }
 
-/// How the flood's log is kept.
+/// The rotation limits of the flood's log.
 const MAX_FILE: u64 = 10 << 20;
 const MAX_FILES: usize = 3;
-const LOOKS: Duration = Duration::from_secs(3);
-/// A look at the size of a log may be late by so much on a busy machine.
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(3);
+/// A check of a log's size may be this late on a busy machine.
 const LATE: Duration = Duration::from_secs(4);
-/// Quiet pods before the flood, and during it.
+/// Number of quiet pods before the flood, and during it.
 const QUIET: usize = 5;
-/// What the flood writes while one quiet pod comes and goes, at the least.
+/// The least that the flood writes while one quiet pod runs.
 const LEAST: u64 = 8 << 20;
 
 fn bounded_logs(spec: &mut AgentSpec) {
@@ -214,10 +214,13 @@ fn bounded_logs(spec: &mut AgentSpec) {
     {
         spec.kubelet.insert(field.to_owned(), value);
     }
-    spec.kubelet.insert("containerLogMonitorInterval".to_owned(), format!("{}s", LOOKS.as_secs()).into());
+    spec.kubelet.insert(
+        "containerLogMonitorInterval".to_owned(),
+        format!("{}s", LOG_CHECK_INTERVAL.as_secs()).into(),
+    );
 }
 
-/// Looks at the flood from outside of the agent for as long as it lives.
+/// Samples the flood from outside the agent until dropped.
 struct Watched {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Samples>,
@@ -225,11 +228,11 @@ struct Watched {
 
 #[derive(Debug, Default)]
 struct Samples {
-    /// When, and how many bytes the flood had written.
+    /// Time, and bytes that the flood had written by then.
     written: Vec<(Instant, u64)>,
-    /// The most bytes that its log took.
+    /// The largest size of its log in bytes.
     most_bytes: u64,
-    /// The most files that its log had.
+    /// The largest number of its log's files.
     most_files: usize,
 }
 
@@ -258,7 +261,7 @@ impl Watched {
 }
 
 impl Samples {
-    /// The most that was written in any time of this length.
+    /// The most that was written in any period of this length.
     fn most_in(&self, length: Duration) -> u64 {
         let mut most = 0;
         let mut from = 0;
@@ -313,12 +316,12 @@ fn memory(agent: &Agent) -> u64 {
 
 #[tokio::test]
 #[ignore = "long: as much log as the machine can write"]
-async fn a_container_that_floods_its_log_holds_up_no_other_pod() {
+async fn a_container_that_floods_its_log_delays_no_other_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).configure(bounded_logs).start().await.unwrap();
     let mut alone = Vec::new();
     for i in 0..QUIET {
-        alone.push(come_and_go(&agent, &format!("alone{i}")).await);
+        alone.push(run_and_delete(&agent, &format!("alone{i}")).await);
     }
     let before = memory(&agent);
     agent.write_manifest("flood.yaml", &script("flood", "exec yes \"$(printf %04000d 0)\"")).unwrap();
@@ -327,13 +330,13 @@ async fn a_container_that_floods_its_log_holds_up_no_other_pod() {
     let flood = running(&agent).await.unwrap()[&key].clone();
     let watched = Watched::new(flood.pid, log_folder(&agent, "flood"));
 
-    let (mut beside, mut most_memory) = (Vec::new(), 0);
+    let (mut bystander, mut most_memory) = (Vec::new(), 0);
     for i in 0..QUIET {
         let from = written(flood.pid);
-        beside.push(come_and_go(&agent, &format!("beside{i}")).await);
+        bystander.push(run_and_delete(&agent, &format!("beside{i}")).await);
         most_memory = most_memory.max(memory(&agent));
         let wrote = written(flood.pid) - from;
-        assert!(wrote > LEAST, "the flood wrote only {wrote} bytes while the pod came and went");
+        assert!(wrote > LEAST, "the flood wrote only {wrote} bytes while the pod ran");
     }
     let ticks = "i=0; while [ $i -lt 30 ]; do echo tick $i; i=$((i+1)); sleep 0.1; done";
     agent.write_manifest("ticks.yaml", &script("ticks", ticks)).unwrap();
@@ -348,14 +351,14 @@ async fn a_container_that_floods_its_log_holds_up_no_other_pod() {
     let tail = agent.keelson(&["logs", "flood", "--tail", "3"]).await.unwrap();
     assert!(tail.status.success() && tail.stdout.len() > 3 * 4000, "{}", tail.stdout.len());
 
-    // It was the same flood all the time, and it still flows.
+    // It was the same flood all the time, and it still writes.
     assert_eq!(running(&agent).await.unwrap().get(&key), Some(&flood));
     assert!(pods(&agent).await.unwrap().get(&full_name(&agent, "flood")).is_some_and(is_ready));
     let from = written(flood.pid);
-    eventually(LIMIT, "the flood goes on", async || written(flood.pid) > from + LEAST).await.unwrap();
+    eventually(LIMIT, "the flood continues", async || written(flood.pid) > from + LEAST).await.unwrap();
     let samples = watched.end();
     // The time and the stream before each line are less than a tenth of it.
-    let one = MAX_FILE + samples.most_in(LOOKS + LATE) / 10 * 11;
+    let one = MAX_FILE + samples.most_in(LOG_CHECK_INTERVAL + LATE) / 10 * 11;
     println!(
         "{:.0} MB/s, {} MB in all; the log took {} MB in {} files at most, one file may take {} MB",
         samples.megabytes_per_second(),
@@ -364,9 +367,12 @@ async fn a_container_that_floods_its_log_holds_up_no_other_pod() {
         samples.most_files,
         one / 1_000_000,
     );
-    println!("alone {alone:?}\nbeside {beside:?}");
-    let (alone, beside) = (median(alone), median(beside));
-    println!("medians {alone:?} and {beside:?}, ratio {:.2}", beside.as_secs_f64() / alone.as_secs_f64());
+    println!("alone {alone:?}\nbeside {bystander:?}");
+    let (alone, bystander) = (median(alone), median(bystander));
+    println!(
+        "medians {alone:?} and {bystander:?}, ratio {:.2}",
+        bystander.as_secs_f64() / alone.as_secs_f64()
+    );
     println!("memory {before} KiB, then {most_memory} KiB");
     // One more while a file is compressed.
     assert!(samples.most_files <= MAX_FILES + 1, "{} files", samples.most_files);

@@ -1,7 +1,7 @@
-//! ConfigMaps and Secrets as files of a running container, on a real containerd. What the container sees is read
+//! ConfigMaps and Secrets as files of a running container, on a real containerd. The container's view is read
 //! through /proc, never from the agent.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn pod(name: &str) -> String {
 }
 
 /// The root of the container's filesystem, as its process sees it.
-async fn inside(agent: &Agent, name: &str) -> PathBuf {
+async fn container_root(agent: &Agent, name: &str) -> PathBuf {
     let full = format!("{name}-{}/main", agent.spec().node_name);
     let process = running(agent).await.unwrap().remove(&full).expect("the container runs");
     Path::new("/proc").join(process.pid.to_string()).join("root")
@@ -46,14 +46,14 @@ fn text(path: PathBuf) -> String {
 }
 
 #[tokio::test]
-async fn an_edit_of_a_config_map_or_secret_reaches_the_file_in_the_running_container_within_a_second() {
+async fn config_map_and_secret_edits_reach_the_mounted_file_within_a_second() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("conf.yaml", &config_map("conf", "  colour: red\n  old: x\n")).unwrap();
     agent.write_manifest("key.yaml", &secret("key", "  token: hunter2\n")).unwrap();
     agent.write_manifest("web.yaml", &pod("web")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
-    let root = inside(&agent, "web").await;
+    let root = container_root(&agent, "web").await;
     for (path, wanted) in [
         ("conf/colour", "red"),
         ("key/token", "hunter2"),
@@ -83,16 +83,16 @@ async fn an_edit_of_a_config_map_or_secret_reaches_the_file_in_the_running_conta
     }
     took.sort_unstable();
     println!("edits took {took:?}");
-    // A busy machine may hold up some of them; a look every now and then in place of the news would hold up all.
+    // A busy machine may delay some updates; polling instead of watching would delay all.
     assert!(took[took.len() / 2] < Duration::from_secs(1), "{took:?}");
-    assert!(!root.join("conf/old").exists(), "the file of a removed key goes");
+    assert!(!root.join("conf/old").exists(), "the file of a removed key is deleted");
     agent.write_manifest("key.yaml", &secret("key", "  token: hunter3\n")).unwrap();
     eventually(LIMIT, "the Secret's edit is in the container", async || {
         text(root.join("key/token")) == "hunter3" && text(root.join("all/token")) == "hunter3"
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    // Killed, both services that the files come through write nothing anew, and the next edit comes through them.
+    // After kills, both services that deliver the files rewrite nothing, and the next edit is delivered.
     let folder = |volume: &str| std::fs::metadata(root.join(volume).join("..data/")).unwrap().ino();
     let folders = ["conf", "key", "all"].map(folder);
     for service in [ServiceName::VolumeManager, ServiceName::PodConfig] {
@@ -116,7 +116,7 @@ async fn an_edit_of_a_config_map_or_secret_reaches_the_file_in_the_running_conta
 }
 
 #[tokio::test]
-async fn a_missing_object_waits_for_you_and_heals_when_it_appears() {
+async fn a_missing_object_waits_for_you_until_it_is_created() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("key.yaml", &secret("key", "  token: x\n")).unwrap();
@@ -130,6 +130,6 @@ async fn a_missing_object_waits_for_you_and_heals_when_it_appears() {
     agent.write_manifest("conf.yaml", &config_map("conf", "  colour: red\n")).unwrap();
     until_one_ready(&agent, "web").await;
     until_no_cause(&agent, "web").await.unwrap();
-    assert_eq!(text(inside(&agent, "web").await.join("conf/colour")), "red");
+    assert_eq!(text(container_root(&agent, "web").await.join("conf/colour")), "red");
     agent.end().unwrap();
 }

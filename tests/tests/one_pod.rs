@@ -1,6 +1,6 @@
 //! One pod through every service, on a real containerd.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn text(output: &std::process::Output) -> String {
 }
 
 #[tokio::test]
-async fn a_manifest_becomes_a_running_container_and_leaves_nothing_when_it_goes() {
+async fn a_manifest_becomes_a_running_container_and_its_removal_leaves_nothing() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
@@ -65,7 +65,7 @@ async fn a_manifest_becomes_a_running_container_and_leaves_nothing_when_it_goes(
     agent.end().unwrap();
 }
 
-/// Every cgroup folder, in any hierarchy, whose name carries the UID.
+/// Every cgroup folder, in any hierarchy, whose name has the UID.
 fn cgroups_of(uid: &str) -> Vec<String> {
     let output = Command::new("find")
         .args(["/sys/fs/cgroup", "-type", "d", "-name", &format!("*{uid}*")])
@@ -94,7 +94,7 @@ async fn pods_are_applied_and_deleted_by_the_command_line() {
 
 /// Proof 1: separate files, separate processes, their users and rights.
 #[tokio::test]
-async fn each_service_is_a_process_of_its_own_with_the_rights_that_it_needs() {
+async fn each_service_is_its_own_process_with_only_the_rights_it_needs() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let mut executables = std::collections::BTreeSet::new();

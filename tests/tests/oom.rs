@@ -1,21 +1,21 @@
-//! Containers that take more memory than they may, on a real containerd: what is told of them, what becomes of them,
-//! and that nobody else notices (pod-lifecycle.md §9, runtime-and-resources.md §4.2).
+//! Containers that exceed their memory limit, on a real containerd: how they are reported and restarted,
+//! and that no other container is affected (pod-lifecycle.md §9, runtime-and-resources.md §4.2).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
-use keelson_tests::beside::Beside;
+use keelson_tests::bystander::BystanderPod;
 use keelson_tests::{LIMIT, http, pods, running, text};
 use serde_json::{Value, json};
 
-/// What each hungry container may use.
+/// The memory limit of each hungry container.
 const MEMORY: u64 = 48 << 20;
 
 /// Waits until the test lets all of them begin.
 const GATE: &str = "until [ -e /data/go ]; do sleep 0.1; done";
-/// Doubles a string until it does not fit any more.
+/// Doubles a string until it exceeds the limit.
 const EAT: &str = "x=x; while true; do x=$x$x; done";
 
 fn container(name: &str, script: &str, limits: Value) -> Value {
@@ -43,12 +43,12 @@ fn write_pod(agent: &Agent, dir: &Path, name: &str, policy: &str, containers: &[
     agent.write_manifest(&format!("{name}.json"), &pod.to_string()).unwrap();
 }
 
-/// With cgroup v2 a container dies as a whole otherwise, so that the same is seen with both.
+/// Makes cgroup v2 kill single processes too, so that both versions behave alike.
 fn one_process_at_a_time(spec: &mut AgentSpec) {
     spec.kubelet.insert("singleProcessOOMKill".into(), true.into());
 }
 
-/// Waits until a container's status, as its pod shows it, is as wanted.
+/// Waits until a container's status, as its pod shows it, satisfies `wanted`.
 async fn until_status(agent: &Agent, key: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let (pod, container) = key.split_once('/').unwrap();
     let mut last = Value::Null;
@@ -63,7 +63,7 @@ async fn until_status(agent: &Agent, key: &str, what: &str, wanted: impl Fn(&Val
     last
 }
 
-/// A container that may not go beyond its memory gets no swap in its place, where the kernel counts that (§4.4).
+/// A container at its memory limit gets no swap instead, where the kernel accounts for swap (§4.4).
 fn assert_no_swap(pid: u32) {
     let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let below = |begin: &str| cgroups.lines().find_map(|line| line.split_once(begin).map(|(_, path)| path));
@@ -79,10 +79,10 @@ fn assert_no_swap(pid: u32) {
     }
 }
 
-/// How often a container was killed for its memory, as `/metrics/cadvisor` tells it.
+/// The OOM kills of a container in `/metrics/cadvisor`.
 async fn oom_events(agent: &Agent, key: &str) -> Option<f64> {
     let (pod, container) = key.split_once('/').unwrap();
-    let text = http::good(&format!("{}/metrics/cadvisor", agent.api_url())).await.unwrap();
+    let text = http::get_ok(&format!("{}/metrics/cadvisor", agent.api_url())).await.unwrap();
     let begin = format!("container_oom_events_total{{container=\"{container}\",");
     let of_pod = format!("namespace=\"default\",pod=\"{pod}\"");
     let line = text.lines().find(|line| line.starts_with(&begin) && line.contains(&of_pod))?;
@@ -90,10 +90,10 @@ async fn oom_events(agent: &Agent, key: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn a_container_beyond_its_memory_is_oom_killed_restarted_by_its_policy_and_disturbs_no_other() {
+async fn a_container_over_its_memory_limit_is_oom_killed_and_restarted_by_policy() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).configure(one_process_at_a_time).start().await.unwrap();
-    let calm = Beside::start(&agent, "calm").await;
+    let calm = BystanderPod::start(&agent, "calm").await;
     let (data, once) = (scratch.path().join("data"), scratch.path().join("once"));
     for folder in [&data, &once] {
         std::fs::create_dir(folder).unwrap();
@@ -135,17 +135,17 @@ async fn a_container_beyond_its_memory_is_oom_killed_restarted_by_its_policy_and
     );
 
     // A process that is not the container's first one is killed alone, and counted.
-    let said = eventually(LIMIT, "the parent has seen its child's end", async || {
+    let result = eventually(LIMIT, "the parent has seen its child's end", async || {
         let log = agent.keelson(&["logs", "web", "-c", "parent"]).await.unwrap();
         text(&log).contains("the child has ended with 137")
     });
-    said.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    let mut told = None;
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let mut reported = None;
     let counted = eventually(LIMIT, "the killed child is counted", async || {
-        told = oom_events(&agent, &key("web", "parent")).await;
-        told >= Some(1.0)
+        reported = oom_events(&agent, &key("web", "parent")).await;
+        reported >= Some(1.0)
     });
-    counted.await.unwrap_or_else(|e| panic!("{e:#}: {told:?}\n{}", agent.log_tail()));
+    counted.await.unwrap_or_else(|e| panic!("{e:#}: {reported:?}\n{}", agent.log_tail()));
     assert_eq!(oom_events(&agent, &key("web", "sibling")).await, Some(0.0));
 
     let now = running(&agent).await.unwrap();

@@ -1,15 +1,15 @@
-//! Where the kernel allows it, no service is the first to be ended on a full machine; where not, it is said once.
+//! The services have their OOM score where the kernel allows it; elsewhere one warning says that they do not.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, Scratch, eventually, has_cap_sys_resource};
 use keelson_tests::{LIMIT, running, sleeper, until_ready};
 
-/// The kubelet's score, which init promises for all services (node-and-api.md §4, `oomScoreAdj`).
+/// The kubelet's score, which init sets for all services (node-and-api.md §4, `oomScoreAdj`).
 const PROMISED: i32 = -999;
-/// The score of a pod that asks for nothing (runtime-and-resources.md §4.3).
+/// The score of a BestEffort pod (runtime-and-resources.md §4.3).
 const BEST_EFFORT: i32 = 1000;
 
 fn score(pid: u32) -> i32 {
@@ -24,7 +24,7 @@ fn assert_scores(agent: &Agent, wanted: i32) {
 }
 
 #[tokio::test]
-async fn services_have_the_promised_oom_score_or_one_warning_says_that_they_have_not() {
+async fn services_have_their_oom_score_or_one_warning_says_that_they_do_not() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let own = score(std::process::id());
@@ -33,7 +33,7 @@ async fn services_have_the_promised_oom_score_or_one_warning_says_that_they_have
     let wanted = if may_lower { own.min(PROMISED) } else { own };
     assert_scores(&agent, wanted);
 
-    // A service that is started again has the same score, and a container one of its own.
+    // A restarted service has the same score, and a container has its own.
     let api = agent.service(ServiceName::NodeApi).unwrap();
     assert!(api.signal(Signal::KILL));
     let back = eventually(LIMIT, "node-api runs again", async || {

@@ -1,7 +1,7 @@
-//! Whose the files are that the agent makes for pods and in a kubelet's folders: root's with root's group, as a kubelet's are.
-//! What a container sees is read by the container itself.
+//! Owners of the files that the agent makes for pods and in a kubelet's folders: root and root's group, as a kubelet's.
+//! The container's view is checked by the container itself.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -25,7 +25,7 @@ stringData:
   token: hunter2
 ";
 
-/// A container without root that has root's group, which a mode of 0440 lets read.
+/// A container that is not root, in root's group, which mode 0440 lets read.
 const POD: &str = "apiVersion: v1
 kind: Pod
 metadata:
@@ -56,26 +56,26 @@ spec:
   - {name: below, emptyDir: {}}
 ";
 
-/// What of a folder and below it is not root's: user and group of each.
-fn not_roots(folder: &Path, found: &mut BTreeMap<String, (u32, u32)>) {
+/// The files of a folder that do not belong to root: user and group of each.
+fn not_owned_by_root(folder: &Path, found: &mut BTreeMap<String, (u32, u32)>) {
     let meta = std::fs::symlink_metadata(folder).unwrap();
     if (meta.uid(), meta.gid()) != (0, 0) {
         found.insert(folder.display().to_string(), (meta.uid(), meta.gid()));
     }
     if meta.is_dir() {
         for entry in std::fs::read_dir(folder).unwrap() {
-            not_roots(&entry.unwrap().path(), found);
+            not_owned_by_root(&entry.unwrap().path(), found);
         }
     }
 }
 
 #[tokio::test]
-async fn what_the_agent_makes_for_pods_is_roots_and_a_mode_of_0440_lets_roots_group_read() {
+async fn files_made_for_pods_belong_to_root_and_mode_0440_is_group_readable() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("objects.yaml", OBJECTS).unwrap();
     agent.write_manifest("web.yaml", POD).unwrap();
-    // The container ends at once where it may not read one of the files.
+    // The container exits at once if it may not read one of the files.
     until_ready(&agent, &["web"]).await.unwrap();
 
     let full = format!("web-{}/main", agent.spec().node_name);
@@ -92,7 +92,7 @@ async fn what_the_agent_makes_for_pods_is_roots_and_a_mode_of_0440_lets_roots_gr
     let spec = agent.spec();
     let mut found = BTreeMap::new();
     for folder in [&spec.root_dir, &spec.pod_logs_dir, &spec.links_dir] {
-        not_roots(folder, &mut found);
+        not_owned_by_root(folder, &mut found);
     }
     assert!(found.is_empty(), "{found:#?}");
 }

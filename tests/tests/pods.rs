@@ -1,7 +1,7 @@
 //! The life of pods on a real containerd: order of their containers, restart policies, back-off, replaced manifests
-//! (pod-lifecycle.md §5 to §9). What has happened is seen in the runtime and in what containers write.
+//! (pod-lifecycle.md §5 to §9). Checked in the runtime and in what containers write.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,8 +12,8 @@ use keelson_testkit::{Agent, BUSYBOX_IMAGE, Image, Scratch, eventually};
 use keelson_tests::{LIMIT, is_ready, pods, running, until_event, until_ready};
 use serde_json::{Value, json};
 
-/// Says that it has begun and that it was asked to end, and ends.
-fn says(name: &str) -> String {
+/// Logs its start and SIGTERM, and ends.
+fn logging_script(name: &str) -> String {
     format!(
         "trap 'echo {name} ends >> /data/log; exit 0' TERM; echo {name} begins >> /data/log; \
          while true; do sleep 0.1; done"
@@ -54,7 +54,7 @@ fn pod(dir: &Path, name: &str, policy: &str, init: &[Value], containers: &[Value
     })
 }
 
-/// JSON is YAML, too.
+/// JSON is valid YAML.
 fn write(agent: &Agent, pod: &Value) {
     agent.write_manifest(&file_of(pod), &pod.to_string()).unwrap();
 }
@@ -63,13 +63,13 @@ fn file_of(pod: &Value) -> String {
     format!("{}.yaml", pod["metadata"]["name"].as_str().unwrap())
 }
 
-/// What the containers of a pod have written, in order.
+/// The lines that the containers of a pod have written, in order.
 fn written(dir: &Path, name: &str) -> Vec<String> {
     let log = std::fs::read_to_string(dir.join(name).join("log")).unwrap_or_default();
     log.lines().map(ToOwned::to_owned).collect()
 }
 
-/// Waits until the pod's status is as `wanted` wants it.
+/// Waits until the pod's status satisfies `wanted`.
 async fn until(agent: &Agent, name: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let full = format!("{name}-{}", agent.spec().node_name);
     let mut last = Value::Null;
@@ -86,7 +86,7 @@ async fn until_phase(agent: &Agent, name: &str, phase: &str) -> Value {
     until(agent, name, phase, |status| status["phase"] == phase).await
 }
 
-/// Every container that the runtime has of a pod, ended ones included: when it was started, by name.
+/// The start times of every container of a pod in the runtime, including ended ones, by name.
 async fn starts(agent: &Agent, name: &str) -> Vec<(i64, String)> {
     let full = format!("{name}-{}", agent.spec().node_name);
     let mut runtime = agent.containerd().runtime();
@@ -108,10 +108,10 @@ async fn starts(agent: &Agent, name: &str) -> Vec<(i64, String)> {
     found
 }
 
-/// How many containers run; `None` when one of them has just ended.
+/// Number of running containers; `None` if one of them has just ended.
 ///
 /// # Panics
-/// Two containers of one name run at the same time.
+/// If two containers of one name run at the same time.
 async fn count_of_running(agent: &Agent) -> Option<usize> {
     match running(agent).await {
         Ok(now) => Some(now.len()),
@@ -128,16 +128,16 @@ fn names(starts: &[(i64, String)]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last_in_reverse_order() {
+async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let init = [
         container("first", "echo first >> /data/log"),
-        sidecar("outer", &says("outer")),
+        sidecar("outer", &logging_script("outer")),
         container("second", "sleep 1; echo second >> /data/log"),
-        sidecar("inner", &says("inner")),
+        sidecar("inner", &logging_script("inner")),
     ];
-    let web = pod(scratch.path(), "web", "Always", &init, &[container("main", &says("main"))]);
+    let web = pod(scratch.path(), "web", "Always", &init, &[container("main", &logging_script("main"))]);
     write(&agent, &web);
     until_ready(&agent, &["web"]).await.unwrap();
     assert_eq!(names(&starts(&agent, "web").await), ["first", "outer", "second", "inner", "main"]);
@@ -157,7 +157,7 @@ async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last_in_re
 }
 
 #[tokio::test]
-async fn a_failing_init_container_ends_its_pod_or_is_tried_again_as_the_policy_says() {
+async fn a_failing_init_container_fails_the_pod_or_is_retried_by_restart_policy() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     // The second run of the second one succeeds.
@@ -166,7 +166,7 @@ async fn a_failing_init_container_ends_its_pod_or_is_tried_again_as_the_policy_s
         container("bad", "echo bad >> /data/log; [ -e /data/again ] || { touch /data/again; exit 3; }"),
         container("last", "echo last >> /data/log"),
     ];
-    let main = [container("main", &says("main"))];
+    let main = [container("main", &logging_script("main"))];
     for (name, policy) in [("never", "Never"), ("onfailure", "OnFailure"), ("always", "Always")] {
         write(&agent, &pod(scratch.path(), name, policy, &init, &main));
     }
@@ -188,7 +188,7 @@ async fn a_failing_init_container_ends_its_pod_or_is_tried_again_as_the_policy_s
 }
 
 #[tokio::test]
-async fn each_restart_policy_does_as_it_says_also_that_of_a_container() {
+async fn pod_and_container_restart_policies_are_followed() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let one = |name: &str, policy: &str, code: u32| {
@@ -206,7 +206,10 @@ async fn each_restart_policy_does_as_it_says_also_that_of_a_container() {
     }
     let mut own = container("stubborn", "exit 4");
     own["restartPolicy"] = "Never".into();
-    write(&agent, &pod(scratch.path(), "own", "Always", &[], &[own, container("main", &says("main"))]));
+    write(
+        &agent,
+        &pod(scratch.path(), "own", "Always", &[], &[own, container("main", &logging_script("main"))]),
+    );
 
     for (name, phase, code) in
         [("failure-good", "Succeeded", 0), ("never-good", "Succeeded", 0), ("never-bad", "Failed", 2)]
@@ -221,7 +224,7 @@ async fn each_restart_policy_does_as_it_says_also_that_of_a_container() {
         let reason = if code == 0 { "PodCompleted" } else { "PodFailed" };
         assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!(reason)));
     }
-    // The first restart is at once; from the second on it waits.
+    // The first restart is immediate; the later ones back off.
     for (name, code) in [("always-good", 0), ("always-bad", 2), ("failure-bad", 2)] {
         let status = until(&agent, name, "is in back-off", |s| {
             s["containerStatuses"][0]["state"]["waiting"]["reason"] == "CrashLoopBackOff"
@@ -251,7 +254,7 @@ async fn each_restart_policy_does_as_it_says_also_that_of_a_container() {
 }
 
 #[tokio::test]
-async fn the_longest_back_off_is_the_configured_one() {
+async fn the_crash_loop_back_off_is_capped_by_the_configuration() {
     let scratch = Scratch::new().unwrap();
     let short = |spec: &mut keelson_testkit::AgentSpec| {
         spec.kubelet.insert("crashLoopBackOff".into(), json!({"maxContainerRestartPeriod": "1s"}));
@@ -259,7 +262,7 @@ async fn the_longest_back_off_is_the_configured_one() {
     let agent = Agent::builder(scratch.path()).configure(short).start().await.unwrap();
     let begun = Instant::now();
     write(&agent, &pod(scratch.path(), "web", "Always", &[], &[container("main", "exit 1")]));
-    // With a kubelet's own numbers the fifth restart comes after 150 s.
+    // With the kubelet's defaults the fifth restart comes after 150 s.
     until(&agent, "web", "was restarted five times", |s| {
         s["containerStatuses"][0]["restartCount"].as_u64() >= Some(5)
     })
@@ -267,13 +270,14 @@ async fn the_longest_back_off_is_the_configured_one() {
     let took = begun.elapsed();
     assert!(took > Duration::from_secs(3), "four of the five waited for a second: {took:?}");
     let log = agent.log();
-    let ignored = log.lines().find(|line| line.contains("no effect yet") && line.contains("crashLoopBackOff"));
+    let ignored =
+        log.lines().find(|line| line.contains("no effect yet") && line.contains("crashLoopBackOff"));
     assert_eq!(ignored, None);
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn another_image_restarts_its_container_and_no_other() {
+async fn an_image_change_restarts_only_its_container() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let other_image = "keelson.local/busybox:2";
@@ -285,9 +289,9 @@ async fn another_image_restarts_its_container_and_no_other() {
         "web",
         "Always",
         &[],
-        &[container("main", &says("main")), container("other", &says("other"))],
+        &[container("main", &logging_script("main")), container("other", &logging_script("other"))],
     );
-    // With a UID of its own the pod stays the same one when its manifest changes.
+    // With a fixed UID a change of its manifest does not replace the pod.
     web["metadata"]["uid"] = "11111111-2222-3333-4444-555555555555".into();
     write(&agent, &web);
     until_ready(&agent, &["web"]).await.unwrap();
@@ -314,14 +318,14 @@ async fn another_image_restarts_its_container_and_no_other() {
     assert_eq!(counts, [json!(1), json!(0)]);
     let kept: Vec<&str> = sandboxes.lines().filter(|id| !id.is_empty()).collect();
     let left = agent.containerd().ctr(&["containers", "list", "-q"]).unwrap();
-    // The sandbox, the other container and the new one; the record of the old one may still be there.
+    // The sandbox, the other container and the new one; the record of the old one may still exist.
     let same = kept.iter().filter(|id| left.contains(*id)).count();
     assert!(same >= 2, "the sandbox was replaced: {kept:?} {left}");
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_manifest_that_is_replaced_five_times_in_a_second_ends_with_the_last() {
+async fn a_manifest_replaced_five_times_in_a_second_runs_its_last_version() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let version = |number: u32| {
@@ -354,7 +358,7 @@ async fn a_manifest_that_is_replaced_five_times_in_a_second_ends_with_the_last()
     assert_eq!(ran.last().map(String::as_str), Some("5"), "{ran:?}");
     assert!(ran.is_sorted(), "an older version began after a newer one: {ran:?}");
 
-    // Taken away and put back over and over, it runs once in the end.
+    // Removed and added again repeatedly, it runs once in the end.
     for _ in 0..3 {
         agent.remove_manifest("web.yaml").unwrap();
         tokio::time::sleep(Duration::from_millis(120)).await;
@@ -377,7 +381,7 @@ async fn a_pod_removed_while_the_agent_was_down_ends_with_its_own_grace_and_orde
     let scratch = Scratch::new().unwrap();
     let mut agent = Agent::builder(scratch.path()).start().await.unwrap();
     let slow = "trap 'sleep 2; echo main ends >> /data/log; exit 0' TERM; while true; do sleep 0.1; done";
-    let stays = pod(scratch.path(), "stays", "Always", &[], &[container("main", &says("stays"))]);
+    let stays = pod(scratch.path(), "stays", "Always", &[], &[container("main", &logging_script("stays"))]);
     for one in [&pod(scratch.path(), "leaves", "Always", &[], &[container("main", slow)]), &stays] {
         write(&agent, one);
     }
@@ -411,7 +415,7 @@ async fn a_pod_for_another_node_is_refused_and_one_for_this_node_runs() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let selecting = |name: &str, selector: Value| {
-        let mut pod = pod(scratch.path(), name, "Always", &[], &[container("main", &says(name))]);
+        let mut pod = pod(scratch.path(), name, "Always", &[], &[container("main", &logging_script(name))]);
         pod["spec"]["nodeSelector"] = selector;
         write(&agent, &pod);
     };

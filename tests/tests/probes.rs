@@ -1,6 +1,6 @@
 //! Liveness, readiness and startup probes of real containers (pod-lifecycle.md §13).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// Runs until it is told to end.
+/// Runs until SIGTERM.
 const RUNS: &str = "trap 'exit 0' TERM; while true; do sleep 1; done";
 
 fn sh(script: &str) -> Value {
@@ -58,7 +58,7 @@ fn write_pod(agent: &Agent, dir: &Path, name: &str, script: &str, fields: &Value
             "volumes": [{"name": "data", "hostPath": {"path": data, "type": "Directory"}}],
         },
     });
-    // JSON is YAML, too.
+    // JSON is valid YAML.
     agent.write_manifest(&format!("{name}.yaml"), &pod.to_string()).unwrap();
 }
 
@@ -77,7 +77,7 @@ async fn restart_count(agent: &Agent, name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn readiness_by_http_and_by_command_makes_a_pod_ready_and_unready() {
+async fn http_and_exec_readiness_probes_make_a_pod_ready_and_unready() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let http = json!({
@@ -104,9 +104,9 @@ async fn readiness_by_http_and_by_command_makes_a_pod_ready_and_unready() {
     agent.end().unwrap();
 }
 
-/// Answers `/ready` and everything else over TLS, with a certificate that nobody vouches for; its task ends with the
+/// Answers `/ready` and other paths over TLS, with an untrusted certificate; its task ends with the
 /// test's runtime.
-async fn https(ready: Arc<AtomicU16>, others: Arc<AtomicU16>) -> u16 {
+async fn serve_https(ready: Arc<AtomicU16>, others: Arc<AtomicU16>) -> u16 {
     let key = rcgen::KeyPair::generate().unwrap();
     let params = rcgen::CertificateParams::new(vec!["elsewhere.example".to_owned()]).unwrap();
     let certificate = params.self_signed(&key).unwrap().der().clone();
@@ -123,7 +123,7 @@ async fn https(ready: Arc<AtomicU16>, others: Arc<AtomicU16>) -> u16 {
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            // Who gives up in between asks again.
+            // A client that gives up meanwhile tries again.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut buffer = [0; 4096];
             let Ok(read) = stream.read(&mut buffer).await else { continue };
@@ -138,11 +138,11 @@ async fn https(ready: Arc<AtomicU16>, others: Arc<AtomicU16>) -> u16 {
 }
 
 #[tokio::test]
-async fn over_tls_readiness_and_liveness_decide_as_they_do_without() {
+async fn https_readiness_and_liveness_probes_work_as_over_http() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let (ready, live) = (Arc::new(AtomicU16::new(503)), Arc::new(AtomicU16::new(200)));
-    let port = https(Arc::clone(&ready), Arc::clone(&live)).await;
+    let port = serve_https(Arc::clone(&ready), Arc::clone(&live)).await;
     let get = |path: &str| {
         probe(json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path, "scheme": "HTTPS"}}), 1)
     };
@@ -184,7 +184,7 @@ async fn a_failing_liveness_probe_restarts_the_container() {
 }
 
 #[tokio::test]
-async fn a_startup_probe_holds_the_others_back() {
+async fn liveness_and_readiness_probes_wait_for_the_startup_probe() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let fields = json!({
@@ -209,7 +209,7 @@ async fn a_startup_probe_holds_the_others_back() {
 }
 
 #[tokio::test]
-async fn pod_sync_killed_among_probes_restarts_nothing_and_no_status_flaps() {
+async fn killing_pod_sync_between_probes_restarts_nothing_and_flaps_no_status() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let fields = json!({

@@ -1,6 +1,6 @@
-//! The two commands of the README that people try first.
+//! The two commands of the README's quickstart.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use keelson_testkit::Snapshot;
 use keelson_tests::text;
 use serde_json::Value;
 
-/// Where the quickstart lives; one a machine.
+/// The folder of the quickstart; there is one per machine.
 const HOME: &str = "/var/lib/keelson-quickstart";
 
 fn xtask(task: &str) -> Output {
@@ -20,14 +20,14 @@ fn xtask(task: &str) -> Output {
     output
 }
 
-/// As a person does after a quickstart: without flags.
+/// Runs `keelson` as after a quickstart: without flags.
 fn keelson(args: &[&str]) -> Output {
     let output = Command::new(format!("{HOME}/bin/keelson")).current_dir("/").args(args).output().unwrap();
     assert!(output.status.success(), "keelson {args:?}: {}", text(&output));
     output
 }
 
-/// The id of each container that runs, by its pod.
+/// The id of each running container, by its pod.
 fn containers() -> Vec<(String, String)> {
     let pods: Value = serde_json::from_slice(&keelson(&["get", "pods", "-o", "json"]).stdout).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -40,7 +40,7 @@ fn containers() -> Vec<(String, String)> {
     all
 }
 
-/// Takes the quickstart down when the test fails before it has done so.
+/// Takes the quickstart down if the test fails earlier.
 struct Down;
 
 impl Drop for Down {
@@ -53,7 +53,7 @@ impl Drop for Down {
 
 #[test]
 #[ignore = "long: a release build"]
-fn a_quickstart_shows_pods_and_goes_without_a_trace() {
+fn quickstart_shows_pods_and_leaves_nothing_after_down() {
     assert!(!Path::new(HOME).exists(), "a quickstart is up on this machine: `cargo xtask down` ends it");
     let before = Snapshot::take();
     let down = Down;
@@ -84,7 +84,7 @@ fn a_quickstart_shows_pods_and_goes_without_a_trace() {
 
     assert!(text(&xtask("quickstart")).contains("All is up already"));
 
-    // All of the agent is killed: a second quickstart starts it again, and no container notices.
+    // All of the agent is killed: a second quickstart restarts it, and no container is affected.
     let started = containers();
     let init = services.iter().find(|service| service["name"] == "init").unwrap();
     let killed = Command::new("kill").args(["-9", &init["pid"].to_string()]).status().unwrap();

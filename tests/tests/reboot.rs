@@ -1,7 +1,7 @@
-//! The machine loses its power: processes, mounts, cgroups, network namespaces and everything below /run are gone, the
-//! disk is as it was. Pods come back by themselves (pod-lifecycle.md §20).
+//! A machine that loses its power: processes, mounts, cgroups, network namespaces and everything below /run are gone, the
+//! disk is unchanged. Pods are restarted (pod-lifecycle.md §20).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 
 use k8s_cri::v1 as cri;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
-use keelson_tests::power::{boot_id, cut_power, forget_the_boot, saved};
+use keelson_tests::power::{boot_id, cut_power, replace_boot_id, stored_boot};
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, Process, pods, running, sleeper, until_event, until_ready};
 use serde_json::Value;
 
-/// A pod whose containers write down when they ran, and what their volumes held.
+/// A pod whose containers record when they ran, and what their volumes held.
 ///
-/// The second init container waits while there is a file `hold`.
-fn ordered(name: &str, marks: &Path) -> String {
+/// The second init container waits while a file `hold` exists.
+fn ordered_pod(name: &str, marks: &Path) -> String {
     let mounts = "    volumeMounts:\n    - {name: marks, mountPath: /marks}\n    - {name: disk, mountPath: /disk}\n    \
                   - {name: memory, mountPath: /memory}\n    - {name: files, mountPath: /files}\n    \
                   - {name: secret, mountPath: /secret}\n";
@@ -48,8 +48,8 @@ fn ordered(name: &str, marks: &Path) -> String {
     )
 }
 
-/// A pod that notes each of its runs and then does something, with another policy.
-fn noted(name: &str, policy: &str, then: &str, marks: &Path) -> String {
+/// A pod that records each of its runs and then runs a command, with another restart policy.
+fn recording_pod(name: &str, policy: &str, then: &str, marks: &Path) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  restartPolicy: {policy}\n  \
          terminationGracePeriodSeconds: 0\n  containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n    \
@@ -97,11 +97,11 @@ impl Machine {
         fs::create_dir(&marks).unwrap();
         let agent = Agent::builder(scratch.path()).start().await.unwrap();
         let manifests = [
-            ("ordered", ordered("ordered", &marks)),
+            ("ordered", ordered_pod("ordered", &marks)),
             ("plain", sleeper("plain")),
             ("leaving", sleeper("leaving")),
-            ("never", noted("never", "Never", "exec sleep 1000000", &marks)),
-            ("done", noted("done", "OnFailure", "exit 0", &marks)),
+            ("never", recording_pod("never", "Never", "exec sleep 1000000", &marks)),
+            ("done", recording_pod("done", "OnFailure", "exit 0", &marks)),
         ];
         for (name, manifest) in manifests {
             agent.write_manifest(&format!("{name}.yaml"), &manifest).unwrap();
@@ -115,7 +115,7 @@ impl Machine {
         assert_eq!(before.len(), 4, "{before:#?}");
         let ran = async || machine.mark("order") == "first\nsecond\nmain\n";
         eventually(LIMIT, "the containers have run in order", ran).await.unwrap();
-        let known = async || saved(&machine.agent)["bootId"] == boot_id();
+        let known = async || stored_boot(&machine.agent)["bootId"] == boot_id();
         eventually(LIMIT, "the agent has written down the boot", known).await.unwrap();
         Self { before, ..machine }
     }
@@ -146,8 +146,8 @@ impl Machine {
         self.until(&format!("is {phase}"), name, |pod| pod["status"]["phase"] == phase).await
     }
 
-    /// A pod's only container runs again, as another one and for the second time.
-    async fn until_back(&self, name: &str) {
+    /// Waits until a pod's only container runs again, as a new one and for the second time.
+    async fn until_restarted(&self, name: &str) {
         let key = format!("{}/main", self.full(name));
         let old = self.before[&key].clone();
         let mut new = String::new();
@@ -172,18 +172,18 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn after_a_reboot_pods_come_back_by_themselves_and_init_containers_run_again_in_order() {
+async fn after_a_reboot_pods_restart_and_init_containers_rerun_in_order() {
     let scratch = Scratch::new().unwrap();
     let mut machine = Machine::start(&scratch).await;
     let leaving = machine.pod("leaving").await["metadata"]["uid"].as_str().unwrap().to_owned();
     cut_power(&mut machine.agent);
-    forget_the_boot(&machine.agent);
+    replace_boot_id(&machine.agent);
     machine.agent.remove_manifest("leaving.yaml").unwrap();
     fs::write(machine.marks.join("hold"), "").unwrap();
     machine.agent.containerd_mut().restart().unwrap();
     machine.agent.start().await.unwrap();
 
-    // While the second init container waits, the pod has only begun.
+    // While the second init container waits, the pod has not started its containers.
     let pod = machine
         .until("is held by its second init container", "ordered", |pod| {
             let init = &pod["status"]["initContainerStatuses"];
@@ -194,8 +194,8 @@ async fn after_a_reboot_pods_come_back_by_themselves_and_init_containers_run_aga
     assert!(!keelson_tests::is_ready(&pod), "{pod:#}");
     assert_eq!(machine.mark("order"), "first\nsecond\nmain\nfirst\n");
     fs::remove_file(machine.marks.join("hold")).unwrap();
-    machine.until_back("ordered").await;
-    machine.until_back("plain").await;
+    machine.until_restarted("ordered").await;
+    machine.until_restarted("plain").await;
     assert_eq!(machine.mark("order"), "first\nsecond\nmain\n".repeat(2));
     let pod = machine.pod("ordered").await;
     for name in ["first", "second"] {
@@ -205,19 +205,19 @@ async fn after_a_reboot_pods_come_back_by_themselves_and_init_containers_run_aga
         assert_eq!(init["ready"], true, "{init:#}");
     }
 
-    // What lay on the disk is there, what lay in memory is not, and objects are as they were.
+    // Files on disk are kept, files in memory are gone, and ConfigMaps and Secrets are as before.
     assert_eq!(machine.mark("disk"), "x\nx\n");
     assert_eq!(machine.mark("memory"), "x\n");
     assert_eq!(machine.mark("files"), "a value\na secret\n");
     until_event(&machine.agent, "Rebooted", &boot_id()).await.unwrap();
     until_event(&machine.agent, "SandboxChanged", "").await.unwrap();
-    nobody_is_there_twice(&machine, &leaving).await;
+    assert_no_duplicates(&machine, &leaving).await;
     machine.agent.end().unwrap();
 }
 
-async fn nobody_is_there_twice(machine: &Machine, leaving: &str) {
+async fn assert_no_duplicates(machine: &Machine, leaving: &str) {
     let agent = &machine.agent;
-    // What may not run again does not.
+    // Pods that may not restart do not.
     machine.until_phase("never", "Failed").await;
     machine.until_phase("done", "Succeeded").await;
     assert_eq!(machine.mark("never"), "run\n");
@@ -228,7 +228,7 @@ async fn nobody_is_there_twice(machine: &Machine, leaving: &str) {
     });
     gone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 
-    // The old sandbox stays as long as it holds the record of the container before (runtime-and-resources.md §7.3).
+    // The old sandbox stays as long as it has the record of the previous container (runtime-and-resources.md §7.3).
     let sandboxes = sandboxes(agent).await;
     for (name, found) in &sandboxes {
         let wanted = if ready_names(machine).contains(name) { (1, true) } else { (0, false) };
@@ -250,9 +250,9 @@ fn ready_names(machine: &Machine) -> [String; 2] {
     ["ordered", "plain"].map(|name| machine.full(name))
 }
 
-/// The power goes again before anything has come back.
+/// The power fails again before any pod is back.
 #[tokio::test]
-async fn a_second_reboot_in_the_middle_of_the_first_start_changes_nothing() {
+async fn a_second_reboot_during_the_first_start_changes_nothing() {
     let scratch = Scratch::new().unwrap();
     let mut machine = Machine::start(&scratch).await;
     fs::write(machine.marks.join("hold"), "").unwrap();

@@ -1,6 +1,6 @@
-//! What is refused is refused with a message that names it and the way out; what runs goes on.
+//! Refusals have a message that names the cause and a remedy; running pods continue.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,18 +18,18 @@ use keelson_tests::{
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A user that nobody is.
-const STRANGER: u32 = 12_345;
+/// A user id without an account.
+const UNKNOWN_USER: u32 = 12_345;
 
-/// Runs a program that must end by itself soon.
-fn ended(command: &mut Command) -> Output {
+/// Runs a program that must exit soon.
+fn run_to_end(command: &mut Command) -> Output {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = std::time::Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > Duration::from_secs(15) {
             child.kill().unwrap();
-            panic!("{command:?} goes on: {}", text(&child.wait_with_output().unwrap()));
+            panic!("{command:?} does not exit: {}", text(&child.wait_with_output().unwrap()));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -37,16 +37,16 @@ fn ended(command: &mut Command) -> Output {
 }
 
 fn assert_refused(command: &mut Command, code: i32, parts: &[&str]) {
-    let output = ended(command);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(code), "{command:?}: {said}");
+    let output = run_to_end(command);
+    let message = text(&output);
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {message}");
     for part in parts {
-        assert!(said.contains(part), "{command:?} does not name {part:?}: {said}");
+        assert!(message.contains(part), "{command:?} does not name {part:?}: {message}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!message.contains("panicked"), "{message}");
 }
 
-/// An agent that is never started.
+/// The spec of an agent that is never started.
 fn spec_in(scratch: &Scratch) -> AgentSpec {
     let built = built_binaries().unwrap();
     let binaries = reachable_binaries(&built, &scratch.path().join("bin")).unwrap();
@@ -78,7 +78,7 @@ fn a_wrong_flag_is_a_usage_error_of_every_binary() {
 }
 
 #[test]
-fn a_configuration_that_is_missing_or_garbled_is_named_by_file() {
+fn the_error_of_a_missing_or_garbled_configuration_names_the_file() {
     let scratch = Scratch::new().unwrap();
     let spec = spec_in(&scratch);
     let file = scratch.path().join("config.json");
@@ -106,7 +106,7 @@ fn a_configuration_that_is_missing_or_garbled_is_named_by_file() {
 }
 
 #[test]
-fn all_bad_values_of_a_configuration_are_named_at_once() {
+fn all_invalid_configuration_values_are_reported_together() {
     let scratch = Scratch::new().unwrap();
     let mut spec = spec_in(&scratch);
     for (field, value) in [
@@ -133,12 +133,12 @@ fn all_bad_values_of_a_configuration_are_named_at_once() {
         keelson.to_str().unwrap(),
     ];
     assert_refused(&mut spec.command(), 78, &parts);
-    assert!(!spec.run_dir.exists(), "nothing is made before the configuration is good");
+    assert!(!spec.run_dir.exists(), "nothing is created before the configuration is valid");
 }
 
-/// Whatever makes the manifest folder unreadable is named, the agent stays up, and it heals.
+/// Each cause of an unreadable manifest folder is reported, the agent keeps running, and it recovers.
 #[tokio::test]
-async fn a_manifest_folder_that_cannot_be_read_is_named_and_nothing_is_ended() {
+async fn an_unreadable_manifest_folder_is_reported_and_ends_no_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -171,9 +171,9 @@ async fn a_manifest_folder_that_cannot_be_read_is_named_and_nothing_is_ended() {
     agent.end().unwrap();
 }
 
-/// Also from the beginning, when nothing has ever been read.
+/// Also at the first start, when nothing has been read yet.
 #[tokio::test]
-async fn an_agent_whose_manifest_folder_cannot_be_read_comes_up_and_says_so() {
+async fn the_agent_starts_with_an_unreadable_manifest_folder_and_reports_it() {
     let scratch = Scratch::new().unwrap();
     let mut agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
@@ -185,7 +185,7 @@ async fn an_agent_whose_manifest_folder_cannot_be_read_comes_up_and_says_so() {
     agent.start().await.unwrap();
     until_service(&agent, ServiceName::PodConfig, &["degraded"], folder.to_str().unwrap()).await.unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
-    assert_eq!(running(&agent).await.unwrap(), before, "what ran goes on");
+    assert_eq!(running(&agent).await.unwrap(), before, "running containers are unaffected");
     fs::remove_file(&folder).unwrap();
     fs::rename(&aside, &folder).unwrap();
     until_service(&agent, ServiceName::PodConfig, &["running"], "").await.unwrap();
@@ -230,13 +230,13 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Fails when the agent's clean-up was faster.
+        // Fails if the agent's clean-up was faster.
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
 #[test]
-fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
+fn a_run_dir_on_a_full_disk_is_reported_with_a_remedy() {
     let scratch = Scratch::new().unwrap();
     let spec = spec_in(&scratch);
     spec.write().unwrap();
@@ -252,25 +252,25 @@ fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_run_dir_that_fills_up_stops_only_what_needs_it_and_says_so() {
+async fn a_full_run_dir_stops_only_what_needs_it_and_is_reported() {
     let scratch = Scratch::new().unwrap();
     let disk = SmallDisk::at(&scratch.path().join("a/run"), "size=8m,nr_inodes=200,mode=755");
     let agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
     disk.fill_inodes();
-    // Nothing needs room while nothing starts.
+    // Nothing needs space while nothing starts.
     agent.write_manifest("more.yaml", &sleeper("more")).unwrap();
     until_ready(&agent, &["more", "web"]).await.unwrap();
-    // A service that starts needs a name for its socket.
+    // A starting service needs an inode for its socket.
     agent.service(ServiceName::PodConfig).unwrap().signal(Signal::KILL);
     let run = agent.spec().run_dir.to_str().unwrap();
     let row = until_service(&agent, ServiceName::PodConfig, &["backing-off"], "").await.unwrap();
     println!("{row}");
-    let told = eventually(LIMIT, "the full disk is named in the log", async || {
+    let result = eventually(LIMIT, "the log names the full disk", async || {
         let log = agent.log();
         log.lines().any(|line| line.contains(run) && line.contains("No space left"))
     });
-    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     tokio::time::sleep(Duration::from_secs(5)).await;
     let again = service_row(&agent, ServiceName::PodConfig).await.unwrap();
     assert!(again["restarts"].as_u64().unwrap() < 20, "a crash loop without a brake: {again}");
@@ -287,7 +287,7 @@ async fn a_run_dir_that_fills_up_stops_only_what_needs_it_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more() {
+async fn a_full_state_dir_ends_no_pod_and_new_pods_still_start() {
     let scratch = Scratch::new().unwrap();
     let disk = SmallDisk::at(&scratch.path().join("a/state"), "size=24m,mode=755");
     let agent = agent_with_web(&scratch).await;
@@ -297,7 +297,7 @@ async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more()
         let now = running(&agent).await.unwrap();
         assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{what}: {now:#?}");
     };
-    // Own state is a cache: without it pods come and go all the same.
+    // The services' own state is a cache: without it pods start and end all the same.
     agent.write_manifest("more.yaml", &sleeper("more")).unwrap();
     until_ready(&agent, &["more", "web"]).await.unwrap();
     agent.remove_manifest("more.yaml").unwrap();
@@ -316,15 +316,15 @@ async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more()
     }
     let many = restarts(&agent).await.unwrap();
     assert!(many.values().all(|count| *count == 1), "each was started again once, by us: {many:?}");
-    // What cannot be stored is refused to the person, with the reason. A service may have made room in between.
+    // A manifest that cannot be stored is refused with the reason. A service may have freed space in between.
     disk.fill();
     let file = scratch.path().join("job.yaml");
     let job = format!("{}# {}\n", sleeper("job"), "x".repeat(1 << 16));
     fs::write(&file, &job).unwrap();
     let applied = agent.keelson(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
-    let said = text(&applied);
-    println!("apply on a full disk: {said}");
-    assert!(!applied.status.success() && said.contains("No space left"), "{said}");
+    let message = text(&applied);
+    println!("apply on a full disk: {message}");
+    assert!(!applied.status.success() && message.contains("No space left"), "{message}");
 
     disk.empty();
     let applied = agent.keelson(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
@@ -348,7 +348,7 @@ fn config(agent: &Agent) -> Config {
 }
 
 #[tokio::test]
-async fn sockets_folders_and_the_configuration_are_open_to_their_group_alone() {
+async fn sockets_folders_and_configuration_are_open_only_to_their_group() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let (spec, config) = (agent.spec(), config(&agent));
@@ -375,30 +375,33 @@ async fn sockets_folders_and_the_configuration_are_open_to_their_group_alone() {
     agent.end().unwrap();
 }
 
-/// `keelson` as another user, without other groups.
+/// Runs `keelson` as another user, without supplementary groups.
 fn keelson_as(agent: &Agent, uid: u32, gid: u32, args: &[&str]) -> Output {
     let mut command = agent.spec().cli();
     command.uid(uid).gid(gid).current_dir("/").args(args);
-    let output = ended(&mut command);
+    let output = run_to_end(&mut command);
     println!("uid {uid} gid {gid} {args:?}: {:?} {}", output.status.code(), text(&output).trim());
     output
 }
 
 #[tokio::test]
-async fn a_stranger_is_kept_out_and_a_member_of_the_operator_group_may_do_everything() {
+async fn only_root_and_the_operator_group_may_use_the_agent() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let group = config(&agent).users.operator_gid;
-    assert_ne!(group, STRANGER);
+    assert_ne!(group, UNKNOWN_USER);
     for args in [&["get", "pods"][..], &["get", "services"], &["logs", "web"], &["retry", "pod", "web"]] {
-        let output = keelson_as(&agent, STRANGER, STRANGER, args);
+        let output = keelson_as(&agent, UNKNOWN_USER, UNKNOWN_USER, args);
         assert_eq!(output.status.code(), Some(77), "{args:?}");
-        let said = text(&output);
-        assert!(said.to_lowercase().contains("permission denied") && said.contains("usermod"), "{said}");
+        let message = text(&output);
+        assert!(
+            message.to_lowercase().contains("permission denied") && message.contains("usermod"),
+            "{message}"
+        );
     }
 
     let member = |args: &[&str]| {
-        let output = keelson_as(&agent, STRANGER, group, args);
+        let output = keelson_as(&agent, UNKNOWN_USER, group, args);
         assert!(output.status.success(), "{args:?}: {}", text(&output));
         text(&output)
     };
@@ -411,7 +414,7 @@ async fn a_stranger_is_kept_out_and_a_member_of_the_operator_group_may_do_everyt
     assert!(member(&["explain", "pod", "web"]).contains("waits for nothing"));
     member(&["retry", "pod", "web"]);
     let logged = eventually(LIMIT, "the log is there", async || {
-        text(&keelson_as(&agent, STRANGER, group, &["logs", "web"])).contains("hello from web")
+        text(&keelson_as(&agent, UNKNOWN_USER, group, &["logs", "web"])).contains("hello from web")
     });
     logged.await.unwrap();
     let file = scratch.path().join("job.yaml");
@@ -424,9 +427,9 @@ async fn a_stranger_is_kept_out_and_a_member_of_the_operator_group_may_do_everyt
     agent.end().unwrap();
 }
 
-/// A service that was taken over can do what its work needs and nothing else.
+/// A compromised service can call only what it needs.
 #[tokio::test]
-async fn a_service_may_call_what_it_needs_and_no_more() {
+async fn a_service_may_call_only_the_methods_it_needs() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with_web(&scratch).await;
     let config = config(&agent);
@@ -444,11 +447,11 @@ async fn a_service_may_call_what_it_needs_and_no_more() {
             &["retry", "pod", "web"],
         ] {
             let output = keelson_as(&agent, uid, group, args);
-            let said = text(&output);
-            assert!(!output.status.success(), "{service} {args:?}: {said}");
+            let message = text(&output);
+            assert!(!output.status.success(), "{service} {args:?}: {message}");
             assert!(
-                said.contains("may not call") && said.contains(service.as_str()),
-                "{service} {args:?}: {said}"
+                message.contains("may not call") && message.contains(service.as_str()),
+                "{service} {args:?}: {message}"
             );
         }
     }
@@ -458,10 +461,10 @@ async fn a_service_may_call_what_it_needs_and_no_more() {
     agent.end().unwrap();
 }
 
-/// A pod of a source that may not have the host's network or privileged containers fails and says which line forbids it;
-/// another source may.
+/// A pod of a source without host network or privileged containers fails, and the message names the line that forbids it;
+/// another source may have them.
 #[tokio::test]
-async fn a_source_may_be_kept_from_the_host() {
+async fn source_limits_deny_host_network_and_privileged_pods() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path())
         .configure(|spec| {

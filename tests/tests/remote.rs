@@ -1,6 +1,6 @@
-//! `keelson logs` and `keelson exec` from anywhere: to a node whose control plane is etcd, over its own API.
+//! `keelson logs` and `keelson exec` from another machine: to a node whose control plane is etcd, over its own API.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -38,22 +38,22 @@ impl Authority {
     }
 }
 
-struct World {
+struct TestNode {
     cluster: EtcdCluster,
     agent: Agent,
     scratch: Scratch,
     operator: (PathBuf, PathBuf),
 }
 
-/// What a command has said and how it ended.
+/// The outputs and the exit code of a command.
 #[derive(Debug)]
-struct Said {
+struct CommandOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl World {
+impl TestNode {
     async fn new() -> Self {
         let scratch = Scratch::new().unwrap();
         let own = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -77,42 +77,42 @@ impl World {
             .await
             .unwrap();
         let operator = clients.files_of("operator", scratch.path());
-        let world = Self { cluster, agent, scratch, operator };
-        let manifest = world.scratch.path().join("web.yaml");
+        let test_node = Self { cluster, agent, scratch, operator };
+        let manifest = test_node.scratch.path().join("web.yaml");
         std::fs::write(&manifest, sleeper("web")).unwrap();
-        let said = world.keelson(None, &["apply", "-f", manifest.to_str().unwrap()], "").await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        world.until_let_in().await;
-        world
+        let output = test_node.keelson(None, &["apply", "-f", manifest.to_str().unwrap()], "").await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        test_node.until_authorized().await;
+        test_node
     }
 
-    /// Until the node has told of its API.
-    async fn until_let_in(&self) {
+    /// Waits until the node has published its API's address.
+    async fn until_authorized(&self) {
         let mut last = None;
         let result = eventually(LIMIT, "the node lets the operator in", async || {
-            let said = self.operator(&["exec", "web", "--", "true"], "").await;
-            last = Some(said);
-            last.as_ref().is_some_and(|said| said.code == Some(0))
+            let output = self.operator(&["exec", "web", "--", "true"], "").await;
+            last = Some(output);
+            last.as_ref().is_some_and(|output| output.code == Some(0))
         });
         let result = result.await;
         result.unwrap_or_else(|e| panic!("{e:#}\n{last:?}\n{}", self.agent.log_tail()));
     }
 
-    async fn operator(&self, args: &[&str], input: &str) -> Said {
+    async fn operator(&self, args: &[&str], input: &str) -> CommandOutput {
         self.keelson(Some(&self.operator), args, input).await
     }
 
-    /// Runs the command as somebody on another machine would: nothing of the agent's folders is named.
-    async fn keelson(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str], input: &str) -> Said {
-        let mut child = self.begin(who, args);
+    /// Runs the command as on another machine: without any of the agent's folders.
+    async fn keelson(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str], input: &str) -> CommandOutput {
+        let mut child = self.spawn_command(who, args);
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
         drop(stdin);
-        ended(child).await
+        wait_for_end(child).await
     }
 
-    /// Starts it.
-    fn begin(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str]) -> Child {
+    /// Starts the command.
+    fn spawn_command(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str]) -> Child {
         let mut command = Command::new(self.agent.spec().bin_dir.join("keelson"));
         command.env("KEELSON_RUN_DIR", "/nonexistent");
         let (before, after) = match args.iter().position(|arg| *arg == "--") {
@@ -135,85 +135,92 @@ impl World {
     }
 }
 
-/// Waits for it; its standard output is empty where that was taken.
-async fn ended(child: Child) -> Said {
+/// Waits for the end of a command; its standard output is empty if it was taken.
+async fn wait_for_end(child: Child) -> CommandOutput {
     let output = tokio::time::timeout(LIMIT, child.wait_with_output()).await.unwrap().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    CommandOutput { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 #[tokio::test]
 async fn an_operator_reads_logs_and_runs_commands_from_another_machine() {
-    let world = World::new().await;
-    let said = world.operator(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 3"], "").await;
-    assert_eq!((said.code, said.stdout.as_str()), (Some(3), "out\n"), "{said:?}");
-    assert!(said.stderr.starts_with("err\n"), "{said:?}");
+    let test_node = TestNode::new().await;
+    let output =
+        test_node.operator(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 3"], "").await;
+    assert_eq!((output.code, output.stdout.as_str()), (Some(3), "out\n"), "{output:?}");
+    assert!(output.stderr.starts_with("err\n"), "{output:?}");
     let long = "x y\n".repeat(100_000);
-    let said = world.operator(&["exec", "-i", "web", "--", "cat"], &long).await;
-    assert!(said.code == Some(0) && said.stdout == long, "{:?} {}", said.code, said.stderr);
+    let output = test_node.operator(&["exec", "-i", "web", "--", "cat"], &long).await;
+    assert!(output.code == Some(0) && output.stdout == long, "{:?} {}", output.code, output.stderr);
     let odd = "a b&c=d/é'\"";
-    let said = world.operator(&["exec", "web", "--", "echo", odd], "").await;
-    assert_eq!(said.stdout, format!("{odd}\n"), "{said:?}");
-    let said = world.operator(&["exec", "web", "--", "/no/such"], "").await;
-    assert!(said.code == Some(1) && said.stderr.contains("no such file"), "{said:?}");
+    let output = test_node.operator(&["exec", "web", "--", "echo", odd], "").await;
+    assert_eq!(output.stdout, format!("{odd}\n"), "{output:?}");
+    let output = test_node.operator(&["exec", "web", "--", "/no/such"], "").await;
+    assert!(output.code == Some(1) && output.stderr.contains("no such file"), "{output:?}");
 
-    world
+    test_node
         .operator(&["exec", "web", "--", "sh", "-c", "echo one >/proc/1/fd/1; echo two >/proc/1/fd/1"], "")
         .await;
-    let said = world.operator(&["logs", "web", "--tail", "1"], "").await;
-    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "two\n"), "{said:?}");
-    let said = world.operator(&["logs", "web", "-p"], "").await;
-    assert!(said.code == Some(1) && said.stderr.contains("previous terminated container"), "{said:?}");
-    let said = world.operator(&["logs", "none"], "").await;
-    assert!(said.code == Some(1) && said.stderr.contains("no node tells of a pod \"none\""), "{said:?}");
+    let output = test_node.operator(&["logs", "web", "--tail", "1"], "").await;
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), "two\n"), "{output:?}");
+    let output = test_node.operator(&["logs", "web", "-p"], "").await;
+    assert!(output.code == Some(1) && output.stderr.contains("previous terminated container"), "{output:?}");
+    let output = test_node.operator(&["logs", "none"], "").await;
+    assert!(output.code == Some(1) && output.stderr.contains("no node reports a pod \"none\""), "{output:?}");
 }
 
 #[tokio::test]
-async fn who_shows_no_certificate_or_another_ones_is_not_let_in() {
-    let world = World::new().await;
-    let before = running(&world.agent).await.unwrap();
-    let stranger = Authority::new("clients").files_of("stranger", world.scratch.path());
+async fn a_client_without_a_certificate_of_the_operators_ca_is_refused() {
+    let test_node = TestNode::new().await;
+    let before = running(&test_node.agent).await.unwrap();
+    let stranger = Authority::new("clients").files_of("stranger", test_node.scratch.path());
     for command in [&["exec", "web", "--", "true"][..], &["logs", "web"]] {
-        let said = world.keelson(Some(&stranger), command, "").await;
-        assert!(said.code == Some(77) && said.stderr.contains("does not know who you are"), "{said:?}");
-        let said = world.keelson(None, command, "").await;
-        assert!(said.code == Some(64) && said.stderr.contains("--node-cert"), "{said:?}");
+        let output = test_node.keelson(Some(&stranger), command, "").await;
+        assert!(
+            output.code == Some(77) && output.stderr.contains("does not accept your certificate"),
+            "{output:?}"
+        );
+        let output = test_node.keelson(None, command, "").await;
+        assert!(output.code == Some(64) && output.stderr.contains("--node-cert"), "{output:?}");
     }
-    assert_eq!(running(&world.agent).await.unwrap(), before);
+    assert_eq!(running(&test_node.agent).await.unwrap(), before);
 }
 
 #[tokio::test]
-async fn node_api_is_killed_and_the_node_is_known_again_by_its_certificate() {
-    let world = World::new().await;
-    let before = running(&world.agent).await.unwrap();
-    let shown = std::fs::read_to_string(world.agent.spec().run_dir.join("node-api/serving.crt")).unwrap();
-    assert!(world.agent.service(ServiceName::NodeApi).unwrap().signal(Signal::KILL));
-    world.until_let_in().await;
-    let again = std::fs::read_to_string(world.agent.spec().run_dir.join("node-api/serving.crt")).unwrap();
+async fn node_api_keeps_its_serving_certificate_after_a_kill() {
+    let test_node = TestNode::new().await;
+    let before = running(&test_node.agent).await.unwrap();
+    let shown = std::fs::read_to_string(test_node.agent.spec().run_dir.join("node-api/serving.crt")).unwrap();
+    assert!(test_node.agent.service(ServiceName::NodeApi).unwrap().signal(Signal::KILL));
+    test_node.until_authorized().await;
+    let again = std::fs::read_to_string(test_node.agent.spec().run_dir.join("node-api/serving.crt")).unwrap();
     assert_eq!(again, shown);
-    assert_eq!(running(&world.agent).await.unwrap(), before);
+    assert_eq!(running(&test_node.agent).await.unwrap(), before);
 
-    // runtime-shim, through which the bytes go, dies under a command.
-    let mut child =
-        world.begin(Some(&world.operator), &["exec", "web", "--", "sh", "-c", "echo begun; sleep 600"]);
-    let mut heard = BufReader::new(child.stdout.take().unwrap());
+    // runtime-shim, which forwards the bytes, is killed during a command.
+    let mut child = test_node.spawn_command(
+        Some(&test_node.operator),
+        &["exec", "web", "--", "sh", "-c", "echo begun; sleep 600"],
+    );
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    tokio::time::timeout(LIMIT, heard.read_line(&mut line)).await.unwrap().unwrap();
+    tokio::time::timeout(LIMIT, reader.read_line(&mut line)).await.unwrap().unwrap();
     assert_eq!(line, "begun\n");
-    assert!(world.agent.service(ServiceName::RuntimeShim).unwrap().signal(Signal::KILL));
-    let said = ended(child).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.stderr.contains("it may still run"), "{said:?}");
-    assert_eq!(running(&world.agent).await.unwrap(), before);
+    assert!(test_node.agent.service(ServiceName::RuntimeShim).unwrap().signal(Signal::KILL));
+    let output = wait_for_end(child).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("it may still run"), "{output:?}");
+    assert_eq!(running(&test_node.agent).await.unwrap(), before);
 }
 
-/// Waits until a stream is stuck: nothing has moved on while another command of the same node ran to its end.
-async fn until_stuck(world: &World, moved: &AtomicU64, what: &str) {
+/// Waits until a stream is stuck: no byte was moved while another command of the same node ran to its end.
+async fn until_stuck(test_node: &TestNode, moved: &AtomicU64, what: &str) {
     loop {
         let before = moved.load(Ordering::Relaxed);
-        let said = tokio::time::timeout(LIMIT, world.operator(&["exec", "web", "--", "true"], "")).await;
-        let said = said.unwrap_or_else(|_| panic!("held up by {what}\n{}", world.agent.log_tail()));
-        assert_eq!(said.code, Some(0), "{what}: {said:?}");
+        let output =
+            tokio::time::timeout(LIMIT, test_node.operator(&["exec", "web", "--", "true"], "")).await;
+        let output = output.unwrap_or_else(|_| panic!("delayed by {what}\n{}", test_node.agent.log_tail()));
+        assert_eq!(output.code, Some(0), "{what}: {output:?}");
         if before > 0 && moved.load(Ordering::Relaxed) == before {
             return;
         }
@@ -221,12 +228,12 @@ async fn until_stuck(world: &World, moved: &AtomicU64, what: &str) {
 }
 
 #[tokio::test]
-async fn streams_that_nobody_reads_hold_up_no_other_command() {
-    let world = World::new().await;
-    let operator = Some(&world.operator);
+async fn unread_streams_delay_no_other_command() {
+    let test_node = TestNode::new().await;
+    let operator = Some(&test_node.operator);
     let mut stuck = Vec::new();
     for n in 0..3 {
-        let mut child = world.begin(operator, &["exec", "-i", "web", "--", "sleep", "1000000"]);
+        let mut child = test_node.spawn_command(operator, &["exec", "-i", "web", "--", "sleep", "1000000"]);
         let mut input = child.stdin.take().unwrap();
         let moved = Arc::new(AtomicU64::new(0));
         let writing = Arc::clone(&moved);
@@ -236,21 +243,21 @@ async fn streams_that_nobody_reads_hold_up_no_other_command() {
                 writing.fetch_add(1, Ordering::Relaxed);
             }
         });
-        until_stuck(&world, &moved, &format!("{n} commands that do not read their input, and one more"))
+        until_stuck(&test_node, &moved, &format!("{n} commands that do not read their input, and one more"))
             .await;
         stuck.push(child);
     }
     for n in 0..4 {
-        // Of what it writes one byte is read.
-        let mut child = world.begin(operator, &["exec", "web", "--", "cat", "/dev/zero"]);
+        // Only one byte of its output is read.
+        let mut child = test_node.spawn_command(operator, &["exec", "web", "--", "cat", "/dev/zero"]);
         let mut output = child.stdout.take().unwrap();
         tokio::time::timeout(LIMIT, output.read_u8()).await.unwrap().unwrap();
         let written = AtomicU64::new(1);
-        until_stuck(&world, &written, &format!("{n} readers who do not read, and one more")).await;
+        until_stuck(&test_node, &written, &format!("{n} readers who do not read, and one more")).await;
         child.stdout = Some(output);
         stuck.push(child);
     }
-    let said = world.operator(&["logs", "web"], "").await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = test_node.operator(&["logs", "web"], "").await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     drop(stuck);
 }

@@ -1,6 +1,6 @@
-//! Two agents with two runtimes on one machine, and a third that would be one too many.
+//! Two agents with two runtimes on one machine, and a third that shares resources with one of them.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +13,8 @@ use keelson_testkit::{Agent, AgentSpec, Scratch, eventually};
 use keelson_tests::{LIMIT, pods, running, sleeper, text, until_ready};
 use serde_json::Value;
 
-/// Two agents, each with folders, ports, cgroups, a node's name and a containerd of its own.
-async fn two(one: &Scratch, other: &Scratch) -> [Agent; 2] {
+/// Two agents, each with its own folders, ports, cgroups, node name and containerd.
+async fn two_agents(one: &Scratch, other: &Scratch) -> [Agent; 2] {
     [Agent::builder(one.path()).start().await.unwrap(), Agent::builder(other.path()).start().await.unwrap()]
 }
 
@@ -32,15 +32,15 @@ async fn apply(agent: &Agent, scratch: &Scratch, name: &str) {
 }
 
 #[tokio::test]
-async fn two_agents_run_pods_of_the_same_name_and_neither_touches_the_others() {
+async fn two_agents_with_pods_of_the_same_name_do_not_affect_each_other() {
     let (one, other) = (Scratch::new().unwrap(), Scratch::new().unwrap());
-    let [left, right] = two(&one, &other).await;
+    let [left, right] = two_agents(&one, &other).await;
     for (agent, scratch) in [(&left, &one), (&right, &other)] {
         apply(agent, scratch, "web").await;
         agent.write_manifest("db.yaml", &sleeper("db")).unwrap();
         until_ready(agent, &["web", "db"]).await.unwrap();
     }
-    // What differs: everything that two agents would fight for.
+    // Everything that two agents could conflict over differs.
     let (a, b) = (left.spec(), right.spec());
     for (a, b) in [
         (&a.run_dir, &b.run_dir),
@@ -54,7 +54,7 @@ async fn two_agents_run_pods_of_the_same_name_and_neither_touches_the_others() {
     }
     assert!(a.runtime_endpoint != b.runtime_endpoint && a.cgroup_root != b.cgroup_root && a.port != b.port);
 
-    // The command is told apart by the run folder alone, and each agent answers for its own node.
+    // Only the run dir selects the agent, and each agent answers for its own node.
     for agent in [&left, &right] {
         let (run_dir, node) = (&agent.spec().run_dir, agent.spec().node_name.as_str());
         let output = keelson_in(&left, run_dir, &["get", "pod", "web", "-o", "json"]);
@@ -65,7 +65,7 @@ async fn two_agents_run_pods_of_the_same_name_and_neither_touches_the_others() {
         assert_eq!(text(&output).trim(), format!("web-{node}"));
     }
 
-    // A pod that goes in one stays in the other, and so does what a killed agent ran.
+    // A deletion in one agent does not affect the other, and a killed agent's containers stay.
     let before = running(&right).await.unwrap();
     assert_eq!(before.len(), 2);
     let output = left.keelson(&["delete", "pod", "web"]).await.unwrap();
@@ -83,7 +83,7 @@ async fn two_agents_run_pods_of_the_same_name_and_neither_touches_the_others() {
     until_ready(&right, &["web", "db"]).await.unwrap();
     assert_eq!(running(&right).await.unwrap(), before);
 
-    // The end of one is not the end of the other.
+    // Stopping one agent does not stop the other.
     left.end().unwrap();
     assert_eq!(running(&right).await.unwrap(), before);
     assert_eq!(pods(&right).await.unwrap().len(), 2);
@@ -91,23 +91,23 @@ async fn two_agents_run_pods_of_the_same_name_and_neither_touches_the_others() {
 }
 
 #[tokio::test]
-async fn a_run_folder_without_an_agent_names_those_of_the_machine() {
+async fn a_run_dir_without_an_agent_lists_the_agents_of_the_machine() {
     let (one, other, third) = (Scratch::new().unwrap(), Scratch::new().unwrap(), Scratch::new().unwrap());
-    let [left, right] = two(&one, &other).await;
+    let [left, right] = two_agents(&one, &other).await;
     let nowhere = third.path().join("run");
     let output = keelson_in(&left, &nowhere, &["get", "pods"]);
     assert_eq!(output.status.code(), Some(69), "{}", text(&output));
-    let said = text(&output);
+    let message = text(&output);
     for part in [nowhere.to_str(), left.spec().run_dir.to_str(), right.spec().run_dir.to_str()] {
-        assert!(said.contains(part.unwrap()), "{part:?} is not in: {said}");
+        assert!(message.contains(part.unwrap()), "{part:?} is not in: {message}");
     }
-    assert!(said.contains("--run-dir") && said.contains("KEELSON_RUN_DIR"), "{said}");
+    assert!(message.contains("--run-dir") && message.contains("KEELSON_RUN_DIR"), "{message}");
     left.end().unwrap();
     right.end().unwrap();
 }
 
-/// Runs an init that must end by itself soon.
-fn refused(spec: &AgentSpec) -> (Option<i32>, String) {
+/// Runs an init that must exit soon.
+fn expect_refusal(spec: &AgentSpec) -> (Option<i32>, String) {
     spec.write().unwrap();
     let mut command = spec.command();
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -116,7 +116,7 @@ fn refused(spec: &AgentSpec) -> (Option<i32>, String) {
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > Duration::from_secs(15) {
             child.kill().unwrap();
-            panic!("it goes on: {}", text(&child.wait_with_output().unwrap()));
+            panic!("it does not exit: {}", text(&child.wait_with_output().unwrap()));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -125,9 +125,9 @@ fn refused(spec: &AgentSpec) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn a_third_agent_on_what_another_has_is_refused_by_the_name_of_the_holder() {
+async fn an_agent_that_shares_resources_is_refused_and_the_holder_is_named() {
     let (one, other, third) = (Scratch::new().unwrap(), Scratch::new().unwrap(), Scratch::new().unwrap());
-    let [left, right] = two(&one, &other).await;
+    let [left, right] = two_agents(&one, &other).await;
     for agent in [&left, &right] {
         agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
         until_ready(agent, &["web"]).await.unwrap();
@@ -162,15 +162,15 @@ async fn a_third_agent_on_what_another_has_is_refused_by_the_name_of_the_holder(
             ),
         ];
         for (change, what, way_out) in cases {
-            let (code, said) = refused(&spec(&*change));
-            assert_eq!(code, Some(78), "{what}: {said}");
+            let (code, message) = expect_refusal(&spec(&*change));
+            assert_eq!(code, Some(78), "{what}: {message}");
             let holder_is = format!(
                 "another keelson (pid {}, run dir {})",
                 holder.init().unwrap().pid,
                 theirs.run_dir.display()
             );
             for part in [holder_is.as_str(), what.as_str(), way_out] {
-                assert!(said.contains(part), "{part:?} is not in: {said}");
+                assert!(message.contains(part), "{part:?} is not in: {message}");
             }
         }
     }

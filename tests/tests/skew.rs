@@ -1,7 +1,7 @@
-//! Neighbours one release apart work together: a node goes from the release before to this one, a service after the other,
-//! and at every step pods start, run on and go (architecture §9). `cargo xtask skew` builds that release and runs this.
+//! Services of two successive releases work together: a node is upgraded from the previous release to this one service by
+//! service, and at every step pods start, run and end (architecture §9). `cargo xtask skew` builds that release and runs this.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, AgentSpec, Scratch, binary_names, built_binaries, copy_binaries, eventually};
 use keelson_tests::{LIMIT, Process, pods, running, sleeper, text, until_ready};
 
-/// Names the folder with the binaries of the release before.
+/// Environment variable with the folder of the previous release's binaries.
 const PREVIOUS: &str = "KEELSON_PREVIOUS_BIN_DIR";
 
 fn previous() -> PathBuf {
@@ -20,23 +20,23 @@ fn previous() -> PathBuf {
     folder.unwrap_or_else(|| panic!("{PREVIOUS} names no folder; run: cargo xtask skew"))
 }
 
-/// The agent begins with the binaries of the release before.
-fn begin_with_previous(spec: &mut AgentSpec) {
+/// Makes the agent start with the binaries of the previous release.
+fn start_with_previous(spec: &mut AgentSpec) {
     let bins = spec.config_dir.with_file_name("mixed-bin");
     copy_binaries(&previous(), &bins).unwrap();
     spec.bin_dir = bins;
 }
 
-/// Puts this release's binary in the place of the former one.
-fn renew(bins: &Path, name: &str) {
+/// Replaces a binary of the previous release by this release's.
+fn replace_binary(bins: &Path, name: &str) {
     let (own, place) = (built_binaries().unwrap().join(name), bins.join(name));
     fs::remove_file(&place).unwrap();
     fs::copy(own, place).unwrap();
 }
 
-/// Starts an agent of the release before with two pods.
+/// Starts an agent of the previous release with two pods.
 async fn old_agent(scratch: &Scratch) -> (Agent, BTreeMap<String, Process>) {
-    let agent = Agent::builder(scratch.path()).configure(begin_with_previous).start().await.unwrap();
+    let agent = Agent::builder(scratch.path()).configure(start_with_previous).start().await.unwrap();
     for name in ["one", "two"] {
         agent.write_manifest(&format!("{name}.yaml"), &sleeper(name)).unwrap();
     }
@@ -45,10 +45,10 @@ async fn old_agent(scratch: &Scratch) -> (Agent, BTreeMap<String, Process>) {
     (agent, before)
 }
 
-/// Has the service run this release's binary.
-async fn renew_service(agent: &Agent, service: ServiceName) {
+/// Makes the service run this release's binary.
+async fn upgrade_service(agent: &Agent, service: ServiceName) {
     let former = agent.service(service).unwrap();
-    renew(&agent.spec().bin_dir, service.binary());
+    replace_binary(&agent.spec().bin_dir, service.binary());
     former.signal(Signal::KILL);
     let new = agent.spec().bin_dir.join(service.binary());
     eventually(LIMIT, format!("{service} runs the new binary"), async || {
@@ -59,14 +59,14 @@ async fn renew_service(agent: &Agent, service: ServiceName) {
     .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
 }
 
-/// A pod comes, is asked about in every way, and goes; the others notice nothing.
-async fn works(agent: &Agent, step: &str, before: &BTreeMap<String, Process>) {
+/// Runs a pod, queries it with every command and deletes it; the other pods are unaffected.
+async fn assert_pods_work(agent: &Agent, step: &str, before: &BTreeMap<String, Process>) {
     let name = format!("with-new-{step}");
     agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
     until_ready(agent, &["one", "two", &name]).await.unwrap_or_else(|error| {
         panic!("{step}: {error:#}\n{}", agent.log_tail());
     });
-    eventually(LIMIT, "every service is well", async || {
+    eventually(LIMIT, "every service is healthy", async || {
         let output = agent.keelson(&["get", "services"]).await.unwrap();
         let table = text(&output);
         output.status.success() && table.lines().skip(1).all(|line| line.contains(" running "))
@@ -96,42 +96,42 @@ async fn works(agent: &Agent, step: &str, before: &BTreeMap<String, Process>) {
     .unwrap_or_else(|error| panic!("{step}: {error:#}\n{}", agent.log_tail()));
 }
 
-/// As a package does it: the services in their order on the former configuration, and init with the next start.
+/// As a package does it: the services in order with the old configuration, and init at the next start.
 #[tokio::test]
 #[ignore = "needs the binaries of the release before, which takes minutes; cargo xtask skew builds them"]
-async fn services_of_this_release_work_among_those_of_the_one_before() {
+async fn services_of_this_release_work_with_those_of_the_previous_release() {
     let scratch = Scratch::new().unwrap();
     let (mut agent, before) = old_agent(&scratch).await;
-    works(&agent, "nothing", &before).await;
+    assert_pods_work(&agent, "nothing", &before).await;
     for service in ServiceName::supervised() {
-        renew_service(&agent, service).await;
-        works(&agent, service.binary(), &before).await;
+        upgrade_service(&agent, service).await;
+        assert_pods_work(&agent, service.binary(), &before).await;
     }
-    renew(&agent.spec().bin_dir, ServiceName::Init.binary());
+    replace_binary(&agent.spec().bin_dir, ServiceName::Init.binary());
     agent.kill_init();
     agent.start().await.unwrap();
-    works(&agent, "init", &before).await;
-    renew(&agent.spec().bin_dir, "keelson");
-    works(&agent, "command", &before).await;
+    assert_pods_work(&agent, "init", &before).await;
+    replace_binary(&agent.spec().bin_dir, "keelson");
+    assert_pods_work(&agent, "command", &before).await;
     agent.end().unwrap();
 }
 
-/// The other way around: the command and init with its configuration first, then the services from the last to the first.
+/// In reverse: the command and init with its configuration first, then the services from the last to the first.
 #[tokio::test]
 #[ignore = "needs the binaries of the release before, which takes minutes; cargo xtask skew builds them"]
-async fn services_of_the_release_before_work_under_the_init_of_this_one() {
+async fn services_of_the_previous_release_work_under_this_releases_init() {
     let scratch = Scratch::new().unwrap();
     let (mut agent, before) = old_agent(&scratch).await;
-    renew(&agent.spec().bin_dir, "keelson");
-    works(&agent, "command", &before).await;
-    renew(&agent.spec().bin_dir, ServiceName::Init.binary());
+    replace_binary(&agent.spec().bin_dir, "keelson");
+    assert_pods_work(&agent, "command", &before).await;
+    replace_binary(&agent.spec().bin_dir, ServiceName::Init.binary());
     agent.kill_init();
     agent.start().await.unwrap();
-    works(&agent, "init", &before).await;
+    assert_pods_work(&agent, "init", &before).await;
     let services: Vec<ServiceName> = ServiceName::supervised().collect();
     for service in services.into_iter().rev() {
-        renew_service(&agent, service).await;
-        works(&agent, service.binary(), &before).await;
+        upgrade_service(&agent, service).await;
+        assert_pods_work(&agent, service.binary(), &before).await;
     }
     for name in binary_names() {
         assert_eq!(

@@ -1,7 +1,7 @@
-//! Pods come and go for a long time, and nothing is left of them: no memory, no descriptor, no thread, no cgroup, no
-//! mount, no folder, nothing in the runtime and no address.
+//! Pods are created and deleted for a long time, and nothing is left of them: no memory, descriptor, thread, cgroup,
+//! mount or folder, nothing in the runtime and no address.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,24 +13,24 @@ use keelson_testkit::process::{self, Process};
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, cgroup_hierarchies, eventually, mounts_below};
 use keelson_tests::{LIMIT, http, own_kib, pods, sleeper, until_ready};
 
-/// Says how many waves the long test has, 50 pods each.
+/// Environment variable with the number of waves of the long test, of 50 pods each.
 const WAVES: &str = "KEELSON_SOAK_WAVES";
 
-/// Where libcni keeps what plugins have answered.
+/// Where libcni caches the results of plugins.
 const CNI_RESULTS: &str = "/var/lib/cni/results";
 
-/// By how much the least that all services together have in the last third of the waves may be more than in the third
-/// before. A kibibyte kept of each pod would be more than this in the long test.
+/// By how much the lowest memory of all services together in the last third of the waves may exceed that of the third
+/// before. A leak of one kibibyte per pod exceeds this in the long test.
 const GROWTH_KIB: u64 = 512;
 
-/// Services that are not kept as small as they were after the first wave.
+/// Services whose memory may grow after the first wave.
 const SLACK_KIB: u64 = 16 << 10;
 
-/// So long a thread of tokio's pool waits for work before it ends; what is there longer stays.
+/// Idle blocking threads of tokio end after this time; threads beyond it are leaks.
 const IDLE_THREADS: Duration = Duration::from_secs(11);
 
-/// Everything that is looked at regularly is looked at once in this time.
-const LOOKS: Duration = Duration::from_secs(6);
+/// Every periodic check runs at least once in this time.
+const CHECK_PERIOD: Duration = Duration::from_secs(6);
 
 /// One pod of a wave, of a few kinds in turn.
 fn manifest(name: &str, kind: usize) -> String {
@@ -63,20 +63,22 @@ fn manifest(name: &str, kind: usize) -> String {
     }
 }
 
-/// How many of each thing there are.
+/// Number of objects by kind.
 type Census = BTreeMap<String, usize>;
 
 fn entries(folder: &Path) -> usize {
     fs::read_dir(folder).map_or(0, Iterator::count)
 }
 
-/// Everything below a folder; links are not followed.
-fn tree(folder: &Path) -> usize {
+/// Everything below a folder; symlinks are not followed.
+fn count_entries(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|e| 1 + if e.file_type().is_ok_and(|t| t.is_dir()) { tree(&e.path()) } else { 0 }).sum()
+    entries
+        .map(|e| 1 + if e.file_type().is_ok_and(|t| t.is_dir()) { count_entries(&e.path()) } else { 0 })
+        .sum()
 }
 
-fn of_services(agent: &Agent, count: &mut Census) {
+fn count_services(agent: &Agent, count: &mut Census) {
     for service in ServiceName::ALL {
         let pid = agent.service_pid(service).unwrap_or_else(|| panic!("{service} runs"));
         for (what, folder) in [("descriptors", "fd"), ("threads", "task")] {
@@ -86,7 +88,7 @@ fn of_services(agent: &Agent, count: &mut Census) {
     }
 }
 
-fn of_folders(agent: &Agent, count: &mut Census) {
+fn count_folders(agent: &Agent, count: &mut Census) {
     let spec = agent.spec();
     for (what, folder) in [
         ("below the root folder", &spec.root_dir),
@@ -95,32 +97,32 @@ fn of_folders(agent: &Agent, count: &mut Census) {
         ("below the state folder", &spec.state_dir),
         ("below the run folder", &spec.run_dir),
     ] {
-        count.insert(what.to_owned(), tree(folder));
+        count.insert(what.to_owned(), count_entries(folder));
     }
     let mounts = [&spec.config_dir, agent.containerd().dir()].map(|dir| mounts_below(dir).len());
     count.insert("mounts".to_owned(), mounts.iter().sum());
     let group = spec.cgroup_root.trim_matches('/');
-    let cgroups = cgroup_hierarchies().iter().map(|hierarchy| tree_of_folders(&hierarchy.join(group))).sum();
+    let cgroups = cgroup_hierarchies().iter().map(|hierarchy| count_subfolders(&hierarchy.join(group))).sum();
     count.insert("cgroups".to_owned(), cgroups);
 }
 
-fn tree_of_folders(folder: &Path) -> usize {
+fn count_subfolders(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let folders = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
-    folders.map(|e| 1 + tree_of_folders(&e.path())).sum()
+    folders.map(|e| 1 + count_subfolders(&e.path())).sum()
 }
 
-fn of_runtime(agent: &Agent, count: &mut Census) {
+fn count_runtime(agent: &Agent, count: &mut Census) {
     let containerd = agent.containerd();
     let lines = |args: &[&str]| containerd.ctr(args).unwrap().lines().count();
     count.insert("containers and sandboxes".to_owned(), lines(&["containers", "list", "-q"]));
     count.insert("tasks".to_owned(), lines(&["tasks", "list", "-q"]));
-    count.insert("below the runtime's state".to_owned(), tree(&containerd.dir().join("state")));
+    count.insert("below the runtime's state".to_owned(), count_entries(&containerd.dir().join("state")));
     let plugins = fs::read_dir(containerd.dir().join("root")).into_iter().flatten().flatten();
     let kept = |path: &Path| ["containers", "sandboxes"].map(|name| entries(&path.join(name)));
     let kept = plugins.flat_map(|plugin| kept(&plugin.path())).sum();
     count.insert("records of the runtime".to_owned(), kept);
-    // By its own list: the folder of a removed snapshot goes when containerd next collects its garbage.
+    // From its own list: the folder of a removed snapshot goes with containerd's next garbage collection.
     let snapshots = containerd.ctr(&["snapshots", "list"]).unwrap_or_default();
     count.insert("snapshots".to_owned(), snapshots.lines().count());
     let shim = |p: &&Process| {
@@ -144,21 +146,21 @@ fn of_runtime(agent: &Agent, count: &mut Census) {
 
 fn census(agent: &Agent) -> Census {
     let mut count = Census::new();
-    of_services(agent, &mut count);
-    of_folders(agent, &mut count);
-    of_runtime(agent, &mut count);
+    count_services(agent, &mut count);
+    count_folders(agent, &mut count);
+    count_runtime(agent, &mut count);
     count
 }
 
-/// What there is more of than there was, in words.
-fn more(before: &Census, now: &Census) -> Vec<String> {
+/// Things with higher counts than before, as text.
+fn growth(before: &Census, now: &Census) -> Vec<String> {
     let was = |what: &String| before.get(what).copied().unwrap_or(0);
     let grown = now.iter().filter(|(what, count)| **count > was(what));
     grown.map(|(what, count)| format!("{what}: {count}, before {}", was(what))).collect()
 }
 
-/// Waits until of each thing there has been no more, at one moment or another, than there was: what is kept of a pod
-/// never goes, and what an agent without work opens for a moment is not there in every moment.
+/// Waits until each count was at most as high as before at some moment: what leaks of a pod
+/// stays for good, and what an idle agent opens briefly is not open at every moment.
 async fn until_nothing_is_left(agent: &Agent, before: &Census, what: &str) {
     let mut least = Census::new();
     let mut last = Vec::new();
@@ -167,18 +169,18 @@ async fn until_nothing_is_left(agent: &Agent, before: &Census, what: &str) {
             let known = least.entry(what).or_insert(count);
             *known = count.min(*known);
         }
-        last = more(before, &least);
+        last = growth(before, &least);
         last.is_empty()
     });
     let settled = settled.await;
     settled.unwrap_or_else(|e| panic!("{e:#}: {last:#?}\n{}", agent.log_tail()));
 }
 
-/// What an agent without work has, at the most: it looks at something now and then.
-async fn at_rest(agent: &Agent) -> Census {
+/// The highest counts of an idle agent, which checks something now and then.
+async fn idle_census(agent: &Agent) -> Census {
     let begun = Instant::now();
     let mut most = Census::new();
-    while begun.elapsed() < IDLE_THREADS + LOOKS {
+    while begun.elapsed() < IDLE_THREADS + CHECK_PERIOD {
         let now = census(agent);
         if begun.elapsed() > IDLE_THREADS {
             for (what, count) in now {
@@ -196,9 +198,9 @@ fn memory(agent: &Agent) -> BTreeMap<ServiceName, u64> {
     ServiceName::ALL.into_iter().filter_map(|s| Some((s, own_kib(agent.service_pid(s)?)))).collect()
 }
 
-/// One wave: pods come, are looked at, and go.
+/// One wave: pods are created, queried and deleted.
 async fn wave(agent: &Agent, number: usize, count: usize) {
-    // Every name comes twice, and with it the same UID.
+    // Every name is used twice, with the same UID.
     let names: Vec<String> = (0..count).map(|i| format!("wave{}-{i}", number / 2)).collect();
     for (index, name) in names.iter().enumerate() {
         agent.write_manifest(&format!("{name}.yaml"), &manifest(name, index)).unwrap();
@@ -206,7 +208,7 @@ async fn wave(agent: &Agent, number: usize, count: usize) {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     until_ready(agent, &names).await.unwrap_or_else(|e| panic!("wave {number}: {e:#}"));
     for path in ["pods", "metrics", "stats/summary"] {
-        http::good(&format!("{}/{path}", agent.api_url())).await.unwrap();
+        http::get_ok(&format!("{}/{path}", agent.api_url())).await.unwrap();
     }
     let log = agent.keelson(&["logs", names[count / 2]]).await.unwrap();
     assert!(log.status.success(), "{log:?}");
@@ -233,10 +235,10 @@ async fn soak(waves: usize, count: usize, growth_kib: u64) {
     let mut last = Census::new();
     let clean = eventually(LIMIT, "nothing is left of the first wave", async || {
         last = census(&agent);
-        nothing.iter().all(|what| last[*what] == 0) && tree(&agent.spec().root_dir.join("pods")) == 0
+        nothing.iter().all(|what| last[*what] == 0) && count_entries(&agent.spec().root_dir.join("pods")) == 0
     });
     clean.await.unwrap_or_else(|e| panic!("{e:#}: {last:#?}\n{}", agent.log_tail()));
-    let before = at_rest(&agent).await;
+    let before = idle_census(&agent).await;
     assert_eq!(mounts_below(scratch.path()), mounts);
     let first = memory(&agent);
     println!("after the first wave {} KiB, {first:?}\n{before:#?}", first.values().sum::<u64>());
@@ -258,8 +260,8 @@ async fn soak(waves: usize, count: usize, growth_kib: u64) {
     assert_eq!(mounts_below(scratch.path()), mounts);
     assert_eq!(services(), processes, "a service has been started again");
 
-    // Rings and pools fill in the first third. What the allocator keeps for a while comes and goes; what is kept of
-    // each pod never goes, and so it is in the least of the values, too.
+    // Rings and pools fill in the first third. Memory that the allocator holds briefly is not in the lowest value; a leak
+    // per pod is.
     let (_, samples) = samples.split_at(samples.len() / 3);
     let (one, other) = samples.split_at(samples.len() / 2);
     let least = |part: &[BTreeMap<ServiceName, u64>], of: &dyn Fn(&BTreeMap<ServiceName, u64>) -> u64| {
@@ -280,7 +282,7 @@ async fn soak(waves: usize, count: usize, growth_kib: u64) {
 
 #[tokio::test]
 async fn a_hundred_pods_come_and_go_and_leave_nothing() {
-    // The first waves fill the pools: that memory does not grow shows only in the long test.
+    // The first waves fill the pools: only the long test shows that memory does not grow.
     soak(5, 20, 4 << 10).await;
 }
 

@@ -1,7 +1,7 @@
-//! Pods in the slices of a real systemd, which runs as the first process of namespaces of its own; the rest of the test
+//! Pods in the slices of a real systemd, which is the first process of its own namespaces; the rest of the test
 //! runs in there, too.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::path::Path;
@@ -13,11 +13,11 @@ use keelson_testkit::{Agent, BUSYBOX_IMAGE, Options, Scratch, Systemd, eventuall
 use keelson_tests::{LIMIT, http, pods, running, sleeper, until_event, until_ready, until_service};
 use serde_json::{Value, json};
 
-/// Set where systemd is the first process: the file that tells of a test that was passed there.
+/// Environment variable that is set where systemd is the first process: the file that marks a test as passed.
 const INSIDE: &str = "KEELSON_TEST_BESIDE_SYSTEMD";
 
-/// Runs the test of this name beside a systemd of its own.
-fn beside_systemd(name: &str) {
+/// Runs the test of this name in namespaces with their own systemd.
+fn run_under_systemd(name: &str) {
     let scratch = Scratch::new().unwrap();
     let systemd = Systemd::boot(&scratch.path().join("s")).unwrap();
     let mut test = systemd.command(&std::env::current_exe().unwrap()).unwrap();
@@ -34,19 +34,19 @@ fn systemctl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A property of a unit as systemd has it.
+/// A property of a unit in systemd.
 fn property(unit: &str, name: &str) -> String {
     systemctl(&["show", "--property", name, "--value", unit]).trim().to_owned()
 }
 
-/// The slices of pods that systemd has.
+/// The slices of pods in systemd.
 fn slices() -> Vec<String> {
     let units =
         systemctl(&["list-units", "--all", "--plain", "--no-legend", "--type", "slice", "*pods-*pod*"]);
     units.lines().filter_map(|line| line.split_whitespace().next()).map(ToOwned::to_owned).collect()
 }
 
-/// A pod that may use half a core and 64 MiB.
+/// A pod with limits of half a core and 64 MiB.
 fn bound(name: &str) -> String {
     let limits = json!({"cpu": "500m", "memory": "64Mi"});
     let container = json!({
@@ -58,12 +58,12 @@ fn bound(name: &str) -> String {
 }
 
 #[test]
-fn a_runtime_with_another_driver_is_named_with_the_way_out() {
+fn a_runtime_with_another_cgroup_driver_is_reported_with_a_remedy() {
     let Some(passed) = std::env::var_os(INSIDE) else {
-        return beside_systemd("a_runtime_with_another_driver_is_named_with_the_way_out");
+        return run_under_systemd("a_runtime_with_another_cgroup_driver_is_reported_with_a_remedy");
     };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        // The runtime has systemd's driver, the agent makes folders.
+        // The runtime has systemd's driver, the agent cgroupfs.
         let scratch = Scratch::new().unwrap();
         let options = Options { systemd_cgroup: true, ..Options::default() };
         let agent = Agent::builder(scratch.path()).containerd(options).start().await.unwrap();
@@ -71,7 +71,7 @@ fn a_runtime_with_another_driver_is_named_with_the_way_out() {
         until_event(&agent, "FailedCreatePodSandBox", "set cgroupDriver to systemd here").await.unwrap();
         agent.end().unwrap();
 
-        // The other way round a container lies beside its pod's slice, and nothing else tells of it.
+        // The other way round a container is outside its pod's slice, and no other error shows.
         let scratch = Scratch::new().unwrap();
         let agent = Agent::builder(scratch.path())
             .configure(|spec| spec.cgroup_driver = "systemd".to_owned())
@@ -94,9 +94,9 @@ fn a_runtime_with_another_driver_is_named_with_the_way_out() {
 }
 
 #[test]
-fn pods_live_in_slices_that_outlive_a_reload_and_the_death_of_the_agent() {
+fn pod_slices_survive_a_daemon_reload_and_the_death_of_the_agent() {
     let Some(passed) = std::env::var_os(INSIDE) else {
-        return beside_systemd("pods_live_in_slices_that_outlive_a_reload_and_the_death_of_the_agent");
+        return run_under_systemd("pod_slices_survive_a_daemon_reload_and_the_death_of_the_agent");
     };
     assert_eq!(fs::read_to_string("/proc/1/comm").unwrap().trim(), "systemd");
     tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -121,7 +121,7 @@ fn pods_live_in_slices_that_outlive_a_reload_and_the_death_of_the_agent() {
         };
         let (of_bound, of_free) = (place("bound", ""), place("free", "-besteffort"));
 
-        // The processes are where systemd, the agent and the runtime agree.
+        // systemd, the agent and the runtime agree on the cgroup of the processes.
         for (name, slice) in [("bound", &of_bound), ("free", &of_free)] {
             let process = &before[&format!("{name}-{}/main", agent.spec().node_name)];
             let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap();
@@ -144,11 +144,11 @@ fn pods_live_in_slices_that_outlive_a_reload_and_the_death_of_the_agent() {
         systemctl(&["daemon-reload"]);
         as_wanted();
 
-        // Statistics are found in scopes as well.
+        // Statistics include containers in scopes.
         let mut last = Value::Null;
         let summary = format!("{}/stats/summary", agent.api_url());
         eventually(LIMIT, "both pods' containers are measured", async || {
-            last = serde_json::from_str(&http::good(&summary).await.unwrap()).unwrap();
+            last = serde_json::from_str(&http::get_ok(&summary).await.unwrap()).unwrap();
             let pods = last["pods"].as_array().map_or(&[][..], Vec::as_slice);
             pods.len() == 2
                 && pods.iter().all(|pod| pod["containers"][0]["memory"]["workingSetBytes"].as_u64() > Some(0))
@@ -156,7 +156,7 @@ fn pods_live_in_slices_that_outlive_a_reload_and_the_death_of_the_agent() {
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{last:#}"));
 
-        // A slice that is there is taken over, and the next pod gets one.
+        // An existing slice is adopted, and the next pod gets a new one.
         let process = agent.service(ServiceName::ResourceManager).unwrap();
         process.signal(Signal::KILL);
         agent.write_manifest("late.yaml", &sleeper("late")).unwrap();

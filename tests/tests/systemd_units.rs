@@ -1,6 +1,6 @@
-//! The units of deploy/systemd as systemd itself reads and judges them, without running them.
+//! The units of deploy/systemd as systemd itself verifies them, without running them.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
@@ -10,8 +10,8 @@ use std::process::{Command, Output};
 use keelson_config::ServiceName;
 use keelson_testkit::{Component, Scratch, built_binaries, find_file};
 
-/// How exposed a service may be, in tenths of what `systemd-analyze security` shows, and where it is more than 30, why; the
-/// same numbers and more words are in deploy/systemd/README.md.
+/// The highest allowed exposure of a service, in tenths of what `systemd-analyze security` shows, and a reason where it is more
+/// than 30; deploy/systemd/README.md has the same numbers with more words.
 const EXPOSURE: [(&str, u32, &str); 9] = [
     ("keelson-pod-config.service", 20, ""),
     ("keelson-pod-sync.service", 16, ""),
@@ -32,8 +32,8 @@ const EXPOSURE: [(&str, u32, &str); 9] = [
     ("kubelet.service", 96, "starts the services and takes from each what it does not need itself"),
 ];
 
-/// What a service without root may be exposed, and what those with root are asked to stay below where they can.
-const USUAL: u32 = 30;
+/// The limits for services without root, and for those with root where they can meet it.
+const DEFAULT_LIMIT: u32 = 30;
 
 fn deployed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd")
@@ -53,7 +53,7 @@ fn units() -> Vec<(String, String)> {
     units
 }
 
-/// The units with the binaries of this build in place of installed ones, and systemd's own behind them.
+/// The units with the binaries of this build in place of installed ones, followed by systemd's own units.
 struct Installed {
     scratch: Scratch,
     analyze: PathBuf,
@@ -76,22 +76,23 @@ impl Installed {
     fn analyze(&self, arguments: &[&str], units: &[&str]) -> Output {
         let folder = self.scratch.path();
         let mut command = Command::new(&self.analyze);
-        // A colon at the end: the usual folders follow (systemd(1)).
+        // A colon at the end: the default folders follow (systemd(1)).
         command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.display())).args(arguments);
         command.args(units.iter().map(|unit| folder.join(unit))).output().unwrap()
     }
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_any_unit() {
+fn systemd_analyze_verify_accepts_every_unit() {
     let installed = Installed::new();
     let units = units();
     let names: Vec<&str> = units.iter().map(|(name, _)| name.as_str()).collect();
     let output = installed.analyze(&["verify", "--man=no"], &names);
-    let said = String::from_utf8_lossy(&output.stderr);
-    // What it does not know it only mentions.
-    let ours: Vec<&str> = said.lines().filter(|line| names.iter().any(|name| line.contains(name))).collect();
-    assert!(output.status.success() && ours.is_empty(), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    // Unknown directives are only mentioned on stderr.
+    let ours: Vec<&str> =
+        stderr.lines().filter(|line| names.iter().any(|name| line.contains(name))).collect();
+    assert!(output.status.success() && ours.is_empty(), "{stderr}");
 
     fs::write(installed.scratch.path().join("keelson-pod-sync.service"), "[Service]\nExecStat=/bin/true\n")
         .unwrap();
@@ -100,7 +101,7 @@ fn systemd_finds_nothing_wrong_with_any_unit() {
 }
 
 #[test]
-fn no_service_is_more_exposed_than_it_must_be() {
+fn no_unit_exceeds_its_security_exposure_limit() {
     let installed = Installed::new();
     let mut judged: Vec<&str> = EXPOSURE.iter().map(|(unit, ..)| *unit).collect();
     judged.sort_unstable();
@@ -109,7 +110,7 @@ fn no_service_is_more_exposed_than_it_must_be() {
         units.iter().map(|(name, _)| name.as_str()).filter(|name| name.ends_with(".service")).collect();
     assert_eq!(judged, services);
     for (unit, stated, reason) in EXPOSURE {
-        assert_eq!(stated > USUAL, !reason.is_empty(), "{unit}");
+        assert_eq!(stated > DEFAULT_LIMIT, !reason.is_empty(), "{unit}");
         let within = |threshold: u32| {
             let threshold = format!("--threshold={threshold}");
             let output =
@@ -119,18 +120,18 @@ fn no_service_is_more_exposed_than_it_must_be() {
         };
         let (good, text) = within(stated);
         assert!(good, "{unit} is more exposed than {stated}:\n{text}");
-        // The number is the smallest one that holds.
+        // The limit is as low as possible.
         assert!(!within(stated - 1).0, "{unit} is less exposed than {stated}: state it");
     }
     for service in ServiceName::supervised().filter(|service| !service.needs_root()) {
         let unit = format!("keelson-{service}.service");
         let stated = EXPOSURE.iter().find(|(name, ..)| *name == unit).unwrap().1;
-        assert!(stated <= USUAL, "{unit}");
+        assert!(stated <= DEFAULT_LIMIT, "{unit}");
     }
 }
 
 #[test]
-fn the_pages_say_how_exposed_each_unit_is() {
+fn the_docs_give_the_exposure_of_each_unit() {
     let read = |path: &str| fs::read_to_string(deployed().join(path)).unwrap();
     let table = read("README.md");
     let table = table.split("## Exposure").nth(1).unwrap();
@@ -144,15 +145,16 @@ fn the_pages_say_how_exposed_each_unit_is() {
         let row = rows.filter(|row| row.len() > 2).find(|row| names_it(row[1]));
         assert_eq!(row.map(|row| row[2].to_owned()), Some(stated.to_string()), "README.md: {unit}");
         let shown = format!("{}.{}", stated / 10, stated % 10);
-        let told = ["", "keelson-"].iter().any(|before| page.contains(&format!(" {before}{name} {shown}")))
-            || page.contains(&format!("{unit} {shown}"))
-            || (shown == "1.6" && page.contains(usual));
-        assert!(told, "docs/systemd.md does not say that {unit} has {shown}");
+        let documented =
+            ["", "keelson-"].iter().any(|before| page.contains(&format!(" {before}{name} {shown}")))
+                || page.contains(&format!("{unit} {shown}"))
+                || (shown == "1.6" && page.contains(usual));
+        assert!(documented, "docs/systemd.md does not say that {unit} has {shown}");
     }
 }
 
 #[test]
-fn no_service_waits_for_another_and_each_is_kept_running() {
+fn no_unit_waits_for_another_and_each_is_restarted() {
     let units = units();
     let of =
         |name: &str| &units.iter().find(|(unit, _)| unit == name).unwrap_or_else(|| panic!("no {name}")).1;
@@ -194,8 +196,8 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
             assert!(list.contains(&unit), "{unit}");
         }
     }
-    // What takes a service out of the machine's mount namespace (systemd.exec(5)).
-    let taken_out = [
+    // Settings that give a service its own mount namespace (systemd.exec(5)).
+    let isolating = [
         "ProtectS",
         "ProtectHome",
         "ProtectP",
@@ -207,12 +209,12 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
     ];
     let text = of("keelson-volume-manager.service");
     let settings = text.lines().filter(|line| !line.starts_with('#'));
-    let out: Vec<&str> = settings.filter(|line| taken_out.iter().any(|key| line.starts_with(key))).collect();
+    let out: Vec<&str> = settings.filter(|line| isolating.iter().any(|key| line.starts_with(key))).collect();
     assert!(out.is_empty() && !text.contains("\nMemoryMax="), "{out:?}");
 }
 
 #[test]
-fn what_is_written_below_run_beside_folders_of_our_own_is_there_before_any_service_starts() {
+fn writable_paths_below_run_exist_before_any_service_starts() {
     let scratch = Scratch::new().unwrap();
     Component::Systemd.find().unwrap();
     let output = Command::new(find_file("systemd-tmpfiles").unwrap())
@@ -239,7 +241,7 @@ fn what_is_written_below_run_beside_folders_of_our_own_is_there_before_any_servi
 }
 
 #[test]
-fn each_folder_of_files_that_the_pages_put_there_is_watched() {
+fn every_documented_folder_of_keys_is_watched() {
     let units = units();
     let (_, text) = units.iter().find(|(name, _)| name == "keelson-config.path").unwrap();
     let watched: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("PathChanged=")).collect();
@@ -251,7 +253,7 @@ fn each_folder_of_files_that_the_pages_put_there_is_watched() {
 }
 
 #[test]
-fn the_users_are_those_that_the_configuration_looks_for() {
+fn unit_users_match_the_configuration() {
     let scratch = Scratch::new().unwrap();
     fs::create_dir(scratch.path().join("etc")).unwrap();
     Component::Systemd.find().unwrap();

@@ -1,7 +1,7 @@
-//! The units of deploy/systemd under a real systemd, on cgroup v2, with Debian's kernel and containerd, in a machine of
-//! their own: installed as docs/systemd.md says, killed, stopped, changed, rebooted, replaced by `kubelet.service`.
+//! The units of deploy/systemd under a real systemd, on cgroup v2, with Debian's kernel and containerd, in an emulated
+//! machine: installed as docs/systemd.md says, killed, stopped, changed, rebooted, replaced by `kubelet.service`.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use keelson_tests::packages::strip_binaries;
 use keelson_tests::vm_node::{Node, bound, web};
 use serde_json::Value;
 
-/// What the machine has at `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
+/// The machine's `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
 fn pack(folder: &Path) {
     strip_binaries(&folder.join("target/release"));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
@@ -24,7 +24,7 @@ fn pack(folder: &Path) {
 }
 
 /// The commands in the shell blocks of a section of docs/systemd.md.
-fn section(title: &str) -> String {
+fn doc_commands(title: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/systemd.md");
     let page = fs::read_to_string(page).unwrap();
     let section = page.split("\n## ").find(|section| section.starts_with(&format!("{title}\n")));
@@ -35,14 +35,14 @@ fn section(title: &str) -> String {
 
 #[test]
 #[ignore = "boots an emulated machine; minutes"]
-fn the_units_keep_pods_running_whatever_becomes_of_the_agent() {
+fn pods_keep_running_when_the_units_are_stopped_killed_hung_or_changed() {
     let scratch = Scratch::new().unwrap();
     pack(&scratch.path().join("payload"));
     let mut node = Node::boot(scratch);
-    node.sh(&section("Install"));
+    node.sh(&doc_commands("Install"));
     node.until("the target is active", "systemctl is-active keelson.target");
-    node.until_well();
-    each_service_is_what_its_unit_says(&mut node);
+    node.until_healthy();
+    check_service_settings(&mut node);
 
     node.write(
         "/etc/kubernetes/manifests/greeting.yaml",
@@ -53,19 +53,19 @@ fn the_units_keep_pods_running_whatever_becomes_of_the_agent() {
     let pods = node.until_ready(&["web", "bound"]);
     let before = node.containers();
     assert_eq!(before.lines().count(), 4, "two sandboxes and two containers:\n{before}");
-    cgroups_are_as_the_pods_say(&mut node, &pods);
-    mounts_are_seen_on_the_host_and_in_the_pod(&mut node, &pods, "hello");
+    check_cgroups(&mut node, &pods);
+    check_mounts(&mut node, &pods, "hello");
 
     println!("--- look around, logs");
     for title in ["Look around", "Logs"] {
-        node.sh(&section(title));
+        node.sh(&doc_commands(title));
     }
-    stopped_and_started(&mut node, &before);
-    killed(&mut node, &before);
-    hung(&mut node, &before);
-    configured(&mut node, &before);
-    as_kubelet(&mut node, &before);
-    rebooted(&mut node);
+    stop_and_start(&mut node, &before);
+    kill_services(&mut node, &before);
+    stop_processes(&mut node, &before);
+    change_configuration(&mut node, &before);
+    run_as_kubelet(&mut node, &before);
+    reboot_and_check(&mut node);
 
     println!("--- pods go with everything of theirs");
     node.sh("rm /etc/kubernetes/manifests/*");
@@ -76,12 +76,12 @@ fn the_units_keep_pods_running_whatever_becomes_of_the_agent() {
     );
     node.until("no mount of a pod is left", "! grep /var/lib/kubelet/pods/ /proc/1/mountinfo");
     node.until("no folder of a pod is left", "! ls /var/lib/kubelet/pods | grep .");
-    node.sh(&section("Remove"));
+    node.sh(&doc_commands("Remove"));
     node.until("no process is left", "! pgrep keelson");
 }
 
-/// User, capabilities, cgroup, mount namespace and oom score, as /proc has them (proof of what is deployed).
-fn each_service_is_what_its_unit_says(node: &mut Node) {
+/// User, capabilities, cgroup, mount namespace and OOM score of each service, from /proc.
+fn check_service_settings(node: &mut Node) {
     println!("--- each service is what its unit says");
     let machine = node.sh("readlink /proc/1/ns/mnt");
     for service in ServiceName::supervised() {
@@ -97,7 +97,7 @@ fn each_service_is_what_its_unit_says(node: &mut Node) {
         let owner = node.sh(&format!("ps -o euser:32=,egroup:32= -p {pid}"));
         let group = if service.needs_root() { "root" } else { "keelson" };
         assert_eq!(owner.split_whitespace().collect::<Vec<_>>(), [user.as_str(), group], "{service}");
-        // Whoever may use a socket is told by its group, whatever that of the service.
+        // The group of the socket decides who may use it, not the group of the service.
         let socket = node.sh(&format!("stat -c '%G %a' /run/keelson/{service}/{service}.sock"));
         assert_eq!(socket.trim(), "keelson 660", "{service}");
         let status = node.sh(&format!("cat /proc/{pid}/status"));
@@ -113,7 +113,7 @@ fn each_service_is_what_its_unit_says(node: &mut Node) {
     }
 }
 
-fn cgroups_are_as_the_pods_say(node: &mut Node, pods: &BTreeMap<String, Value>) {
+fn check_cgroups(node: &mut Node, pods: &BTreeMap<String, Value>) {
     println!("--- cgroups");
     let slice = |name: &str| {
         format!("pod{}.slice", pods[name]["metadata"]["uid"].as_str().unwrap().replace('-', "_"))
@@ -140,7 +140,7 @@ fn cgroups_are_as_the_pods_say(node: &mut Node, pods: &BTreeMap<String, Value>) 
             assert_eq!(read(node, "cpu.max"), max, "{dir}");
             assert_eq!(read(node, "memory.max"), memory.to_string(), "{dir}");
         }
-        // systemd knows them as well, so that no reload takes them away.
+        // systemd has the same values, so a daemon-reload does not revert them.
         let unit = place.rsplit('/').next().unwrap();
         assert_eq!(node.property(unit, "MemoryMax"), memory.to_string());
         assert_eq!(node.property(unit, "CPUWeight"), weight);
@@ -150,7 +150,7 @@ fn cgroups_are_as_the_pods_say(node: &mut Node, pods: &BTreeMap<String, Value>) 
     assert!(node.sh("cat /sys/fs/cgroup/kubepods.slice/cgroup.controllers").contains("memory"));
 }
 
-fn mounts_are_seen_on_the_host_and_in_the_pod(node: &mut Node, pods: &BTreeMap<String, Value>, text: &str) {
+fn check_mounts(node: &mut Node, pods: &BTreeMap<String, Value>, text: &str) {
     println!("--- mounts");
     let uid = pods["web-vm"]["metadata"]["uid"].as_str().unwrap();
     let volumes = format!("/var/lib/kubelet/pods/{uid}/volumes");
@@ -160,25 +160,25 @@ fn mounts_are_seen_on_the_host_and_in_the_pod(node: &mut Node, pods: &BTreeMap<S
     assert_eq!(node.sh("keelson exec web-vm -- cat /conf/text").trim(), text);
     let in_pod = node.sh("keelson exec web-vm -- sh -c 'grep \" /scratch \" /proc/mounts'");
     assert!(in_pod.starts_with("tmpfs /scratch tmpfs"), "{in_pod}");
-    // The same one: what is written inside is read outside.
+    // The same volume: what is written inside is read outside.
     node.sh("keelson exec web-vm -- sh -c 'echo inside > /scratch/mark'");
     assert_eq!(node.sh(&format!("cat {volumes}/kubernetes.io~empty-dir/scratch/mark")).trim(), "inside");
 }
 
-fn stopped_and_started(node: &mut Node, before: &str) {
+fn stop_and_start(node: &mut Node, before: &str) {
     println!("--- restart, stop, start");
     node.sh("systemctl stop keelson.target");
     node.until_all_are("inactive");
     assert_eq!(node.property("keelson-config.path", "ActiveState"), "inactive");
     node.until("no process is left", "! pgrep keelson");
-    assert_eq!(node.containers(), before, "pods go on without the agent");
+    assert_eq!(node.containers(), before, "pods keep running without the agent");
     node.sh("systemctl start keelson.target");
-    node.until_well();
+    node.until_healthy();
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
 
-    node.sh(&section("Restart, stop"));
-    node.until_well();
+    node.sh(&doc_commands("Restart, stop"));
+    node.until_healthy();
     let pods = node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
     for (name, pod) in pods {
@@ -186,7 +186,7 @@ fn stopped_and_started(node: &mut Node, before: &str) {
     }
 }
 
-fn killed(node: &mut Node, before: &str) {
+fn kill_services(node: &mut Node, before: &str) {
     for service in ServiceName::supervised() {
         println!("--- kill -9 {service}");
         let pid = node.pid(service);
@@ -195,12 +195,12 @@ fn killed(node: &mut Node, before: &str) {
         let line = format!("[ $(systemctl show -P MainPID {unit}) != {pid} ] && systemctl is-active {unit}");
         node.until(&format!("{service} is started again"), &line);
     }
-    node.until_well();
+    node.until_healthy();
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
 }
 
-fn hung(node: &mut Node, before: &str) {
+fn stop_processes(node: &mut Node, before: &str) {
     println!("--- stopped beyond the watchdog");
     for service in [ServiceName::PodSync, ServiceName::VolumeManager] {
         let (pid, unit) = (node.pid(service), format!("keelson-{service}.service"));
@@ -212,12 +212,12 @@ fn hung(node: &mut Node, before: &str) {
         node.sh(&format!("journalctl -b -u {unit} --no-pager | grep -i 'watchdog timeout'"));
         assert_eq!(node.containers(), before);
     }
-    node.until_well();
+    node.until_healthy();
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
 }
 
-fn configured(node: &mut Node, before: &str) {
+fn change_configuration(node: &mut Node, before: &str) {
     println!("--- another configuration");
     let config = "/run/keelson/config.json";
     let pids: Vec<u32> = ServiceName::supervised().map(|service| node.pid(service)).collect();
@@ -227,39 +227,39 @@ fn configured(node: &mut Node, before: &str) {
         let line = format!("[ $(systemctl show -P MainPID keelson-{service}) != {pid} ]");
         node.until(&format!("{service} takes it"), &line);
     }
-    node.until_well();
+    node.until_healthy();
     node.until("the node has it", "keelson get node -o json | grep -Eq '\"pods\": ?\"55\"'");
 
-    // One that is wrong changes nothing, and says so.
+    // An invalid configuration changes nothing and is reported.
     let good = node.sh(&format!("cat {config}"));
     node.sh("cp /etc/keelson/kubelet.yaml /root/ && echo 'maxPods: many' >> /etc/keelson/kubelet.yaml");
     node.until("it is refused", "systemctl is-failed keelson-config.service");
     node.sh("journalctl -b -u keelson-config.service --no-pager | grep maxPods");
     assert_eq!(node.sh(&format!("cat {config}")), good);
-    node.until_well();
+    node.until_healthy();
     node.sh("cp /root/kubelet.yaml /etc/keelson/");
-    // The result is success from the begin of a resolution on, which holds the lock of the run dir until its end.
+    // From its start on, a resolution holds the lock of the run dir; its result is success until it ends.
     let resolved = "[ $(systemctl show -P Result keelson-config) = success ] && \
                     [ $(systemctl show -P ActiveState keelson-config) != activating ]";
-    node.until("the former one is good again", resolved);
-    one_agent(node);
+    node.until("the old configuration is valid again", resolved);
+    assert_one_agent(node);
     node.sh("echo 'KEELSON_ARGS=--node-labels=rack=7' > /etc/default/keelson");
     node.until("flags are taken", "keelson get node -o json | grep -Eq '\"rack\": ?\"7\"'");
-    node.until_well();
+    node.until_healthy();
     node.sh("rm /etc/default/keelson && systemctl start keelson-config.service");
-    node.sh(&section("Configuration"));
+    node.sh(&doc_commands("Configuration"));
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
 }
 
-/// Beside units no init starts, and beside an init no unit.
-fn one_agent(node: &mut Node) {
+/// init is refused while units run, and units are refused while an init runs.
+fn assert_one_agent(node: &mut Node) {
     println!("--- a second agent");
     let init = "/usr/libexec/keelson/keelson-init --config /etc/keelson/kubelet.yaml";
-    let said = node.sh(&format!("! timeout 60 {init} 2>&1"));
-    assert!(said.contains("services run without init in /run/keelson"), "{said}");
-    assert!(said.contains("systemctl stop keelson.target"), "{said}");
-    node.until_well();
+    let output = node.sh(&format!("! timeout 60 {init} 2>&1"));
+    assert!(output.contains("services run without init in /run/keelson"), "{output}");
+    assert!(output.contains("systemctl stop keelson.target"), "{output}");
+    node.until_healthy();
 
     node.sh("systemctl stop keelson.target");
     node.until_all_are("inactive");
@@ -271,10 +271,10 @@ fn one_agent(node: &mut Node) {
     node.sh("systemctl stop by-hand keelson.target");
     node.until("no process is left", "! pgrep keelson");
     node.sh("systemctl start keelson.target");
-    node.until_well();
+    node.until_healthy();
 }
 
-fn as_kubelet(node: &mut Node, before: &str) {
+fn run_as_kubelet(node: &mut Node, before: &str) {
     println!("--- as the kubelet, with a drop-in");
     node.sh("mkdir -p /etc/systemd/system/kubelet.service.d");
     let drop_in = "[Service]\n\
@@ -285,7 +285,7 @@ fn as_kubelet(node: &mut Node, before: &str) {
         ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS";
     node.write("/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", drop_in);
     node.sh("echo 'KUBELET_EXTRA_ARGS=--node-labels=from=drop-in' > /etc/default/kubelet");
-    node.sh(&section("As the kubelet"));
+    node.sh(&doc_commands("As the kubelet"));
     node.until("it is active", "systemctl is-active kubelet");
     assert_eq!(node.property("keelson.target", "ActiveState"), "inactive");
     for (unit, state) in [("keelson.target", "disabled"), ("kubelet.service", "enabled")] {
@@ -293,7 +293,7 @@ fn as_kubelet(node: &mut Node, before: &str) {
     }
     node.until_all_are("inactive");
     node.until_ready(&["web", "bound"]);
-    assert_eq!(node.containers(), before, "the same pods go on");
+    assert_eq!(node.containers(), before, "the same pods keep running");
     node.until("the drop-in counts", "keelson get node -o json | grep -Eq '\"from\": ?\"drop-in\"'");
     let asked =
         "exec 4<>/dev/tcp/127.0.0.1/10248; printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&4; tail -n 1 <&4";
@@ -311,22 +311,22 @@ fn as_kubelet(node: &mut Node, before: &str) {
     assert_eq!(node.containers(), before);
     node.sh("systemctl disable --now kubelet.service");
     node.sh("systemctl enable --now keelson.target");
-    node.until_well();
+    node.until_healthy();
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
 }
 
-fn rebooted(node: &mut Node) {
+fn reboot_and_check(node: &mut Node) {
     println!("--- reboot");
     let before = node.pods();
     node.reboot();
     node.until("the target is active", "systemctl is-active keelson.target");
-    node.until_well();
+    node.until_healthy();
     let pods = node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers().lines().count(), 4);
     for (name, pod) in &pods {
         assert_eq!(pod["metadata"]["uid"], before[name]["metadata"]["uid"], "{name}");
     }
-    cgroups_are_as_the_pods_say(node, &pods);
-    mounts_are_seen_on_the_host_and_in_the_pod(node, &pods, "hello");
+    check_cgroups(node, &pods);
+    check_mounts(node, &pods, "hello");
 }

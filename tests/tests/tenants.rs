@@ -1,6 +1,6 @@
-//! What a pod, and somebody on the node, can do to the agent and to other pods: nothing (docs/security.md).
+//! What a pod, and a local user on the node, can do to the agent and to other pods: nothing (docs/security.md).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Folders of the node with the libraries of its programs.
 const LIBRARIES: [&str; 3] = ["/usr/lib", "/lib", "/lib64"];
 
-/// A pod that sleeps; `spec` is laid over it.
+/// A pod that sleeps, with the fields of `spec` merged into it.
 fn sleeper(name: &str, image: &str, spec: &Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
@@ -49,7 +49,7 @@ fn spy(agent: &Agent, name: &str, spec: &Value) -> Value {
 }
 
 /// Runs the `keelson` command inside a pod.
-async fn from_inside(agent: &Agent, pod: &str, args: &[&str]) -> Output {
+async fn keelson_in_pod(agent: &Agent, pod: &str, args: &[&str]) -> Output {
     let run_dir = agent.spec().run_dir.file_name().unwrap().to_str().unwrap();
     let run_dir = format!("/above/{run_dir}");
     let inside = ["exec", pod, "--", "/agent-bin/keelson", "--run-dir", &run_dir];
@@ -57,7 +57,7 @@ async fn from_inside(agent: &Agent, pod: &str, args: &[&str]) -> Output {
 }
 
 #[tokio::test]
-async fn a_pod_that_reaches_the_agents_sockets_is_nobody_not_even_as_root() {
+async fn a_pod_with_the_agents_sockets_may_call_nothing_even_as_root() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let spies = [
@@ -71,13 +71,16 @@ async fn a_pod_that_reaches_the_agents_sockets_is_nobody_not_even_as_root() {
     let names = pods_named(&agent, &spies.map(|(name, _)| name)).await;
     let before = running(&agent).await.unwrap();
     for name in &names {
-        // The command works there: it is the socket's owner that refuses.
-        let version = from_inside(&agent, name, &["version", "--client"]).await;
+        // The command works there; the owner of the socket refuses.
+        let version = keelson_in_pod(&agent, name, &["version", "--client"]).await;
         assert!(version.status.success(), "{name}: {}", text(&version));
         for args in [&["get", "pods", "-A"][..], &["exec", name, "--", "id"], &["get", "node"]] {
-            let refused = from_inside(&agent, name, args).await;
-            let said = text(&refused);
-            assert!(!refused.status.success() && said.contains("runs in a pod"), "{name} {args:?}: {said}");
+            let refused = keelson_in_pod(&agent, name, args).await;
+            let output = text(&refused);
+            assert!(
+                !refused.status.success() && output.contains("runs in a pod"),
+                "{name} {args:?}: {output}"
+            );
         }
     }
     assert_eq!(running(&agent).await.unwrap(), before);
@@ -96,7 +99,7 @@ async fn pods_named(agent: &Agent, names: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn no_container_begins_with_an_id_of_the_agent() {
+async fn no_container_starts_with_a_uid_or_gid_of_the_agent() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let image = |name: &str, user: &str| Image {
@@ -107,7 +110,7 @@ async fn no_container_begins_with_an_id_of_the_agent() {
         image("user-by-number", "64206"),
         image("user-by-name", "agent"),
         image("groups-of-the-image", "spy"),
-        // A number alone is passed on, and the group is that of the image's own list.
+        // A numeric group is passed on, and the supplementary groups are those of the image.
         image("group-by-number", "1000:64200"),
         image("harmless", "app"),
     ];
@@ -117,9 +120,9 @@ async fn no_container_begins_with_an_id_of_the_agent() {
         let pod = sleeper(name, &image.name, &json!({}));
         agent.write_manifest(&format!("{name}.yaml"), &pod.to_string()).unwrap();
     }
-    // What the pod itself says is refused before anything of it is made.
-    let said = json!({"securityContext": {"runAsUser": 1000, "supplementalGroups": [64200]}});
-    agent.write_manifest("said.yaml", &sleeper("said", BUSYBOX_IMAGE, &said).to_string()).unwrap();
+    // A forbidden id in the pod's spec is refused before anything is created.
+    let in_spec = json!({"securityContext": {"runAsUser": 1000, "supplementalGroups": [64200]}});
+    agent.write_manifest("said.yaml", &sleeper("said", BUSYBOX_IMAGE, &in_spec).to_string()).unwrap();
     let folder = json!({"volumes": [{"name": "run", "hostPath": {"path": agent.spec().run_dir}}]});
     agent.write_manifest("folder.yaml", &sleeper("folder", BUSYBOX_IMAGE, &folder).to_string()).unwrap();
 
@@ -151,7 +154,7 @@ async fn no_container_begins_with_an_id_of_the_agent() {
 }
 
 #[tokio::test]
-async fn a_process_with_the_user_of_a_service_reads_nothing_of_it() {
+async fn a_process_with_a_services_uid_cannot_read_its_proc_files() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     for service in ServiceName::ALL {
@@ -162,7 +165,7 @@ async fn a_process_with_the_user_of_a_service_reads_nothing_of_it() {
         if uid == 0 {
             continue;
         }
-        // One that is readable, so that the others say something.
+        // A readable file, so that the failures below mean something.
         let read = |file: &str| {
             let path = format!("/proc/{pid}/{file}");
             let mut command = Command::new("/bin/head");
@@ -186,14 +189,14 @@ async fn a_process_with_the_user_of_a_service_reads_nothing_of_it() {
     agent.end().unwrap();
 }
 
-/// The group of the agent's operators: that of the folder of its sockets.
+/// The group of the operators: that of the folder of the sockets.
 fn agent_group(agent: &Agent) -> u32 {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(&agent.spec().run_dir).unwrap().gid()
 }
 
 #[tokio::test]
-async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
+async fn hanging_probes_of_one_pod_do_not_starve_other_pods() {
     const GREEDY: usize = 20;
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
@@ -209,7 +212,7 @@ async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
     greedy["spec"]["containers"] = containers.collect::<Vec<_>>().into();
     agent.write_manifest("greedy.yaml", &greedy.to_string()).unwrap();
     let pod = format!("greedy-{}", agent.spec().node_name);
-    // Commands of probes run at 16 places: all of them are this pod's.
+    // There are 16 slots for exec probes; this pod takes all of them.
     let crowded = eventually(LIMIT, "its probes take all places", async || {
         let list = agent.keelson(&["exec", &pod, "-c", "c0", "--", "ps"]).await;
         list.is_ok_and(|list| text(&list).matches("/bin/sleep 3600").count() >= 16)
@@ -238,7 +241,7 @@ async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
 }
 
 #[tokio::test]
-async fn what_a_pod_writes_to_its_hosts_file_and_its_termination_log_counts_also_of_a_pod_from_a_file() {
+async fn hosts_file_and_termination_log_count_as_ephemeral_storage() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let filling = |name: &str, file: &str| {
@@ -254,8 +257,8 @@ async fn what_a_pod_writes_to_its_hosts_file_and_its_termination_log_counts_also
     agent.write_manifest("hosts.yaml", &filling("hosts", "/etc/hosts").to_string()).unwrap();
     let applied = scratch.path().join("message.yaml");
     std::fs::write(&applied, filling("message", "/dev/termination-log").to_string()).unwrap();
-    let said = agent.keelson(&["apply", "-f", applied.to_str().unwrap()]).await.unwrap();
-    assert!(said.status.success(), "{}", text(&said));
+    let output = agent.keelson(&["apply", "-f", applied.to_str().unwrap()]).await.unwrap();
+    assert!(output.status.success(), "{}", text(&output));
     let node = &agent.spec().node_name;
     for name in ["hosts", "message"] {
         let pod = format!("{name}-{node}");
@@ -275,7 +278,7 @@ async fn what_a_pod_writes_to_its_hosts_file_and_its_termination_log_counts_also
         running(&agent).await.is_ok_and(|now| now == calm)
     });
     alone.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
-    // Whoever puts it there again has it run again.
+    // A rewritten manifest runs the pod again.
     agent.remove_manifest("hosts.yaml").unwrap();
     let gone = eventually(LIMIT, "hosts is forgotten", async || {
         pods(&agent).await.is_ok_and(|pods| !pods.contains_key(&format!("hosts-{node}")))
@@ -286,10 +289,10 @@ async fn what_a_pod_writes_to_its_hosts_file_and_its_termination_log_counts_also
     agent.end().unwrap();
 }
 
-/// Whoever is root in a pod that sees all processes reads nothing of those of the agent that run as root, init among them: what is in
-/// its environment may be a credential.
+/// Root in a pod with `hostPID` cannot read the environment of the agent's root processes, init included: it may hold
+/// credentials.
 #[tokio::test]
-async fn root_in_a_pod_with_all_processes_reads_no_environment_of_the_agent() {
+async fn root_in_a_host_pid_pod_cannot_read_the_agents_environment() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent
@@ -300,19 +303,19 @@ async fn root_in_a_pod_with_all_processes_reads_no_environment_of_the_agent() {
         let Some(pid) = agent.service_pid(service) else { continue };
         for file in ["environ", "mem", "fd/0"] {
             let path = format!("/proc/{pid}/{file}");
-            let said = agent.keelson(&["exec", &spy, "--", "head", "-c", "1", &path]).await.unwrap();
-            let said_text = text(&said);
+            let output = agent.keelson(&["exec", &spy, "--", "head", "-c", "1", &path]).await.unwrap();
+            let output_text = text(&output);
             assert!(
-                !said.status.success() && said_text.contains("ermission denied"),
-                "{service} {file}: {said_text}"
+                !output.status.success() && output_text.contains("ermission denied"),
+                "{service} {file}: {output_text}"
             );
         }
     }
     agent.end().unwrap();
 }
 
-/// How many processes and threads the services with a user of their own may have, as far as their user has some already: with 1 they
-/// get none more, as when a pod has used up those of the machine.
+/// Limits the processes and threads of the services with a user of their own: with 1 they can start no more, as when a pod has
+/// used up those of the machine.
 fn limit_threads(agent: &Agent, most: &str) -> usize {
     let mut limited = 0;
     for service in ServiceName::ALL {
@@ -326,7 +329,7 @@ fn limit_threads(agent: &Agent, most: &str) -> usize {
         if uid == 0 {
             continue;
         }
-        // As the same user, which may lower its own limit and raise it again.
+        // Set as the same user, which may lower its own limit and raise it again.
         let mut limit = Command::new("/usr/bin/prlimit");
         limit.args(["--pid", &pid.to_string(), &format!("--nproc={most}:")]);
         let done = limit.uid(uid).gid(gid).current_dir("/").output().unwrap();
@@ -337,7 +340,7 @@ fn limit_threads(agent: &Agent, most: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_machine_without_processes_left_costs_no_container_and_what_comes_then_runs_afterwards() {
+async fn pid_exhaustion_ends_no_container_and_new_pods_run_afterwards() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let write = |name: &str| {
@@ -348,7 +351,7 @@ async fn a_machine_without_processes_left_costs_no_container_and_what_comes_then
     pods_named(&agent, &["calm"]).await;
     let calm = running(&agent).await.unwrap();
     assert!(limit_threads(&agent, "1") >= 3);
-    // The threads for work that may block end when there is none for 10 s.
+    // Idle blocking threads of tokio end after 10 s.
     let alone = eventually(LIMIT, "pod-config has no other thread than its first", async || {
         let pid = agent.service_pid(ServiceName::PodConfig).unwrap();
         std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("\nThreads:\t1\n")

@@ -1,7 +1,7 @@
-//! Kinds of volumes in a running container: every type of a hostPath, folders in memory and their size, fields of the
-//! pod that change (volumes.md §9.5, §10.1, §10.2). What the container has is seen through /proc, never from the agent.
+//! Volumes in a running container: every type of a hostPath, emptyDirs in memory and their size, downward API fields
+//! that change (volumes.md §9.5, §10.1, §10.2). The container's view is read through /proc, never from the agent.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,21 +14,21 @@ use keelson_tests::{LIMIT, is_ready, pods, running, until_ready};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat, statvfs};
 use serde_json::{Value, json};
 
-/// What the pod may use of memory.
+/// The memory limit of the pod.
 const MEMORY: u64 = 64 << 20;
-/// What one of its volumes may use.
+/// The size limit of one of its volumes.
 const SIZE: u64 = 16 << 20;
 
 /// The types of a hostPath, each with a path below the same folder.
 const TYPES: [&str; 7] =
     ["DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"];
 
-/// Makes what the types want to find; what they make themselves is left to them.
-fn prepare(folder: &Path) -> UnixListener {
+/// Creates what the types need to exist.
+fn create_host_paths(folder: &Path) -> UnixListener {
     fs::create_dir(folder).unwrap();
     fs::create_dir(folder.join("Directory")).unwrap();
     fs::write(folder.join("File"), "of the host").unwrap();
-    // The node alone is looked at and mounted: nobody opens the devices behind the numbers (of null and of loop0).
+    // Device nodes are only checked and mounted, never opened (null and loop0).
     for (name, kind, device) in [
         ("CharDevice", FileType::CharacterDevice, makedev(1, 3)),
         ("BlockDevice", FileType::BlockDevice, makedev(7, 0)),
@@ -38,7 +38,7 @@ fn prepare(folder: &Path) -> UnixListener {
     UnixListener::bind(folder.join("Socket")).unwrap()
 }
 
-/// A pod with a UID of its own, so that it stays the same one when its manifest changes.
+/// A pod with a fixed UID, so that a change of its manifest does not replace it.
 fn pod(folder: &Path, tier: &str) -> String {
     let of_host = |kind: &&str| json!({"name": kind.to_lowercase(), "hostPath": {"path": folder.join(kind), "type": kind}});
     let mut volumes: Vec<Value> = TYPES.iter().map(of_host).collect();
@@ -70,18 +70,18 @@ fn pod(folder: &Path, tier: &str) -> String {
 }
 
 #[tokio::test]
-async fn host_paths_of_every_type_memory_of_the_right_size_and_labels_that_change_are_in_the_container() {
+async fn host_path_types_memory_volumes_and_downward_api_updates_reach_the_container() {
     let scratch = Scratch::new().unwrap();
     let folder = scratch.path().join("host");
-    let _socket = prepare(&folder);
+    let _socket = create_host_paths(&folder);
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.json", &pod(&folder, "front")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     let before = running(&agent).await.unwrap();
     let process = before.values().next().unwrap();
     let inside = PathBuf::from(format!("/proc/{}/root/v", process.pid));
-    host_paths(&folder, &inside);
-    memory(&inside);
+    check_host_paths(&folder, &inside);
+    check_memory_volumes(&inside);
 
     let labels = inside.join("fields/labels");
     assert_eq!(fs::read_to_string(&labels).unwrap(), "app=\"web\"\ntier=\"front\"");
@@ -96,8 +96,8 @@ async fn host_paths_of_every_type_memory_of_the_right_size_and_labels_that_chang
     agent.end().unwrap();
 }
 
-/// Each mount is what stands at the path on the host, and of its kind.
-fn host_paths(folder: &Path, inside: &Path) {
+/// Each mount is the host's path, of the right type.
+fn check_host_paths(folder: &Path, inside: &Path) {
     for kind in TYPES {
         let (host, mounted) = (folder.join(kind), inside.join(kind.to_lowercase()));
         let of = |path: &Path| fs::metadata(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -119,8 +119,8 @@ fn host_paths(folder: &Path, inside: &Path) {
     assert_eq!(fs::read_to_string(inside.join("file")).unwrap(), "of the host");
 }
 
-/// The volume with a limit has that size and is full beyond it; the one without has what the pod may use.
-fn memory(inside: &Path) {
+/// The volume with a limit has that size and is full beyond it; the other one has the pod's memory limit.
+fn check_memory_volumes(inside: &Path) {
     for (name, wanted) in [("sized", SIZE), ("whole", MEMORY)] {
         let stat = statvfs(inside.join(name)).unwrap();
         assert_eq!(stat.f_blocks * stat.f_frsize, wanted, "{name}");

@@ -1,7 +1,7 @@
-//! Parts of volumes and variables from files in running containers, on a real containerd. What a container sees is
-//! read through /proc, what is mounted from mountinfo, never from the agent.
+//! Sub paths of volumes and variables from files in running containers, on a real containerd. The container's view is
+//! read through /proc, mounts from mountinfo, and neither from the agent.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use keelson_tests::waits::{until_one_ready, waiting_reason};
 use keelson_tests::{LIMIT, Process, pods, running, until_cause, until_event, until_ready};
 use serde_json::{Value, json};
 
-/// A container of busybox that runs this and then sleeps.
+/// A busybox container that runs this command and then sleeps.
 fn container(name: &str, script: &str, more: Value) -> Value {
     let mut container = json!({
         "name": name, "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
@@ -48,8 +48,8 @@ fn pod(setup: Value, containers: Vec<Value>) -> String {
     .to_string()
 }
 
-/// A file of a ConfigMap, a folder that two containers share, a folder named by the pod, a variable from a file.
-fn parts() -> String {
+/// A file of a ConfigMap, a folder that two containers share, a folder named after the pod, a variable from a file.
+fn sub_path_containers() -> String {
     let shared = json!({"name": "data", "mountPath": "/shared", "subPath": "deep/shared"});
     let main = container(
         "main",
@@ -81,7 +81,7 @@ fn root(process: &Process) -> PathBuf {
     Path::new("/proc").join(process.pid.to_string()).join("root")
 }
 
-/// The mount points below the agent's root that are parts of volumes.
+/// The mount points of sub paths below the agent's root.
 fn part_mounts(agent: &Agent) -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let below = agent.spec().root_dir.to_string_lossy().into_owned();
@@ -97,32 +97,31 @@ async fn until_text(path: &Path, text: &str) {
     .unwrap();
 }
 
-fn look_at(main: &Path, side: &Path, round: &str) {
+fn check_volumes(main: &Path, side: &Path, round: &str) {
     assert_eq!(std::fs::read_to_string(main.join("etc/app.conf")).unwrap(), "colour=red");
     std::fs::write(main.join("shared/word"), round).unwrap();
     assert_eq!(std::fs::read_to_string(side.join("shared/word")).unwrap(), round);
     assert!(!main.join("shared/app.env").exists(), "it is a part and not the whole");
     assert!(std::fs::write(main.join("fixed/word"), round).is_err());
-    // As world-writable as the volume that it was made in.
+    // As world-writable as its volume.
     assert_eq!(std::fs::metadata(main.join("shared")).unwrap().mode() & 0o7777, 0o777);
 }
 
 #[tokio::test]
-async fn parts_of_volumes_reach_their_containers_also_after_a_restart_with_volume_manager_killed_and_leave_no_mount()
- {
+async fn sub_paths_survive_restarts_and_volume_manager_kills_and_leave_no_mount() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let conf = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: conf\ndata:\n  app.conf: colour=red\n";
     agent.write_manifest("conf.yaml", conf).unwrap();
-    agent.write_manifest("web.yaml", &parts()).unwrap();
+    agent.write_manifest("web.yaml", &sub_path_containers()).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     let (main, side) = (process(&agent, "main").await, process(&agent, "side").await);
-    look_at(&root(&main), &root(&side), "one");
+    check_volumes(&root(&main), &root(&side), "one");
     until_text(&root(&main).join("own/variable"), "keel son\n").await;
     let mounted = part_mounts(&agent);
     assert_eq!(mounted.len(), 5, "{mounted:?}");
 
-    // The container ends while nobody can prepare the next one.
+    // The container ends while volume-manager cannot prepare the next one.
     let before = agent.service(ServiceName::VolumeManager).unwrap();
     before.signal(Signal::KILL);
     let pid = rustix::process::Pid::from_raw(i32::try_from(main.pid).unwrap()).unwrap();
@@ -136,7 +135,7 @@ async fn parts_of_volumes_reach_their_containers_also_after_a_restart_with_volum
     assert!(agent.service(ServiceName::VolumeManager).is_some_and(|now| now != before));
     let again = process(&agent, "main").await;
     assert_eq!(process(&agent, "side").await, side, "the other container has noticed nothing");
-    look_at(&root(&again), &root(&side), "two");
+    check_volumes(&root(&again), &root(&side), "two");
     let mut now = part_mounts(&agent);
     let mut then = mounted;
     now.sort();
@@ -156,7 +155,7 @@ async fn parts_of_volumes_reach_their_containers_also_after_a_restart_with_volum
 }
 
 #[tokio::test]
-async fn a_link_out_of_the_volume_is_refused_and_the_container_waits_until_the_pod_is_mended() {
+async fn a_sub_path_symlink_out_of_the_volume_is_refused_until_the_pod_is_fixed() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let conf = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: conf\ndata: {}\n";
@@ -176,7 +175,7 @@ async fn a_link_out_of_the_volume_is_refused_and_the_container_waits_until_the_p
     assert_eq!(waiting_reason(&agent, "web").await, "CreateContainerConfigError");
     assert_eq!(part_mounts(&agent), Vec::<String>::new());
 
-    // A link that stays inside is followed.
+    // A symlink that stays inside the volume is followed.
     agent.write_manifest("web.yaml", &pod(setup(), vec![main("link")])).unwrap();
     until_one_ready(&agent, "web").await;
     assert!(root(&process(&agent, "main").await).join("v/it").exists());

@@ -1,6 +1,6 @@
-//! Commands and ports of a container over WebSocket, through the whole agent, with a real containerd behind it.
+//! Exec and port forwarding over WebSocket, through the whole agent, with a real containerd.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use tokio_rustls::TlsConnector;
 
 const V5: &str = "v5.channel.k8s.io";
 
-/// An agent with a pod that serves a page, and whom it knows.
-struct World {
+/// An agent with a pod that serves a page, and the credentials of a client.
+struct TestNode {
     agent: Agent,
     operator: (CertificateDer<'static>, PrivateKeyDer<'static>),
     _scratch: Scratch,
 }
 
-impl World {
+impl TestNode {
     async fn new() -> Self {
         let scratch = Scratch::new().unwrap();
         let mut params = CertificateParams::default();
@@ -82,70 +82,71 @@ impl World {
         let request = http::Request::get(path).header("host", "node");
         let request =
             websocket_headers(protocols).iter().fold(request, |r, (name, value)| r.header(*name, *value));
-        let answer = soon(sender.send_request(request.body(Empty::<Bytes>::new()).unwrap())).await.unwrap();
+        let answer =
+            within_limit(sender.send_request(request.body(Empty::<Bytes>::new()).unwrap())).await.unwrap();
         assert_eq!(answer.status(), 101, "{}", self.agent.log_tail());
-        WebSocket::over(TokioIo::new(soon(hyper::upgrade::on(answer)).await.unwrap())).await
+        WebSocket::over(TokioIo::new(within_limit(hyper::upgrade::on(answer)).await.unwrap())).await
     }
 
-    /// A command with input and output; `query` begins with `&`.
+    /// Starts a command with input and output; `query` begins with `&`.
     async fn exec(&self, script: &str, query: &str) -> WebSocket<TokioIo<Upgraded>> {
         let script: String = script.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let rest =
             format!("/main?command=/bin/sh&command=-c&command={script}&input=1&output=1&error=1{query}");
         let mut socket = self.open("exec", &rest, &format!("v4.channel.k8s.io, {V5}")).await;
-        assert_eq!(soon(socket.hear()).await.unwrap(), Some((1, vec![])), "the streams are there");
+        assert_eq!(within_limit(socket.hear()).await.unwrap(), Some((1, vec![])), "the streams are there");
         socket
     }
 }
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
+async fn within_limit<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, what).await.expect("it has to come")
 }
 
 #[tokio::test]
-async fn a_command_over_a_websocket_has_its_streams_apart_an_end_of_input_and_an_exit_code() {
-    let world = World::new().await;
-    let mut socket = world.exec("cat; echo err >&2; exit 3", "").await;
+async fn websocket_exec_has_separate_streams_end_of_input_and_exit_code() {
+    let test_node = TestNode::new().await;
+    let mut socket = test_node.exec("cat; echo err >&2; exit 3", "").await;
     let long = vec![b'x'; 300_000];
     for bytes in [&b"one "[..], &long] {
-        soon(socket.say(0, bytes)).await.unwrap();
+        within_limit(socket.say(0, bytes)).await.unwrap();
     }
-    soon(socket.end(0)).await.unwrap();
-    let told = soon(socket.rest()).await.unwrap();
+    within_limit(socket.end(0)).await.unwrap();
+    let result = within_limit(socket.rest()).await.unwrap();
     assert!(
-        told.stdout == [b"one ", &long[..]].concat() && told.stderr == b"err\n",
+        result.stdout == [b"one ", &long[..]].concat() && result.stderr == b"err\n",
         "{} bytes",
-        told.stdout.len()
+        result.stdout.len()
     );
-    assert_eq!(told.exit_code(), Some(3), "{:?}", told.status);
+    assert_eq!(result.exit_code(), Some(3), "{:?}", result.status);
 
     // A terminal, and its size.
-    let mut socket = world.exec("while read line; do stty size; done; exit 5", "&tty=1").await;
+    let mut socket = test_node.exec("while read line; do stty size; done; exit 5", "&tty=1").await;
     for (width, height) in [(80, 24), (132, 50)] {
         let size = json!({"Width": width, "Height": height}).to_string();
-        soon(socket.say(4, size.as_bytes())).await.unwrap();
+        within_limit(socket.say(4, size.as_bytes())).await.unwrap();
         let wanted = format!("{height} {width}");
-        let mut heard = String::new();
-        // The runtime sets the size beside the input, so a line may be read before.
-        while !heard.contains(&wanted) {
-            soon(socket.say(0, b"\n")).await.unwrap();
-            heard.push_str(&soon(socket.until("\n")).await.unwrap());
+        let mut received = String::new();
+        // The runtime sets the size concurrently with the input, so a line may be read before.
+        while !received.contains(&wanted) {
+            within_limit(socket.say(0, b"\n")).await.unwrap();
+            received.push_str(&within_limit(socket.until("\n")).await.unwrap());
         }
     }
-    soon(socket.say(0, &[4])).await.unwrap();
-    let told = soon(socket.rest()).await.unwrap();
-    assert_eq!(told.exit_code(), Some(5), "{:?}", told.status);
-    world.agent.end().unwrap();
+    within_limit(socket.say(0, &[4])).await.unwrap();
+    let result = within_limit(socket.rest()).await.unwrap();
+    assert_eq!(result.exit_code(), Some(5), "{:?}", result.status);
+    test_node.agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_port_of_a_pod_is_reached_through_a_tunnel() {
-    let world = World::new().await;
-    let mut socket = world.open("portForward", "", "SPDY/3.1+portforward.k8s.io").await;
+async fn websocket_port_forward_reaches_a_port_of_a_pod() {
+    let test_node = TestNode::new().await;
+    let mut socket = test_node.open("portForward", "", "SPDY/3.1+portforward.k8s.io").await;
     let mut opener = Opener::default();
     for (stream, kind) in [(1, "error"), (3, "data")] {
         let headers = [("streamtype", kind), ("port", "8080"), ("requestid", "0")];
-        soon(socket.send(opener.open(stream, &headers))).await.unwrap();
+        within_limit(socket.send(opener.open(stream, &headers))).await.unwrap();
     }
     let (mut decoder, mut input, mut taken, mut page) = (Decoder::default(), BytesMut::new(), 0, Vec::new());
     let asked = b"GET /page HTTP/1.0\r\n\r\n";
@@ -156,7 +157,7 @@ async fn a_port_of_a_pod_is_reached_through_a_tunnel() {
                     taken += 1;
                     if taken == 2 {
                         let frame = [&data_head(3, asked.len(), false)[..], asked].concat();
-                        soon(socket.send(frame)).await.unwrap();
+                        within_limit(socket.send(frame)).await.unwrap();
                     }
                 }
                 Event::Data { stream: 3, bytes } => page.extend_from_slice(&bytes),
@@ -166,7 +167,7 @@ async fn a_port_of_a_pod_is_reached_through_a_tunnel() {
             }
         }
         if !String::from_utf8_lossy(&page).contains("a page") {
-            input.extend_from_slice(&soon(socket.next()).await.unwrap().expect("more comes"));
+            input.extend_from_slice(&within_limit(socket.next()).await.unwrap().expect("more comes"));
         }
     }
     assert!(
@@ -174,5 +175,5 @@ async fn a_port_of_a_pod_is_reached_through_a_tunnel() {
         "{}",
         String::from_utf8_lossy(&page)
     );
-    world.agent.end().unwrap();
+    test_node.agent.end().unwrap();
 }

@@ -1,5 +1,5 @@
-//! An API server that can be good and bad: as much of one as a node needs, behind a port at which it may hang, talk nonsense or
-//! be somebody else.
+//! An API server with switchable behavior: as much of one as a node needs, on a port that can also hang, send garbage or
+//! show an untrusted certificate.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,26 +20,26 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// What is met at the port.
+/// How the server behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum Behavior {
     /// An API server.
     Good,
-    /// Takes connections, and says nothing.
+    /// Accepts connections and never answers.
     Silent,
-    /// Bytes without a meaning, for as long as they are taken.
+    /// Sends garbage until the client closes the connection.
     Garbage,
-    /// A server with a certificate of an authority that nobody knows.
-    Stranger,
-    /// Whoever stands before the API server has a page for everything: 404.
+    /// Shows a certificate of an untrusted CA.
+    UntrustedCertificate,
+    /// Answers every request with the 404 page of a proxy.
     Proxy,
 }
 
-/// The port with what is behind it. It ends with this.
+/// The server at its port. It stops when dropped.
 pub struct BadApi {
     address: SocketAddr,
     ca: String,
-    manner: watch::Sender<Manner>,
+    behavior: watch::Sender<Behavior>,
     pub store: Store,
     _tasks: JoinSet<()>,
 }
@@ -74,19 +74,19 @@ impl Authority {
 }
 
 impl BadApi {
-    pub async fn start(manner: Manner) -> Self {
+    pub async fn start(behavior: Behavior) -> Self {
         let (own, strange) = (Authority::new(), Authority::new());
-        let (good, stranger) = (own.acceptor(), strange.acceptor());
+        let (good, untrusted) = (own.acceptor(), strange.acceptor());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (manner, store) = (watch::Sender::new(manner), Store::default());
-        let (mut changes, kept) = (manner.subscribe(), store.clone());
+        let (behavior, store) = (watch::Sender::new(behavior), Store::default());
+        let (mut changes, kept) = (behavior.subscribe(), store.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             // They end with this task.
             let mut connections = JoinSet::new();
             loop {
-                let manner = *changes.borrow_and_update();
+                let behavior = *changes.borrow_and_update();
                 // Cancel-safe: a connection that is not taken waits, and a change is a state.
                 let stream = tokio::select! {
                     taken = listener.accept() => taken.unwrap().0,
@@ -95,29 +95,29 @@ impl BadApi {
                         continue;
                     }
                 };
-                let (good, stranger, store) = (good.clone(), stranger.clone(), kept.clone());
+                let (good, untrusted, store) = (good.clone(), untrusted.clone(), kept.clone());
                 connections.spawn(async move {
                     // Each fails when the other side goes away.
-                    match manner {
-                        Manner::Good | Manner::Proxy => {
+                    match behavior {
+                        Behavior::Good | Behavior::Proxy => {
                             if let Ok(stream) = good.accept(stream).await {
-                                serve(stream, store, manner).await;
+                                serve(stream, store, behavior).await;
                             }
                         }
-                        Manner::Stranger => drop(stranger.accept(stream).await),
-                        Manner::Silent => hold(stream).await,
-                        Manner::Garbage => babble(stream).await,
+                        Behavior::UntrustedCertificate => drop(untrusted.accept(stream).await),
+                        Behavior::Silent => hold_open(stream).await,
+                        Behavior::Garbage => send_garbage(stream).await,
                     }
                 });
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { address, ca: own.0.pem(), manner, store, _tasks: tasks }
+        Self { address, ca: own.0.pem(), behavior, store, _tasks: tasks }
     }
 
-    /// From now on it is like this; who is connected is cut off.
-    pub fn becomes(&self, manner: Manner) {
-        self.manner.send_replace(manner);
+    /// Changes the behavior and closes all connections.
+    pub fn set_behavior(&self, behavior: Behavior) {
+        self.behavior.send_replace(behavior);
     }
 
     /// Its address, as messages have it.
@@ -138,12 +138,12 @@ impl BadApi {
     }
 }
 
-async fn hold(mut stream: TcpStream) {
+async fn hold_open(mut stream: TcpStream) {
     let mut sink = [0; 4096];
     while stream.read(&mut sink).await.is_ok_and(|count| count > 0) {}
 }
 
-async fn babble(mut stream: TcpStream) {
+async fn send_garbage(mut stream: TcpStream) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     loop {
         let next = || {
@@ -159,7 +159,7 @@ async fn babble(mut stream: TcpStream) {
     }
 }
 
-/// The objects, and every change of them. Cheap to clone.
+/// The objects and every change of them. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Store(Arc<Inner>);
 
@@ -175,7 +175,7 @@ struct State {
     log: Vec<(u64, &'static str, Key, Value)>,
 }
 
-/// The path of its kind, as in `/api/v1/pods`, its namespace and its name.
+/// Path of the kind, such as `/api/v1/pods`, namespace and name.
 type Key = (String, String, String);
 
 impl Store {
@@ -183,7 +183,7 @@ impl Store {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an object in, which is changed by that.
+    /// Creates or updates an object.
     pub fn put(&self, kind: &str, mut object: Value) -> Value {
         let text =
             |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
@@ -219,7 +219,7 @@ impl Store {
 }
 
 /// A request.
-struct Asked {
+struct ApiRequest {
     method: String,
     kind: String,
     namespace: String,
@@ -228,8 +228,8 @@ struct Asked {
     body: Value,
 }
 
-impl Asked {
-    fn of(method: &str, target: &str, body: Value) -> Self {
+impl ApiRequest {
+    fn parse(method: &str, target: &str, body: Value) -> Self {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let mut parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         // `api/v1` or `apis/<group>/<version>`.
@@ -251,8 +251,8 @@ impl Asked {
         }
     }
 
-    /// Whether an object is of the range that is asked for.
-    fn means(&self, (kind, namespace, name): &Key, object: &Value) -> bool {
+    /// Whether an object matches the request's selectors.
+    fn matches(&self, (kind, namespace, name): &Key, object: &Value) -> bool {
         let fields = self.query.get("fieldSelector").map(String::as_str).unwrap_or_default();
         let fits = |field: &str| match field.split_once('=') {
             Some(("metadata.name", wanted)) => name == wanted,
@@ -265,13 +265,15 @@ impl Asked {
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, store: Store, manner: Manner) {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, store: Store, behavior: Behavior) {
     let mut stream = BufReader::new(stream);
-    while let Some(asked) = request(&mut stream).await {
-        let (code, body) = match manner {
-            Manner::Proxy => (404, "<html><body>no such page</body></html>".to_owned()),
-            _ if asked.query.contains_key("watch") => return tell(&mut stream, &asked, &store).await,
-            _ => answer(&asked, &store),
+    while let Some(request) = read_request(&mut stream).await {
+        let (code, body) = match behavior {
+            Behavior::Proxy => (404, "<html><body>no such page</body></html>".to_owned()),
+            _ if request.query.contains_key("watch") => {
+                return serve_watch(&mut stream, &request, &store).await;
+            }
+            _ => respond(&request, &store),
         };
         let head = format!("HTTP/1.1 {code} X\r\ncontent-length: {}\r\n\r\n", body.len());
         if stream.write_all(head.as_bytes()).await.is_err()
@@ -283,7 +285,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, store: Store, manner
     }
 }
 
-async fn request(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<Asked> {
+async fn read_request(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<ApiRequest> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok().filter(|read| *read > 0)?;
     let mut words = line.split_whitespace();
@@ -300,27 +302,27 @@ async fn request(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<Asked
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some(Asked::of(&method, &target, serde_json::from_slice(&body).unwrap_or_default()))
+    Some(ApiRequest::parse(&method, &target, serde_json::from_slice(&body).unwrap_or_default()))
 }
 
-/// A watch, which never ends by itself.
-async fn tell(stream: &mut (impl AsyncWrite + Unpin), asked: &Asked, store: &Store) {
-    let mut after: u64 = asked.query["resourceVersion"].parse().unwrap_or(0);
+/// Serves a watch, which never ends by itself.
+async fn serve_watch(stream: &mut (impl AsyncWrite + Unpin), request: &ApiRequest, store: &Store) {
+    let mut after: u64 = request.query["resourceVersion"].parse().unwrap_or(0);
     let mut version = store.0.version.subscribe();
-    let mut said = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned();
+    let mut buffer = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned();
     loop {
         version.borrow_and_update();
         let events: Vec<_> = store.state().log.iter().filter(|(at, ..)| *at > after).cloned().collect();
         for (at, what, key, object) in events {
             after = at;
-            if asked.means(&key, &object) {
-                said += &format!("{}\n", json!({"type": what, "object": object}));
+            if request.matches(&key, &object) {
+                buffer += &format!("{}\n", json!({"type": what, "object": object}));
             }
         }
-        if stream.write_all(said.as_bytes()).await.is_err() || stream.flush().await.is_err() {
+        if stream.write_all(buffer.as_bytes()).await.is_err() || stream.flush().await.is_err() {
             return;
         }
-        said.clear();
+        buffer.clear();
         if version.changed().await.is_err() {
             return;
         }
@@ -333,35 +335,35 @@ fn status(code: u16, reason: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-fn answer(asked: &Asked, store: &Store) -> (u16, String) {
-    let key = (asked.kind.clone(), asked.namespace.clone(), asked.name.clone());
+fn respond(request: &ApiRequest, store: &Store) -> (u16, String) {
+    let key = (request.kind.clone(), request.namespace.clone(), request.name.clone());
     let live = store.state().objects.get(&key).cloned();
-    match (asked.method.as_str(), asked.name.is_empty(), live) {
+    match (request.method.as_str(), request.name.is_empty(), live) {
         ("GET", true, _) => {
             let version = store.0.version.borrow().to_string();
             let state = store.state();
-            let items = state.objects.iter().filter(|(key, object)| asked.means(key, object));
+            let items = state.objects.iter().filter(|(key, object)| request.matches(key, object));
             let items: Vec<Value> = items.map(|(_, object)| object.clone()).collect();
             (
                 200,
                 json!({"kind": "List", "metadata": {"resourceVersion": version}, "items": items}).to_string(),
             )
         }
-        // Reviews and tokens are asked for: nobody is anybody here.
-        ("POST", true, _) if asked.kind.ends_with("reviews") => (201, asked.body.to_string()),
+        // TokenReviews, SubjectAccessReviews and tokens: nobody is authenticated.
+        ("POST", true, _) if request.kind.ends_with("reviews") => (201, request.body.to_string()),
         ("POST", true, _) => {
-            let mut object = asked.body.clone();
-            if !asked.namespace.is_empty() {
-                object["metadata"]["namespace"] = asked.namespace.clone().into();
+            let mut object = request.body.clone();
+            if !request.namespace.is_empty() {
+                object["metadata"]["namespace"] = request.namespace.clone().into();
             }
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            match store.get(&asked.kind, &asked.namespace, name) {
+            match store.get(&request.kind, &request.namespace, name) {
                 Some(_) => status(409, "AlreadyExists"),
                 None => {
                     if let Some(metadata) = object["metadata"].as_object_mut() {
                         metadata.remove("uid");
                     }
-                    (201, store.put(&asked.kind, object).to_string())
+                    (201, store.put(&request.kind, object).to_string())
                 }
             }
         }
@@ -369,26 +371,26 @@ fn answer(asked: &Asked, store: &Store) -> (u16, String) {
         ("GET", false, Some(live)) => (200, live.to_string()),
         ("PUT", false, Some(live)) => {
             let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
-            if version(&asked.body) == version(&live) {
-                (200, store.put(&asked.kind, asked.body.clone()).to_string())
+            if version(&request.body) == version(&live) {
+                (200, store.put(&request.kind, request.body.clone()).to_string())
             } else {
                 status(409, "Conflict")
             }
         }
         ("PATCH", false, Some(mut live)) => {
-            let uid = &asked.body["metadata"]["uid"];
+            let uid = &request.body["metadata"]["uid"];
             if uid.is_string() && *uid != live["metadata"]["uid"] {
                 return status(409, "Conflict");
             }
-            merge(&mut live, &asked.body);
-            (200, store.put(&asked.kind, live).to_string())
+            merge(&mut live, &request.body);
+            (200, store.put(&request.kind, live).to_string())
         }
         ("DELETE", false, Some(_)) => (200, store.remove(&key).unwrap_or_default().to_string()),
         _ => status(405, "MethodNotAllowed"),
     }
 }
 
-/// As a strategic merge does it, as far as nodes and pods need that: lists of conditions and addresses by their types.
+/// A strategic merge, as far as nodes and pods need one: conditions and addresses are merged by type.
 fn merge(live: &mut Value, patch: &Value) {
     match (live, patch) {
         (Value::Object(live), Value::Object(patch)) => {

@@ -1,4 +1,4 @@
-//! What compose.yaml declares of each container, and whether Docker and the kernel have it so.
+//! The settings that compose.yaml declares for each container, and checks that Docker and the kernel have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,32 +8,32 @@ use keelson_testkit::has_cap_sys_resource;
 use keelson_testkit::process;
 use serde_json::Value;
 
-/// What a container must be.
+/// The expected settings of a container.
 struct Declared {
     /// Its first process.
     program: &'static str,
     uid: u32,
     gid: u32,
     capabilities: &'static [(&'static str, u32)],
-    /// Whether it may gain more.
+    /// Whether it may gain privileges.
     may_gain: bool,
     sees_all_processes: bool,
     sees_all_cgroups: bool,
     network: Network,
-    /// Docker's filters that it goes without.
+    /// Docker's filters that are off.
     unconfined: &'static [&'static str],
-    /// On the machine and inside alike, with what it may do with them.
+    /// Mounted folders, with the same path inside and outside, and their options.
     devices: &'static [(&'static str, &'static str)],
 }
 
-/// What of the network a container has.
+/// The network of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Network {
     /// Nothing.
     None,
-    /// One of its own, at the network of compose.
+    /// Its own, in the network of compose.
     Composes,
-    /// That of its node.
+    /// The network of its node.
     OfItsNode,
 }
 
@@ -116,17 +116,17 @@ fn program(program: &'static str, uid: u32, gid: u32) -> Declared {
     }
 }
 
-/// A service of its own user. As each service it sees the processes of the machine: it looks at who calls.
+/// A service with its own user. Like each service it sees the processes of the machine, to identify its callers.
 fn service(name: &'static str, uid: u32) -> Declared {
     Declared { sees_all_processes: true, ..program(name, uid, OPERATORS) }
 }
 
-/// A service of root's.
-fn of_root(name: &'static str, capabilities: Capabilities) -> Declared {
+/// A service that runs as root.
+fn root_service(name: &'static str, capabilities: Capabilities) -> Declared {
     Declared { capabilities, sees_all_processes: true, ..program(name, 0, 0) }
 }
 
-/// What compose.yaml calls a container before the number of its node, and the node.
+/// The name of a container in compose.yaml without the number of its node, and the node.
 fn kind_and_node(container: &str) -> (&str, Option<&'static str>) {
     for (suffix, node) in [("-1", "node-1"), ("-2", "node-2")] {
         if let Some(kind) = container.strip_suffix(suffix) {
@@ -136,7 +136,7 @@ fn kind_and_node(container: &str) -> (&str, Option<&'static str>) {
     (container, None)
 }
 
-/// A container by what compose.yaml calls it before the number.
+/// The settings of a container by its name in compose.yaml without the number.
 fn declared(kind: &str) -> Declared {
     let composes = |declared| Declared { network: Network::Composes, ..declared };
     match kind {
@@ -152,31 +152,31 @@ fn declared(kind: &str) -> Declared {
         "node-status" => service("keelson-node-status", 64_206),
         "node-api" => service("keelson-node-api", 64_207),
         "runtime-shim" => {
-            Declared { sees_all_cgroups: true, ..of_root("keelson-runtime-shim", OF_RUNTIME_SHIM) }
+            Declared { sees_all_cgroups: true, ..root_service("keelson-runtime-shim", OF_RUNTIME_SHIM) }
         }
         "volume-manager" => Declared {
             network: Network::None,
             unconfined: &["apparmor"],
-            ..of_root("keelson-volume-manager", OF_VOLUME_MANAGER)
+            ..root_service("keelson-volume-manager", OF_VOLUME_MANAGER)
         },
         "resource-manager" => Declared {
             sees_all_cgroups: true,
             unconfined: &["apparmor"],
             devices: &[("/dev/kmsg", "r")],
-            ..of_root("keelson-resource-manager", OF_RESOURCE_MANAGER)
+            ..root_service("keelson-resource-manager", OF_RESOURCE_MANAGER)
         },
         "containerd" => Declared {
             may_gain: true,
             sees_all_cgroups: true,
             unconfined: &["seccomp", "apparmor"],
-            ..of_root("containerd", OF_CONTAINERD)
+            ..root_service("containerd", OF_CONTAINERD)
         },
         other => panic!("compose.yaml has a container that nobody declared: {other}"),
     }
 }
 
 impl Declared {
-    /// The capabilities as this machine can give them.
+    /// The capabilities as far as this machine can give them.
     fn capabilities(&self) -> impl Iterator<Item = &'static (&'static str, u32)> {
         self.capabilities.iter().filter(|capability| **capability != SYS_RESOURCE || has_cap_sys_resource())
     }
@@ -185,15 +185,15 @@ impl Declared {
         self.capabilities().fold(0, |bits, (_, number)| bits | 1 << number)
     }
 
-    /// As Docker shows its security options, whichever way they are written.
+    /// The security options as Docker shows them, in a normalized form.
     fn security(&self) -> BTreeSet<String> {
         let own = (!self.may_gain).then(|| "no-new-privileges".to_owned());
         self.unconfined.iter().map(|filter| format!("{filter}:unconfined")).chain(own).collect()
     }
 }
 
-/// What Docker was asked to make of one of `all` containers, whether it runs or has ended.
-pub fn look_at_settings(name: &str, all: &BTreeMap<String, Value>, home: &Path) {
+/// Checks Docker's settings of one of `all` containers, running or ended.
+pub fn check_settings(name: &str, all: &BTreeMap<String, Value>, home: &Path) {
     let (container, (kind, node)) = (&all[name], kind_and_node(name));
     let (declared, host) = (declared(kind), &container["HostConfig"]);
     assert_eq!(host["Privileged"], false, "{name}");
@@ -206,7 +206,7 @@ pub fn look_at_settings(name: &str, all: &BTreeMap<String, Value>, home: &Path) 
     assert_eq!(asked, declared.capabilities().map(|(name, _)| *name).collect(), "{name}");
 
     let plain = |option: &str| option.replace('=', ":").trim_end_matches(":true").to_owned();
-    // Docker itself adds a label to whatever sees the machine's processes.
+    // Docker itself adds a label to containers that see the machine's processes.
     let security: BTreeSet<String> =
         texts("SecurityOpt").map(plain).filter(|option| option != "label:disable").collect();
     assert_eq!(security, declared.security(), "{name}");
@@ -222,12 +222,12 @@ pub fn look_at_settings(name: &str, all: &BTreeMap<String, Value>, home: &Path) 
         _ => format!("{}_default", text(&container["Config"]["Labels"]["com.docker.compose.project"])),
     };
     assert_eq!(text(&host["NetworkMode"]), network, "{name}");
-    look_at_mounts(name, container, home);
+    check_mounts(name, container, home);
 }
 
-/// Of the machine a container has the files of its own node, of which the folders of sockets only as far as it is or calls the
-/// service, and the cgroups where it is to see them.
-fn look_at_mounts(name: &str, container: &Value, home: &Path) {
+/// A container has only the files of its own node, the socket folders only of itself and the services that it calls,
+/// and the cgroups only if it must see them.
+fn check_mounts(name: &str, container: &Value, home: &Path) {
     let (kind, node) = kind_and_node(name);
     let (mut found, mut sees_all_cgroups) = (BTreeSet::new(), false);
     let mounts = container["Mounts"].as_array().into_iter().flatten();
@@ -254,7 +254,7 @@ fn look_at_mounts(name: &str, container: &Value, home: &Path) {
     assert_eq!(found, wanted, "{name}");
 }
 
-/// What a service has below the run folder of its node, and whether it may change it (architecture §2).
+/// The mounts of a service below the run dir of its node, and whether they are writable (architecture §2).
 fn below_the_run_folder(service: ServiceName) -> BTreeSet<(String, bool)> {
     let more = match service {
         ServiceName::PodConfig | ServiceName::RuntimeShim | ServiceName::NodeStatus => {
@@ -268,7 +268,7 @@ fn below_the_run_folder(service: ServiceName) -> BTreeSet<(String, bool)> {
     read.chain([(service.to_string(), true)]).collect()
 }
 
-/// The first process of a container that runs.
+/// The first process of a running container.
 pub fn main_pid(container: &Value) -> u32 {
     container["State"]["Pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap()
 }
@@ -285,8 +285,8 @@ fn namespace(pid: u32, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
 }
 
-/// What the kernel says of the first process of one of `all` containers, and that it is the only one.
-pub fn look_at_process(name: &str, all: &BTreeMap<String, Value>) {
+/// Checks what the kernel has for the first process of one of `all` containers, and that it is the only one.
+pub fn check_process(name: &str, all: &BTreeMap<String, Value>) {
     let (kind, node) = kind_and_node(name);
     let (declared, pid) = (declared(kind), main_pid(&all[name]));
     let process = process::read(pid).unwrap();
@@ -313,11 +313,11 @@ pub fn look_at_process(name: &str, all: &BTreeMap<String, Value>) {
     let of_node = node.map(|node| namespace(main_pid(&all[node]), "net"));
     let is_of_node = of_node.is_some_and(|net| net == namespace(pid, "net"));
     assert_eq!(is_of_node, declared.network == Network::OfItsNode || kind == "node", "{name}");
-    lives_alone(name, &all[name], pid);
+    assert_only_process(name, &all[name], pid);
 }
 
-/// Nobody else lives in a container; who asks for health comes and goes, as a child of Docker's and not of the first process.
-fn lives_alone(name: &str, container: &Value, pid: u32) {
+/// No other process runs in a container; health checks come and go as children of Docker, not of the first process.
+fn assert_only_process(name: &str, container: &Value, pid: u32) {
     let id = container["Id"].as_str().unwrap();
     let inside = |process: &process::Process| {
         let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.id.pid));

@@ -1,6 +1,6 @@
-//! `keelson run --once`: pods run to their end by an agent that comes and goes with them.
+//! `keelson run --once`: starts an agent, runs pods to completion, and stops the agent.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -29,15 +29,15 @@ fn pod(name: &str, policy: &str, containers: &[(&str, &str)]) -> String {
     text
 }
 
-/// A containerd, and everything that an agent needs but the agent.
-async fn without_agent(scratch: &Scratch) -> Agent {
+/// A containerd and the folders of an agent that is stopped.
+async fn stopped_agent(scratch: &Scratch) -> Agent {
     let mut agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.stop().await.unwrap();
     agent
 }
 
-/// `keelson run --once` with the folders and ports of the agent that does not run.
-fn once(agent: &Agent, files: &Path, more: &[&str]) -> Command {
+/// `keelson run --once` with the folders and ports of the stopped agent.
+fn run_once_command(agent: &Agent, files: &Path, more: &[&str]) -> Command {
     let spec = agent.spec();
     let mut command = spec.cli();
     command.args(["run", "--once", "-f"]).arg(files).args(more);
@@ -49,11 +49,11 @@ fn once(agent: &Agent, files: &Path, more: &[&str]) -> Command {
     command
 }
 
-async fn output(child: Child) -> Output {
+async fn wait_for_output(child: Child) -> Output {
     tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
 }
 
-/// Nothing of the pods and nothing of the agent but its containerd.
+/// Checks that no pods, folders, processes or cgroups are left; containerd is.
 fn assert_nothing_is_left(agent: &Agent) {
     let spec = agent.spec();
     assert_eq!(agent.containerd().ctr(&["containers", "list", "-q"]).unwrap().trim(), "");
@@ -63,8 +63,8 @@ fn assert_nothing_is_left(agent: &Agent) {
     for dir in [spec.root_dir.join("pods"), spec.pod_logs_dir.clone(), spec.links_dir.clone()] {
         assert_eq!(entries(&dir), Vec::<std::path::PathBuf>::new());
     }
-    let beside = entries(spec.run_dir.parent().unwrap());
-    let own: Vec<_> = beside.iter().filter(|path| path.to_string_lossy().contains("-once-")).collect();
+    let siblings = entries(spec.run_dir.parent().unwrap());
+    let own: Vec<_> = siblings.iter().filter(|path| path.to_string_lossy().contains("-once-")).collect();
     assert!(own.is_empty(), "{own:?}");
     let services = |p: &&process::Process| {
         p.mentions(&spec.run_dir) && p.exe_name().is_some_and(|name| name.starts_with("keelson-"))
@@ -76,7 +76,7 @@ fn assert_nothing_is_left(agent: &Agent) {
         .args(["/sys/fs/cgroup", "-type", "d", "-path", &format!("*{}/*", spec.cgroup_root), "-name", "pod*"])
         .output()
         .unwrap();
-    // What it says beside that is about folders of others that went while it looked.
+    // stderr has errors about folders of other tests that were removed meanwhile; it is ignored.
     assert_eq!(String::from_utf8_lossy(&pods.stdout), "", "cgroups of pods");
 }
 
@@ -87,9 +87,9 @@ fn item<'a>(items: &'a Value, name: &str) -> &'a Value {
 }
 
 #[tokio::test]
-async fn every_pod_has_its_result_failed_containers_are_named_and_nothing_is_left() {
+async fn run_once_prints_results_and_failed_containers_and_leaves_nothing() {
     let scratch = Scratch::new().unwrap();
-    let agent = without_agent(&scratch).await;
+    let agent = stopped_agent(&scratch).await;
     let dir = scratch.path().join("pods");
     std::fs::create_dir(&dir).unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
@@ -107,10 +107,10 @@ async fn every_pod_has_its_result_failed_containers_are_named_and_nothing_is_lef
     );
     write("wrong.yaml", &pod("wrong", "Sometimes", &[("a", "true")]));
 
-    let said = output(once(&agent, &dir, &["-o", "json"]).spawn().unwrap()).await;
-    assert_eq!(said.status.code(), Some(1), "{}", text(&said));
+    let output = wait_for_output(run_once_command(&agent, &dir, &["-o", "json"]).spawn().unwrap()).await;
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let items: Value =
-        serde_json::from_slice(&said.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&said)));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output)));
     assert_eq!(items["items"].as_array().unwrap().len(), 6, "{items:#}");
     for (name, result, failed) in [
         ("good-", "Succeeded", vec![]),
@@ -127,56 +127,57 @@ async fn every_pod_has_its_result_failed_containers_are_named_and_nothing_is_lef
     let refused = item(&items, dir.join("wrong.yaml").to_str().unwrap());
     assert_eq!(refused["result"], "Refused");
     assert!(refused["message"].as_str().unwrap().contains("restartPolicy"), "{refused:#}");
-    assert!(text(&said).contains("error: 3 of 6 failed"), "{}", text(&said));
+    assert!(text(&output).contains("error: 3 of 6 failed"), "{}", text(&output));
     assert_nothing_is_left(&agent);
 
-    // The same folders serve again, and a run in which all is well says so by its exit code.
-    let said = output(once(&agent, &dir.join("good.yaml"), &[]).spawn().unwrap()).await;
-    assert_eq!(said.status.code(), Some(0), "{}", text(&said));
-    assert!(text(&said).contains("Succeeded"), "{}", text(&said));
+    // The same folders can be used again, and a run without failures exits with 0.
+    let output =
+        wait_for_output(run_once_command(&agent, &dir.join("good.yaml"), &[]).spawn().unwrap()).await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert!(text(&output).contains("Succeeded"), "{}", text(&output));
     assert_nothing_is_left(&agent);
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn an_interruption_ends_the_pods_and_then_the_agent() {
+async fn sigint_ends_the_pods_and_then_the_agent() {
     let scratch = Scratch::new().unwrap();
-    let agent = without_agent(&scratch).await;
+    let agent = stopped_agent(&scratch).await;
     let file = scratch.path().join("job.yaml");
     std::fs::write(&file, pod("job", "Never", &[("a", "exec sleep 1000000")])).unwrap();
-    let child = once(&agent, &file, &["-o", "json"]).spawn().unwrap();
+    let child = run_once_command(&agent, &file, &["-o", "json"]).spawn().unwrap();
     let pid = child.id();
     eventually(LIMIT, "the job runs", async || running(&agent).await.is_ok_and(|now| now.len() == 1))
         .await
         .unwrap();
     assert!(ProcessId::of(pid).unwrap().signal(Signal::INT));
-    let said = output(child).await;
-    assert_eq!(said.status.code(), Some(1), "{}", text(&said));
+    let output = wait_for_output(child).await;
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let items: Value =
-        serde_json::from_slice(&said.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&said)));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output)));
     assert_eq!(item(&items, "job-")["result"], "Interrupted");
     assert_nothing_is_left(&agent);
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn without_a_manifest_within_a_second_nothing_is_started() {
+async fn run_once_without_manifests_starts_nothing() {
     let scratch = Scratch::new().unwrap();
-    let agent = without_agent(&scratch).await;
+    let agent = stopped_agent(&scratch).await;
     let empty = scratch.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let begun = Instant::now();
-    let said = output(once(&agent, &empty, &[]).spawn().unwrap()).await;
+    let output = wait_for_output(run_once_command(&agent, &empty, &[]).spawn().unwrap()).await;
     assert!(begun.elapsed() < Duration::from_secs(10));
-    assert_eq!(said.status.code(), Some(1));
-    let wanted = format!("no pod manifest came from {} within 1 s", empty.display());
-    assert!(text(&said).contains(&wanted), "{}", text(&said));
+    assert_eq!(output.status.code(), Some(1));
+    let wanted = format!("no pod manifest found in {} within 1 s", empty.display());
+    assert!(text(&output).contains(&wanted), "{}", text(&output));
     assert_nothing_is_left(&agent);
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn what_the_runtime_runs_already_is_left_alone() {
+async fn run_once_leaves_pods_that_already_run_alone() {
     let scratch = Scratch::new().unwrap();
     let mut agent =
         Agent::builder(scratch.path()).manifest("web.yaml", &sleeper("web")).start().await.unwrap();
@@ -185,14 +186,18 @@ async fn what_the_runtime_runs_already_is_left_alone() {
     let file = scratch.path().join("job.yaml");
     std::fs::write(&file, pod("job", "Never", &[("a", "true")])).unwrap();
 
-    let said = output(once(&agent, &file, &[]).spawn().unwrap()).await;
-    assert_eq!(said.status.code(), Some(1), "{}", text(&said));
-    assert!(text(&said).contains("an agent runs already"), "{}", text(&said));
+    let output = wait_for_output(run_once_command(&agent, &file, &[]).spawn().unwrap()).await;
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("an agent already runs"), "{}", text(&output));
     agent.stop().await.unwrap();
-    let said = output(once(&agent, &file, &[]).spawn().unwrap()).await;
-    assert_eq!(said.status.code(), Some(1), "{}", text(&said));
+    let output = wait_for_output(run_once_command(&agent, &file, &[]).spawn().unwrap()).await;
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let name = format!("default/web-{}", agent.spec().node_name);
-    assert!(text(&said).contains("runs a pod already") && text(&said).contains(&name), "{}", text(&said));
+    assert!(
+        text(&output).contains("already runs a pod") && text(&output).contains(&name),
+        "{}",
+        text(&output)
+    );
     assert_eq!(running(&agent).await.unwrap(), before);
     assert!(agent.service(ServiceName::PodSync).is_none());
     agent.end().unwrap();

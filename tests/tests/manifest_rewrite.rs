@@ -1,6 +1,6 @@
-//! Manifests that are removed and written again at once, and manifests that hold more than is used of them.
+//! Manifests that are deleted and rewritten at once, and exported manifests with fields that are ignored.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -8,30 +8,30 @@ use keelson_testkit::{Agent, Scratch, eventually};
 use keelson_tests::{LIMIT, events, pods, sleeper, text, until_ready};
 use serde_json::Value;
 
-/// What of a pod's status names the run of its only container.
-async fn container(agent: &Agent, pod: &str) -> String {
+/// The container ID of a pod's only container.
+async fn container_id(agent: &Agent, pod: &str) -> String {
     let pods = pods(agent).await.unwrap();
     let id = &pods[pod]["status"]["containerStatuses"][0]["containerID"];
     id.as_str().unwrap_or_else(|| panic!("{id}")).to_owned()
 }
 
-/// What `keelson get sources` lists; nothing while pod-config does not answer.
+/// The rows of `keelson get sources`; empty while pod-config does not answer.
 async fn sources(agent: &Agent) -> Vec<Value> {
     let list = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap_or_default();
     list["items"].as_array().cloned().unwrap_or_default()
 }
 
 #[tokio::test]
-async fn a_pod_whose_manifest_is_deleted_and_written_again_at_once_is_started_anew() {
+async fn a_manifest_deleted_and_rewritten_at_once_recreates_its_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let manifest = sleeper("web");
     agent.write_manifest("web.yaml", &manifest).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     let name = format!("web-{}", agent.spec().node_name);
-    let mut before = container(&agent, &name).await;
+    let mut before = container_id(&agent, &name).await;
     for killed in [false, true] {
-        // A pod-config that is started anew finds everything as it was.
+        // A restarted pod-config finds everything unchanged.
         if killed {
             let killed = agent.service(ServiceName::PodConfig).unwrap();
             killed.signal(Signal::KILL);
@@ -42,7 +42,7 @@ async fn a_pod_whose_manifest_is_deleted_and_written_again_at_once_is_started_an
             })
             .await
             .unwrap();
-            assert_eq!(container(&agent, &name).await, before);
+            assert_eq!(container_id(&agent, &name).await, before);
         }
         agent.remove_manifest("web.yaml").unwrap();
         agent.write_manifest("web.yaml", &manifest).unwrap();
@@ -56,13 +56,13 @@ async fn a_pod_whose_manifest_is_deleted_and_written_again_at_once_is_started_an
         })
         .await
         .unwrap();
-        before = container(&agent, &name).await;
+        before = container_id(&agent, &name).await;
     }
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_manifest_that_was_exported_runs_and_everybody_says_what_is_not_used_of_it() {
+async fn an_exported_manifest_runs_and_its_ignored_fields_are_reported() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let exported = sleeper("web").replace(
@@ -74,17 +74,17 @@ async fn a_manifest_that_was_exported_runs_and_everybody_says_what_is_not_used_o
     until_ready(&agent, &["web"]).await.unwrap();
     let name = format!("web-{}", agent.spec().node_name);
     let fields = ["metadata.deletionTimestamp", "metadata.annotations[kubernetes.io/config.mirror]"];
-    let says = |what: &str, said: &str| {
-        assert!(fields.iter().all(|field| said.contains(field)), "{what}: {said}");
-        assert!(said.contains("web.yaml:1:"), "{what}: {said}");
+    let says = |what: &str, shown: &str| {
+        assert!(fields.iter().all(|field| shown.contains(field)), "{what}: {shown}");
+        assert!(shown.contains("web.yaml:1:"), "{what}: {shown}");
     };
     says("get sources", &text(&agent.keelson(&["get", "sources"]).await.unwrap()));
     says("explain", &text(&agent.keelson(&["explain", "pod", &name]).await.unwrap()));
     let full = format!("default/{name}");
     let sources = sources(&agent).await;
     assert!(sources.iter().any(|s| s["pods"] == 1 && s["warnings"][0]["pod"] == full), "{sources:#?}");
-    let told = events(&agent).await.unwrap();
-    let warning = told.iter().find(|event| event["reason"] == "ManifestWarning").unwrap();
+    let all_events = events(&agent).await.unwrap();
+    let warning = all_events.iter().find(|event| event["reason"] == "ManifestWarning").unwrap();
     says("the event", &warning.to_string());
     agent.end().unwrap();
 }

@@ -1,7 +1,7 @@
-//! The API server is away, or out of reach, for long: pods go on, end, come and go meanwhile; afterwards the server has the
-//! truth, and nothing has restarted that did not end.
+//! The API server is down or unreachable for long: pods run, end, start and are deleted meanwhile; afterwards the server has the
+//! true status, and only containers that ended have restarted.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Scratch, eventually};
 use keelson_tests::cluster::{Cluster, LIMIT, NAMESPACE, sleeper};
-use keelson_tests::power::{cut_power, forget_the_boot};
+use keelson_tests::power::{cut_power, replace_boot_id};
 use keelson_tests::{Process, pods, running};
 use serde_json::{Value, json};
 
-/// How long the API server is away.
-const AWAY: Duration = Duration::from_secs(120);
-/// Between two changes of the static pods meanwhile.
-const TURN: Duration = Duration::from_secs(2);
-/// So many static pods are there at a time.
-const WINDOW: usize = 4;
+/// The length of the outage.
+const OUTAGE: Duration = Duration::from_secs(120);
+/// Time between two changes of the static pods meanwhile.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(2);
+/// Number of static pods at a time.
+const STATIC_PODS: usize = 4;
 
 fn with_command(name: &str, policy: &str, script: &str) -> Value {
     let mut pod = sleeper(name);
@@ -28,13 +28,13 @@ fn with_command(name: &str, policy: &str, script: &str) -> Value {
     pod
 }
 
-fn fixed(name: &str) -> String {
+fn static_pod(name: &str) -> String {
     let mut pod = sleeper(name);
     pod["spec"]["terminationGracePeriodSeconds"] = 1.into();
     pod.to_string()
 }
 
-/// Static pods that come and go.
+/// Static pods that are created and deleted.
 struct Churn<'a> {
     cluster: &'a Cluster,
     turn: usize,
@@ -44,9 +44,9 @@ struct Churn<'a> {
 impl Churn<'_> {
     fn step(&mut self) {
         let name = format!("fixed{}", self.turn);
-        self.cluster.agent.write_manifest(&format!("{name}.yaml"), &fixed(&name)).unwrap();
+        self.cluster.agent.write_manifest(&format!("{name}.yaml"), &static_pod(&name)).unwrap();
         self.present.insert(name);
-        if let Some(old) = self.turn.checked_sub(WINDOW) {
+        if let Some(old) = self.turn.checked_sub(STATIC_PODS) {
             let old = format!("fixed{old}");
             self.cluster.agent.remove_manifest(&format!("{old}.yaml")).unwrap();
             self.present.remove(&old);
@@ -54,24 +54,24 @@ impl Churn<'_> {
         self.turn += 1;
     }
 
-    /// The mirrors that the server is to have.
+    /// The mirror pods that the server must have.
     fn mirrors(&self) -> BTreeSet<String> {
         self.present.iter().map(|name| format!("{name}-{}", self.cluster.node)).collect()
     }
 }
 
-/// What the server has: pod to phase and restart count.
-fn told(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
+/// The server's pods: phase and restart count by name.
+fn server_pods(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
     let list = cluster.server.kubectl_json(&["-n", NAMESPACE, "get", "pods"]).unwrap();
-    short(list["items"].as_array().unwrap().iter())
+    phases_and_restarts(list["items"].as_array().unwrap().iter())
 }
 
-/// What the node knows, the same way.
-async fn known(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
-    short(pods(&cluster.agent).await.unwrap_or_default().values())
+/// The node's pods in the same form.
+async fn node_pods(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
+    phases_and_restarts(pods(&cluster.agent).await.unwrap_or_default().values())
 }
 
-fn short<'a>(pods: impl Iterator<Item = &'a Value>) -> BTreeMap<String, (String, u64)> {
+fn phases_and_restarts<'a>(pods: impl Iterator<Item = &'a Value>) -> BTreeMap<String, (String, u64)> {
     pods.map(|pod| {
         let phase = pod["status"]["phase"].as_str().unwrap_or_default().to_owned();
         let count = pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or_default();
@@ -86,7 +86,7 @@ fn steady(all: &BTreeMap<String, Process>) -> BTreeMap<String, Process> {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn two_minutes_without_the_server_while_pods_end_come_and_go() {
+async fn pods_start_and_end_during_a_two_minute_api_server_outage() {
     let scratch = Scratch::new().unwrap();
     let mut cluster = Cluster::start(&scratch, |_| ()).await;
     let names: Vec<String> = (0..6).map(|n| format!("steady{n}")).collect();
@@ -96,7 +96,7 @@ async fn two_minutes_without_the_server_while_pods_end_come_and_go() {
     cluster.run(&with_command("again", "Always", "sleep 15; exit 1"));
     cluster.run(&with_command("good", "Never", "sleep 30; exit 0"));
     cluster.run(&with_command("bad", "OnFailure", "sleep 30; test -e /tmp/never"));
-    // It is told to end just before the server goes, and takes longer than that.
+    // Its deletion starts just before the outage and takes longer than that.
     cluster.run(&with_command(
         "leaving",
         "Always",
@@ -104,14 +104,14 @@ async fn two_minutes_without_the_server_while_pods_end_come_and_go() {
     ));
     cluster
         .until("the pods run", || {
-            told(&cluster).values().filter(|(phase, _)| phase == "Running").count() == names.len() + 4
+            server_pods(&cluster).values().filter(|(phase, _)| phase == "Running").count() == names.len() + 4
         })
         .await;
     let before = steady(&running(&cluster.agent).await.unwrap());
     assert_eq!(before.len(), names.len());
     cluster.kubectl(&["delete", "pod", "leaving", "--wait=false"]);
     cluster
-        .until("the pod is told to end", || {
+        .until("the pod is being deleted", || {
             cluster.pod("leaving").is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
         })
         .await;
@@ -122,20 +122,20 @@ async fn two_minutes_without_the_server_while_pods_end_come_and_go() {
     let mut victims =
         [ServiceName::PodConfig, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::VolumeManager]
             .into_iter();
-    while begun.elapsed() < AWAY {
+    while begun.elapsed() < OUTAGE {
         churn.step();
         if churn.turn.is_multiple_of(12)
             && let Some(service) = victims.next()
         {
             assert!(cluster.agent.service(service).unwrap().signal(Signal::KILL));
         }
-        tokio::time::sleep(TURN).await;
+        tokio::time::sleep(CHANGE_INTERVAL).await;
         assert_eq!(steady(&running(&cluster.agent).await.unwrap()), before, "turn {}", churn.turn);
     }
     assert_eq!(victims.next(), None, "each of them was killed");
     let mirrors = churn.mirrors();
     let came = churn.turn;
-    let now = known(&cluster).await;
+    let now = node_pods(&cluster).await;
     assert_eq!(now.get("good").map(|(phase, _)| phase.as_str()), Some("Succeeded"), "{now:?}");
     assert!(now["again"].1 >= 2 && now["bad"].1 >= 1, "{now:?}");
     assert!(!now.contains_key("leaving") || now["leaving"].0 != "Running", "{now:?}");
@@ -143,22 +143,26 @@ async fn two_minutes_without_the_server_while_pods_end_come_and_go() {
     cluster.server.restart().unwrap();
     let back = Instant::now();
     let mut last = String::new();
-    let same = eventually(LIMIT, "the server has what the node knows", async || {
-        let (told, known) = (told(&cluster), known(&cluster).await);
-        let here: BTreeSet<String> = told.keys().filter(|name| name.starts_with("fixed")).cloned().collect();
-        last = format!("told {told:?}\nknown {known:?}");
-        told == known && here == mirrors && !told.contains_key("leaving") && cluster.node_is_ready()
+    let same = eventually(LIMIT, "the server has the node's status", async || {
+        let (server_pods, node_pods) = (server_pods(&cluster), node_pods(&cluster).await);
+        let here: BTreeSet<String> =
+            server_pods.keys().filter(|name| name.starts_with("fixed")).cloned().collect();
+        last = format!("on the server {server_pods:?}\non the node {node_pods:?}");
+        server_pods == node_pods
+            && here == mirrors
+            && !server_pods.contains_key("leaving")
+            && cluster.node_is_ready()
     });
     same.await.unwrap_or_else(|error| panic!("{error:#}\n{last}\n{}", cluster.agent.log_tail()));
     println!(
-        "{came} static pods came meanwhile; all is told {:.1} s after the server is back",
+        "{came} static pods were created meanwhile; the server is up to date {:.1} s after it is back",
         back.elapsed().as_secs_f64()
     );
     for name in &names {
         assert_eq!(cluster.restart_count(name), Some(0), "{name}");
     }
     assert_eq!(steady(&running(&cluster.agent).await.unwrap()), before);
-    // And the node takes what comes next.
+    // The node runs pods that are created afterwards.
     cluster.run(&sleeper("after"));
     cluster.until("a pod comes after it all", || cluster.is_ready("after")).await;
     cluster.agent.end().unwrap();
@@ -173,7 +177,7 @@ fn with_volume(name: &str, volume: &Value) -> Value {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_node_that_is_cut_off_and_boots_meanwhile_does_what_was_wanted_when_it_is_back() {
+async fn a_node_that_reboots_during_a_partition_applies_changes_on_reconnect() {
     let scratch = Scratch::new().unwrap();
     let (mut cluster, relay) = Cluster::start_behind_relay(&scratch).await;
     let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
@@ -191,14 +195,14 @@ async fn a_node_that_is_cut_off_and_boots_meanwhile_does_what_was_wanted_when_it
     for pod in [&web, &keyed, &of_set, &sleeper("ended"), &sleeper("gone")] {
         cluster.run(pod);
     }
-    cluster.agent.write_manifest("fixed.yaml", &fixed("fixed")).unwrap();
+    cluster.agent.write_manifest("fixed.yaml", &static_pod("fixed")).unwrap();
     let mirror = format!("fixed-{}", cluster.node);
     let all = ["web", "keyed", "set-0", "ended", "gone", &mirror];
     cluster.until("all are Ready", || all.iter().all(|name| cluster.is_ready(name))).await;
     let before = running(&cluster.agent).await.unwrap();
     let uid = cluster.get("node", &cluster.node).unwrap()["metadata"]["uid"].clone();
 
-    // Cut off: what is wanted changes, and the node does not hear of it.
+    // During the partition the desired state changes, unseen by the node.
     relay.cut();
     cluster.kubectl(&["delete", "pod", "ended", "--wait=false"]);
     cluster.kubectl(&["delete", "pod", "gone", "--force", "--grace-period=0"]);
@@ -213,14 +217,14 @@ async fn a_node_that_is_cut_off_and_boots_meanwhile_does_what_was_wanted_when_it
     );
 
     cut_power(&mut cluster.agent);
-    forget_the_boot(&cluster.agent);
+    replace_boot_id(&cluster.agent);
     cluster.agent.containerd_mut().restart().unwrap();
     cluster.agent.start().await.unwrap();
     let here = async || -> BTreeSet<String> {
         let now = running(&cluster.agent).await.unwrap_or_default();
         now.keys().filter_map(|key| Some(key.split_once('/')?.0.to_owned())).collect()
     };
-    // A Secret was only in memory, and of a StatefulSet's pod there may be another one by now.
+    // The Secret was in memory only, and a StatefulSet's pod may have been replaced by now.
     let alone: BTreeSet<String> = ["web", "ended", "gone", &mirror].map(str::to_owned).into();
     let started = eventually(LIMIT, "what may start alone runs", async || here().await == alone);
     started.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
@@ -233,9 +237,9 @@ async fn a_node_that_is_cut_off_and_boots_meanwhile_does_what_was_wanted_when_it
     relay.heal();
     let wanted: BTreeSet<String> = ["web", "keyed", "set-0", "new", &mirror].map(str::to_owned).into();
     let mut last = String::new();
-    let right = eventually(LIMIT, "what is wanted runs, and the server knows", async || {
+    let right = eventually(LIMIT, "the desired pods run, and the server has their status", async || {
         let now = here().await;
-        last = format!("{now:?} {:?}", told(&cluster));
+        last = format!("{now:?} {:?}", server_pods(&cluster));
         now == wanted
             && wanted.iter().all(|name| cluster.is_ready(name))
             && cluster.pod("ended").is_none()
@@ -251,8 +255,8 @@ async fn a_node_that_is_cut_off_and_boots_meanwhile_does_what_was_wanted_when_it
     );
     let word = ["exec", "-n", NAMESPACE, "web", "--", "cat", "/files/word"];
     eventually(LIMIT, "the changed ConfigMap is in the pod", async || {
-        let said = cluster.agent.keelson(&word).await.unwrap();
-        keelson_tests::text(&said).trim() == "two"
+        let output = cluster.agent.keelson(&word).await.unwrap();
+        keelson_tests::text(&output).trim() == "two"
     })
     .await
     .unwrap();

@@ -1,7 +1,7 @@
-//! What the agent does about a runtime that is missing or mad, about a service that hangs, and about another
-//! agent on the machine.
+//! The agent with a runtime that is absent or answers garbage, with a service that hangs, and with another agent on the
+//! machine.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
-/// A socket that the test controls instead of containerd's own.
+/// A runtime socket path that the test controls.
 fn runtime_socket(spec: &AgentSpec) -> PathBuf {
     spec.config_dir.with_file_name("rt.sock")
 }
@@ -29,30 +29,30 @@ fn use_runtime_socket(spec: &mut AgentSpec) {
     spec.runtime_endpoint = format!("unix://{}", runtime_socket(spec).display());
 }
 
-/// Something behind the runtime's socket that is no container runtime; ends when dropped.
-struct Impostor(JoinSet<()>);
+/// A fake server at the runtime's socket; ends when dropped.
+struct FakeRuntime(JoinSet<()>);
 
 #[derive(Clone, Debug)]
-enum Manner {
-    /// Sends bytes that mean nothing for as long as they are taken.
+enum RuntimeBehavior {
+    /// Sends garbage until the client closes the connection.
     Garbage,
-    /// Answers in another protocol and hangs up.
+    /// Answers in another protocol and closes the connection.
     Http1,
-    /// Accepts and says nothing.
+    /// Accepts connections and never answers.
     Silence,
-    /// Is an honest gRPC server that knows no CRI.
+    /// Forwards to a gRPC server that does not serve CRI.
     OtherServer(String),
 }
 
-impl Impostor {
-    fn at(socket: &Path, manner: Manner) -> Self {
+impl FakeRuntime {
+    fn at(socket: &Path, behavior: RuntimeBehavior) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(behave(stream, manner.clone()));
-                // Forgets those that have ended.
+                connections.spawn(serve(stream, behavior.clone()));
+                // Drops tasks that have ended.
                 while connections.try_join_next().is_some() {}
             }
         });
@@ -60,7 +60,7 @@ impl Impostor {
     }
 
     /// Ends it and puts the real runtime in its place.
-    async fn give_way(mut self, agent: &Agent) {
+    async fn replace_by_real_runtime(mut self, agent: &Agent) {
         self.0.shutdown().await;
         let socket = runtime_socket(agent.spec());
         std::fs::remove_file(&socket).unwrap();
@@ -68,9 +68,9 @@ impl Impostor {
     }
 }
 
-async fn behave(mut stream: UnixStream, manner: Manner) {
-    match manner {
-        Manner::Garbage => {
+async fn serve(mut stream: UnixStream, behavior: RuntimeBehavior) {
+    match behavior {
+        RuntimeBehavior::Garbage => {
             let mut state = 0x9e37_79b9_7f4a_7c15_u64;
             loop {
                 let block: Vec<u8> = std::iter::repeat_with(|| {
@@ -87,35 +87,35 @@ async fn behave(mut stream: UnixStream, manner: Manner) {
                 }
             }
         }
-        Manner::Http1 => {
+        RuntimeBehavior::Http1 => {
             let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             let _ = stream.write_all(answer).await;
         }
-        Manner::Silence => {
+        RuntimeBehavior::Silence => {
             let mut sink = [0; 4096];
             while stream.read(&mut sink).await.is_ok_and(|n| n > 0) {}
         }
-        Manner::OtherServer(address) => {
+        RuntimeBehavior::OtherServer(address) => {
             let Ok(mut other) = TcpStream::connect(&address).await else { return };
             let _ = tokio::io::copy_bidirectional(&mut stream, &mut other).await;
         }
     }
 }
 
-/// That the agent says what is wrong with the runtime, stays calm, and works as soon as there is one.
-async fn stays_calm_beside(manner: Manner) {
+/// Checks that the agent reports what is wrong with the runtime, restarts no service, and starts pods once there is a runtime.
+async fn assert_reported_and_nothing_crashes(behavior: RuntimeBehavior) {
     let scratch = Scratch::new().unwrap();
-    let impostor = Impostor::at(&scratch.path().join("rt.sock"), manner.clone());
+    let fake_runtime = FakeRuntime::at(&scratch.path().join("rt.sock"), behavior.clone());
     let agent = Agent::builder(scratch.path()).configure(use_runtime_socket).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     let socket = runtime_socket(agent.spec()).display().to_string();
     let row = until_service(&agent, ServiceName::RuntimeShim, &["degraded"], &socket).await.unwrap();
     let message = row["message"].as_str().unwrap();
-    println!("{manner:?}: {message}");
-    if matches!(manner, Manner::OtherServer(_)) {
+    println!("{behavior:?}: {message}");
+    if matches!(behavior, RuntimeBehavior::OtherServer(_)) {
         assert!(message.contains("does not speak CRI"), "{message}");
     }
-    assert!(message.contains("containerRuntimeEndpoint"), "the way out: {message}");
+    assert!(message.contains("containerRuntimeEndpoint"), "no remedy: {message}");
     let step = until_cause(&agent, "web", "sandbox", "runtime-shim", &socket).await.unwrap();
     assert_eq!(step["state"], "waiting");
 
@@ -135,7 +135,7 @@ async fn stays_calm_beside(manner: Manner) {
     assert!(now < memory + 8 * 1024, "runtime-shim grew from {memory} KiB to {now} KiB");
     assert!(agent.log().len() < 1 << 20, "the log is flooded: {} bytes", agent.log().len());
 
-    impostor.give_way(&agent).await;
+    fake_runtime.replace_by_real_runtime(&agent).await;
     until_ready(&agent, &["web"]).await.unwrap();
     until_service(&agent, ServiceName::RuntimeShim, &["running"], "").await.unwrap();
     assert_eq!(restarts(&agent).await.unwrap(), BTreeMap::new());
@@ -143,7 +143,7 @@ async fn stays_calm_beside(manner: Manner) {
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_absent_is_named_and_the_pods_come_up_when_it_appears() {
+async fn an_absent_runtime_is_reported_and_pods_start_when_it_appears() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).configure(use_runtime_socket).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
@@ -167,29 +167,29 @@ async fn a_runtime_that_is_absent_is_named_and_the_pods_come_up_when_it_appears(
 }
 
 #[tokio::test]
-async fn a_runtime_that_answers_garbage_is_named_and_nothing_crashes() {
-    stays_calm_beside(Manner::Garbage).await;
+async fn a_runtime_that_answers_garbage_is_reported_and_nothing_crashes() {
+    assert_reported_and_nothing_crashes(RuntimeBehavior::Garbage).await;
 }
 
 #[tokio::test]
-async fn a_runtime_that_speaks_another_protocol_is_named_and_nothing_crashes() {
-    stays_calm_beside(Manner::Http1).await;
+async fn a_runtime_that_speaks_another_protocol_is_reported_and_nothing_crashes() {
+    assert_reported_and_nothing_crashes(RuntimeBehavior::Http1).await;
 }
 
 #[tokio::test]
-async fn a_runtime_that_accepts_and_says_nothing_is_named_and_nothing_crashes() {
-    stays_calm_beside(Manner::Silence).await;
+async fn a_runtime_that_accepts_but_never_answers_is_reported_and_nothing_crashes() {
+    assert_reported_and_nothing_crashes(RuntimeBehavior::Silence).await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_runtime_is_named_and_nothing_crashes() {
+async fn a_server_that_is_not_a_runtime_is_reported_and_nothing_crashes() {
     let collector = TraceCollector::start().await.unwrap();
     let address = collector.endpoint().replace("http://", "");
-    stays_calm_beside(Manner::OtherServer(address)).await;
+    assert_reported_and_nothing_crashes(RuntimeBehavior::OtherServer(address)).await;
 }
 
-/// A command that must not hang, with what it says.
-async fn quick(agent: &Agent, args: &[&str]) -> String {
+/// Runs a command that must not hang; its output.
+async fn run_quickly(agent: &Agent, args: &[&str]) -> String {
     let asked = Instant::now();
     let output = agent.keelson(args).await.unwrap();
     let took = asked.elapsed();
@@ -198,7 +198,7 @@ async fn quick(agent: &Agent, args: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_service_that_is_stopped_is_named_and_the_others_go_on() {
+async fn a_stopped_service_is_reported_and_the_others_continue() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
@@ -213,27 +213,27 @@ async fn a_service_that_is_stopped_is_named_and_the_others_go_on() {
         let process = agent.service(service).unwrap();
         assert!(process.signal(Signal::STOP));
         let stopped = Instant::now();
-        // init asks each service that is well every ten seconds.
-        let named = eventually(LIMIT, format!("{service} is named"), async || {
+        // init checks each healthy service every ten seconds.
+        let named = eventually(LIMIT, format!("{service} is reported as stuck"), async || {
             let row = service_row(&agent, service).await.unwrap();
             row["state"] == "stuck" && !row["message"].as_str().unwrap_or_default().is_empty()
         });
         let named = named.await;
         println!("{service} was named after {:?}", stopped.elapsed());
-        // Each command is answered, or says which service does not answer.
+        // Each command is answered, or names the service that does not answer.
         let mut answers = Vec::new();
         for what in ["pods", "sources", "node", "events"] {
-            let said = quick(&agent, &["get", what, "--request-timeout", "2s"]).await;
+            let output = run_quickly(&agent, &["get", what, "--request-timeout", "2s"]).await;
             if what != "events" && needed(what) == service {
-                answers.push((what, said.contains(service.as_str()), said));
+                answers.push((what, output.contains(service.as_str()), output));
             } else {
-                answers.push((what, !said.contains("error:"), said));
+                answers.push((what, !output.contains("error:"), output));
             }
         }
         assert!(process.signal(Signal::CONT));
         named.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-        for (what, good, said) in answers {
-            assert!(good, "{service} stopped, get {what}: {said}");
+        for (what, good, output) in answers {
+            assert!(good, "{service} stopped, get {what}: {output}");
         }
         until_service(&agent, service, &["running"], "").await.unwrap();
     }
@@ -248,8 +248,8 @@ async fn a_service_that_is_stopped_is_named_and_the_others_go_on() {
     agent.end().unwrap();
 }
 
-/// Starts a second agent that must be refused; what it says.
-fn refused(spec: &AgentSpec) -> String {
+/// Starts a second agent, which must be refused; its output.
+fn expect_refusal(spec: &AgentSpec) -> String {
     spec.write().unwrap();
     let mut command: Command = spec.command();
     let mut child =
@@ -286,22 +286,22 @@ async fn a_second_agent_on_the_same_folders_or_the_same_runtime_is_refused() {
 
     let mut same_root = second();
     same_root.root_dir.clone_from(&first.root_dir);
-    let said = refused(&same_root);
-    assert!(said.contains(&pid) && said.contains("--root-dir"), "{said}");
-    assert!(said.contains(first.root_dir.to_str().unwrap()), "{said}");
+    let output = expect_refusal(&same_root);
+    assert!(output.contains(&pid) && output.contains("--root-dir"), "{output}");
+    assert!(output.contains(first.root_dir.to_str().unwrap()), "{output}");
 
     let mut same_runtime = second();
     same_runtime.runtime_endpoint.clone_from(&first.runtime_endpoint);
-    let said = refused(&same_runtime);
-    assert!(said.contains(&pid) && said.contains("--container-runtime-endpoint"), "{said}");
-    assert!(said.contains(&first.runtime_endpoint), "{said}");
+    let output = expect_refusal(&same_runtime);
+    assert!(output.contains(&pid) && output.contains("--container-runtime-endpoint"), "{output}");
+    assert!(output.contains(&first.runtime_endpoint), "{output}");
 
     let mut same_run = second();
     same_run.run_dir.clone_from(&first.run_dir);
-    let said = refused(&same_run);
-    assert!(said.contains(&pid) && said.contains("--run-dir"), "{said}");
+    let output = expect_refusal(&same_run);
+    assert!(output.contains(&pid) && output.contains("--run-dir"), "{output}");
 
-    // The first one has not noticed.
+    // The first agent is unaffected.
     assert_eq!(running(&agent).await.unwrap(), before);
     assert_eq!(restarts(&agent).await.unwrap(), BTreeMap::new());
     until_ready(&agent, &["web"]).await.unwrap();
@@ -309,7 +309,7 @@ async fn a_second_agent_on_the_same_folders_or_the_same_runtime_is_refused() {
 }
 
 #[tokio::test]
-async fn two_agents_with_a_runtime_each_do_not_notice_each_other() {
+async fn two_agents_with_separate_runtimes_do_not_affect_each_other() {
     let scratches = [Scratch::new().unwrap(), Scratch::new().unwrap()];
     let one = Agent::builder(scratches[0].path()).start().await.unwrap();
     let two = Agent::builder(scratches[1].path()).start().await.unwrap();

@@ -1,5 +1,5 @@
-//! Stands in for pod-config where a test needs pods that an API server would send: they are neither static nor
-//! critical. The manifests of the folder that `staticPodPath` names are told as such pods; each is one JSON file with
+//! A fake pod-config for tests that need pods of an API server, which are neither static nor
+//! critical. It serves the manifests of the folder `staticPodPath` as such pods; each is one JSON file with
 //! a UID.
 
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 const SOURCE: &str = "api";
-/// Between two looks at the folder.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Time between two reads of the folder.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 type Hub = WatchHub<String, pb::DesiredPod>;
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     keelson_service_kit::run(
         ServiceSpec {
             name: ServiceName::PodConfig,
-            about: "Tells the manifests of a folder as pods of an API server.",
+            about: "Serves the manifests of a folder as pods of an API server.",
             version: env!("CARGO_PKG_VERSION"),
             descriptor: Some(descriptors::POD_CONFIG),
             threads: 1,
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
             ctx.spawn("pods", follow(ctx.clone(), folder, hub.clone(), handle));
             let node =
                 json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": ctx.config.node_name}});
-            Ok(Routes::new(PodConfigServer::new(StandIn { hub, node: node.to_string().into_bytes() })))
+            Ok(Routes::new(PodConfigServer::new(FakePodConfig { hub, node: node.to_string().into_bytes() })))
         },
     )
 }
@@ -75,15 +75,15 @@ async fn follow(ctx: Context, folder: PathBuf, hub: Hub, handle: LoopHandle) {
             };
             hub.set(uid, desired);
         }
-        // Cancel-safe: neither holds anything.
+        // Cancel-safe: neither future has state.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
 }
 
-/// The pods of the folder; a file that is none is passed over.
+/// The pods of the folder; files that are not pods are skipped.
 fn read(folder: &Path) -> BTreeMap<String, Value> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let texts = entries.filter_map(|entry| std::fs::read(entry.path()).ok());
@@ -97,17 +97,17 @@ fn read(folder: &Path) -> BTreeMap<String, Value> {
     .collect()
 }
 
-struct StandIn {
+struct FakePodConfig {
     hub: Hub,
     node: Vec<u8>,
 }
 
-fn not_here<T>() -> Result<T, Status> {
-    Err(Status::unimplemented("not in this stand-in"))
+fn unimplemented_rpc<T>() -> Result<T, Status> {
+    Err(Status::unimplemented("not implemented by this fake"))
 }
 
 #[tonic::async_trait]
-impl PodConfig for StandIn {
+impl PodConfig for FakePodConfig {
     type WatchPodsStream = Answers<pb::WatchPodsResponse>;
     type WatchNodeStream = Answers<pb::WatchNodeResponse>;
     type WatchObjectsStream = Answers<pb::WatchObjectsResponse>;
@@ -155,46 +155,46 @@ impl PodConfig for StandIn {
         &self,
         _: Request<pb::GetServiceEnvRequest>,
     ) -> Result<Response<pb::GetServiceEnvResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn mutate(&self, _: Request<pb::MutateRequest>) -> Result<Response<pb::MutateResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn create_token(
         &self,
         _: Request<pb::CreateTokenRequest>,
     ) -> Result<Response<pb::CreateTokenResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn apply_manifest(
         &self,
         _: Request<pb::ApplyManifestRequest>,
     ) -> Result<Response<pb::ApplyManifestResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn delete_manifest(
         &self,
         _: Request<pb::DeleteManifestRequest>,
     ) -> Result<Response<pb::DeleteManifestResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn review_token(
         &self,
         _: Request<pb::ReviewTokenRequest>,
     ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn review_access(
         &self,
         _: Request<pb::ReviewAccessRequest>,
     ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
-        not_here()
+        unimplemented_rpc()
     }
 
     async fn list_sources(

@@ -1,7 +1,7 @@
-//! What the runtime cannot do for a pod is explained with owner, since when and the next attempt, and goes when the
-//! cause does (proof 9).
+//! Errors of the runtime are explained with owner, since when and the next attempt, until the cause is fixed
+//! (proof 9).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_testkit::{Agent, Scratch, eventually};
 use keelson_tests::waits::{
@@ -12,7 +12,7 @@ use keelson_tests::{
 };
 
 #[tokio::test]
-async fn a_network_that_is_not_configured_waits_for_you_and_holds_up_no_pod_on_the_hosts_network() {
+async fn a_missing_cni_configuration_waits_for_you_and_delays_no_host_network_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
@@ -25,8 +25,8 @@ async fn a_network_that_is_not_configured_waits_for_you_and_holds_up_no_pod_on_t
         assert_ne!(named, is_ready(&node), "Ready names what it lacks: {node:#}");
         is_ready(&node)
     };
-    let told = eventually(LIMIT, "the node is not Ready", async || !node_is_ready().await);
-    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let result = eventually(LIMIT, "the node is not Ready", async || !node_is_ready().await);
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     let step = until_retried(&agent, "web", "sandbox", "you", "NetworkReady=false").await;
@@ -43,13 +43,13 @@ async fn a_network_that_is_not_configured_waits_for_you_and_holds_up_no_pod_on_t
     agent.containerd().restore_network().unwrap();
     until_ready(&agent, &["old", "onhost", "web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
-    let told = eventually(LIMIT, "the node is Ready", node_is_ready);
-    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let result = eventually(LIMIT, "the node is Ready", node_is_ready);
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_sandbox_that_the_network_plugin_refuses_is_explained_until_the_plugin_works() {
+async fn a_cni_plugin_error_is_explained_until_the_plugin_works() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
@@ -73,17 +73,17 @@ async fn a_sandbox_that_the_network_plugin_refuses_is_explained_until_the_plugin
 }
 
 #[tokio::test]
-async fn a_command_that_is_not_in_the_image_waits_for_you_and_is_named_while_it_backs_off() {
+async fn a_command_missing_in_the_image_waits_for_you_also_during_back_off() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let wrong = pod_with("web", "", "").replace("/bin/sh", "/no/such/program");
     agent.write_manifest("web.yaml", &wrong).unwrap();
     until_event(&agent, "Failed", "/no/such/program").await.unwrap();
-    let waits = eventually(LIMIT, "it is started again, later and later", async || {
+    let waits = eventually(LIMIT, "it is restarted with a growing back-off", async || {
         waiting_reason(&agent, "web").await == "CrashLoopBackOff"
     });
     waits.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    // It backs off nearly all the time, so the cause must be told then, as that of a missing image is.
+    // It backs off nearly all the time, so the cause must be shown then, as for a missing image.
     let explained = until_explained(&agent, "web", "the next attempt is known", |e| {
         let steps = e["steps"].as_array();
         let next = |s: &serde_json::Value| s["name"] == "container" && s["next_retry"].is_string();
@@ -102,10 +102,10 @@ async fn a_command_that_is_not_in_the_image_waits_for_you_and_is_named_while_it_
 }
 
 #[tokio::test]
-async fn a_container_that_the_runtime_refuses_to_make_is_explained_until_it_does() {
+async fn a_container_creation_error_is_explained_until_it_succeeds() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    // A folder below a file: without a type nobody looks before the runtime does.
+    // A folder below a file: without a type only the runtime finds out.
     let file = scratch.path().join("file");
     std::fs::write(&file, "").unwrap();
     let mount = format!(

@@ -1,14 +1,14 @@
-//! Pods of manifests that cannot be admitted now: nobody would make them again, so they wait until they can.
+//! Static pods that cannot be admitted now: no controller would replace them, so they wait until they can.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::{LIMIT, events, pods, until_cause, until_ready};
 
-/// A pod that goes on until the file `/shared/<name>.end` is there, however it is asked to end.
-fn stubborn(scratch: &Scratch, name: &str, container: &str) -> String {
+/// A pod that ignores SIGTERM and runs until the file `/shared/<name>.end` exists.
+fn pod_ignoring_sigterm(scratch: &Scratch, name: &str, container: &str) -> String {
     let shared = scratch.path().join("shared");
     std::fs::create_dir_all(&shared).unwrap();
     format!(
@@ -21,18 +21,18 @@ fn stubborn(scratch: &Scratch, name: &str, container: &str) -> String {
     )
 }
 
-fn let_end(scratch: &Scratch, name: &str) {
+fn allow_end(scratch: &Scratch, name: &str) {
     std::fs::write(scratch.path().join("shared").join(format!("{name}.end")), "").unwrap();
 }
 
-/// `old` runs and is taken away while `new` comes, which needs what `old` has until it has ended. `new` says what it waits for,
-/// also after pod-sync and resource-manager were killed, and begins when `old` has ended.
-async fn waits_for_the_end_of_another(container: &str, reason: &str, text: &str, owner: &str) {
+/// `old` runs and is deleted while `new` is created, which needs resources of `old`. `new` shows what it waits for, also
+/// after pod-sync and resource-manager were killed, and starts when `old` has ended.
+async fn assert_waits_for_the_other_pod(container: &str, reason: &str, text: &str, owner: &str) {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    agent.write_manifest("old.yaml", &stubborn(&scratch, "old", container)).unwrap();
+    agent.write_manifest("old.yaml", &pod_ignoring_sigterm(&scratch, "old", container)).unwrap();
     until_ready(&agent, &["old"]).await.unwrap();
-    agent.write_manifest("new.yaml", &stubborn(&scratch, "new", container)).unwrap();
+    agent.write_manifest("new.yaml", &pod_ignoring_sigterm(&scratch, "new", container)).unwrap();
     agent.remove_manifest("old.yaml").unwrap();
 
     let name = format!("new-{}", agent.spec().node_name);
@@ -55,29 +55,32 @@ async fn waits_for_the_end_of_another(container: &str, reason: &str, text: &str,
         killed.wait_gone(LIMIT);
         waits().await;
     }
-    let told = events(&agent).await.unwrap();
-    assert!(told.iter().any(|event| event["reason"] == reason && event["type"] == "Warning"), "{told:#?}");
+    let all_events = events(&agent).await.unwrap();
+    assert!(
+        all_events.iter().any(|event| event["reason"] == reason && event["type"] == "Warning"),
+        "{all_events:#?}"
+    );
 
-    let_end(&scratch, "old");
+    allow_end(&scratch, "old");
     until_ready(&agent, &["new"]).await.unwrap();
     let status = pods(&agent).await.unwrap()[&name]["status"].clone();
     assert!(status["reason"].is_null() && status["message"].is_null(), "{status:#}");
-    let_end(&scratch, "new");
+    allow_end(&scratch, "new");
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_a_port_of_the_node_until_the_other_has_ended() {
+async fn a_pod_waits_for_a_host_port_until_the_other_pod_has_ended() {
     let container = "    ports: [{containerPort: 18412, hostPort: 18412}]\n";
-    waits_for_the_end_of_another(container, "NodePorts", "free ports", "pod-sync").await;
+    assert_waits_for_the_other_pod(container, "NodePorts", "free ports", "pod-sync").await;
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_cpu_until_the_other_has_ended() {
-    // The machine's, however many of them this process may use.
+async fn a_pod_waits_for_cpu_until_the_other_pod_has_ended() {
+    // The machine's processors, even if this process may use fewer of them.
     let online = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let cores = online.lines().filter(|line| line.starts_with("processor")).count();
-    // Of two such pods only one fits.
+    // Only one such pod fits.
     let container = format!("    resources: {{requests: {{cpu: {}m}}}}\n", cores * 600);
-    waits_for_the_end_of_another(&container, "OutOfcpu", "enough resource: cpu", "resource-manager").await;
+    assert_waits_for_the_other_pod(&container, "OutOfcpu", "enough resource: cpu", "resource-manager").await;
 }

@@ -1,6 +1,6 @@
-//! What node-api answers on a real agent, and to whom it listens.
+//! The kubelet API of node-api on a real agent, and where it listens.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,25 +17,25 @@ async fn get(url: &str) -> (u16, String, String) {
     http::get(url).await.unwrap()
 }
 
-/// The body of an answer that must be good.
-async fn good(url: &str) -> String {
-    http::good(url).await.unwrap()
+/// The body of an answer with status 200.
+async fn get_ok(url: &str) -> String {
+    http::get_ok(url).await.unwrap()
 }
 
 /// A pod that writes five lines.
-fn talker() -> String {
+fn logging_pod() -> String {
     sleeper("talker").replace("echo hello from talker", "for i in 1 2 3 4 5; do echo line $i; done")
 }
 
 #[tokio::test]
-async fn pods_logs_metrics_and_health_are_answered_in_a_kubelets_words() {
+async fn pods_logs_metrics_and_health_have_the_kubelets_format() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let api = agent.api_url();
-    let none: Value = serde_json::from_str(&good(&format!("{api}/pods")).await).unwrap();
+    let none: Value = serde_json::from_str(&get_ok(&format!("{api}/pods")).await).unwrap();
     assert_eq!((&none["kind"], &none["items"]), (&"PodList".into(), &Value::Null), "{none}");
 
-    agent.write_manifest("talker.yaml", &talker()).unwrap();
+    agent.write_manifest("talker.yaml", &logging_pod()).unwrap();
     until_ready(&agent, &["talker"]).await.unwrap();
     let name = format!("talker-{}", agent.spec().node_name);
     let (status, kind, body) = get(&format!("{api}/pods")).await;
@@ -60,12 +60,12 @@ async fn logs(agent: &Agent, pod: &str) {
     let url = format!("{}/containerLogs/default/{pod}", agent.api_url());
     let all = "line 1\nline 2\nline 3\nline 4\nline 5\n";
     let whole =
-        eventually(LIMIT, "the whole log is there", async || good(&format!("{url}/main")).await == all);
+        eventually(LIMIT, "the whole log is there", async || get_ok(&format!("{url}/main")).await == all);
     whole.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    assert_eq!(good(&format!("{url}/main?tailLines=2")).await, "line 4\nline 5\n");
-    assert_eq!(good(&format!("{url}/main?tailLines=0")).await, "");
-    assert_eq!(good(&format!("{url}/main?limitBytes=9")).await, "line 1\nli");
-    let stamped = good(&format!("{url}/main?tailLines=1&timestamps=true")).await;
+    assert_eq!(get_ok(&format!("{url}/main?tailLines=2")).await, "line 4\nline 5\n");
+    assert_eq!(get_ok(&format!("{url}/main?tailLines=0")).await, "");
+    assert_eq!(get_ok(&format!("{url}/main?limitBytes=9")).await, "line 1\nli");
+    let stamped = get_ok(&format!("{url}/main?tailLines=1&timestamps=true")).await;
     let (stamp, line) = stamped.split_once(' ').unwrap();
     assert!(stamp.contains('T') && line == "line 5\n", "{stamped}");
     for (path, code, part) in [
@@ -83,7 +83,7 @@ async fn metrics(agent: &Agent) {
     let (status, kind, text) = get(&format!("{}/metrics", agent.api_url())).await;
     assert_eq!(status, 200, "{text}");
     assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
-    // init is not asked: it has no metrics that another service may read.
+    // Not init: no other service may read its metrics.
     for service in ServiceName::supervised() {
         let label = format!("keelson_service=\"{service}\"");
         let up = format!("keelson_service_up{{{label}}} 1");
@@ -96,10 +96,10 @@ async fn metrics(agent: &Agent) {
 async fn health(agent: &Agent) {
     let (api, port) = (agent.api_url(), agent.healthz_url());
     for url in [format!("{api}/healthz"), format!("{port}/healthz"), format!("{port}/healthz/ping")] {
-        assert_eq!(good(&url).await, "ok", "{url}");
+        assert_eq!(get_ok(&url).await, "ok", "{url}");
     }
-    assert!(good(&format!("{api}/healthz?verbose")).await.contains("[+]syncloop ok"));
-    // The health port has nothing else.
+    assert!(get_ok(&format!("{api}/healthz?verbose")).await.contains("[+]syncloop ok"));
+    // The health port serves nothing else.
     assert_eq!(get(&format!("{port}/pods")).await.0, 404);
 
     let pod_sync = agent.service(ServiceName::PodSync).unwrap();
@@ -111,7 +111,8 @@ async fn health(agent: &Agent) {
     assert!(sick.0 == 500 && sick.2.contains("[-]syncloop failed"), "{sick:?}");
     assert_eq!((alive.0, alive.2.as_str()), (200, "ok"));
     assert!(list.0 == 503 && list.2.contains("pod-sync"), "{list:?}");
-    let well = eventually(LIMIT, "all is well again", async || get(&format!("{api}/healthz")).await.0 == 200);
+    let well =
+        eventually(LIMIT, "all checks are ok again", async || get(&format!("{api}/healthz")).await.0 == 200);
     well.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
@@ -144,8 +145,8 @@ async fn only_node_api_listens_and_only_on_loopback() {
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
-    good(&format!("{}/healthz", agent.api_url())).await;
-    good(&format!("{}/healthz", agent.healthz_url())).await;
+    get_ok(&format!("{}/healthz", agent.api_url())).await;
+    get_ok(&format!("{}/healthz", agent.healthz_url())).await;
 
     let listeners = listeners();
     let mut open = BTreeSet::new();
@@ -162,7 +163,7 @@ async fn only_node_api_listens_and_only_on_loopback() {
         .map(|port| (ServiceName::NodeApi.to_string(), format!("{loopback:08X}:{port:04X}")));
     assert_eq!(open, BTreeSet::from(wanted));
 
-    // The bridge of the pods is an address of this machine that is not loopback.
+    // The bridge of the pods has an address of this machine that is not loopback.
     let gateway = agent.containerd().network().subnet.gateway();
     for port in [spec.port, spec.healthz_port] {
         let refused = TcpStream::connect(SocketAddr::from((gateway, port))).await.unwrap_err();

@@ -1,6 +1,6 @@
-//! What an operator sees live: `keelson top`, and the start of a pod as `keelson trace pod` draws it.
+//! Live views for operators: `keelson top`, and a pod's start in `keelson trace pod`.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -37,7 +37,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn top_shows_pods_services_and_the_node_and_a_dead_service_as_dead() {
+async fn top_shows_pods_services_and_the_node_and_marks_a_dead_service() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with(&scratch, &["one", "two"]).await;
     let node = agent.spec().node_name.clone();
@@ -86,7 +86,7 @@ async fn top_shows_pods_services_and_the_node_and_a_dead_service_as_dead() {
 }
 
 #[tokio::test]
-async fn the_live_view_outlives_the_services_that_it_shows() {
+async fn the_live_top_view_survives_kills_of_services() {
     let scratch = Scratch::new().unwrap();
     let agent = agent_with(&scratch, &["web"]).await;
     let mut command = agent.spec().cli();
@@ -121,7 +121,7 @@ async fn the_live_view_outlives_the_services_that_it_shows() {
     });
     ends.await.unwrap();
     assert!(code.unwrap().success());
-    // The screen and the cursor are what they were.
+    // The screen and the cursor are restored.
     screen.until("the end", 0, |text| text.ends_with("\u{1b}[?25h\u{1b}[?1049l")).await.unwrap();
     agent.end().unwrap();
 }
@@ -137,7 +137,7 @@ async fn until_traced(agent: &Agent, name: &str) -> Value {
     last
 }
 
-/// Offset, time and depth of the first span whose name ends so.
+/// Offset, time and depth of the first span whose name has this ending.
 fn span<'a>(trace: &'a Value, end: &str) -> &'a Value {
     let spans = trace["spans"].as_array().unwrap();
     spans
@@ -151,7 +151,7 @@ fn offset(trace: &Value, end: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_start_is_traced_through_every_service_and_a_killed_one_has_nothing_to_tell() {
+async fn trace_pod_shows_spans_of_every_service_except_a_killed_one() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let begun = Instant::now();
@@ -162,15 +162,15 @@ async fn a_start_is_traced_through_every_service_and_a_killed_one_has_nothing_to
 
     let spans = trace["spans"].as_array().unwrap();
     let services: BTreeSet<&str> = spans.iter().map(|s| s["service"].as_str().unwrap()).collect();
-    let part =
+    let child =
         ["node-status", "pod-config", "pod-sync", "resource-manager", "runtime-shim", "volume-manager"];
-    assert_eq!(services, part.into(), "{trace:#}");
+    assert_eq!(services, child.into(), "{trace:#}");
     assert_eq!(
         (&trace["missing"], &trace["otherSpans"], &trace["lostSpans"]),
         (&Value::Array(Vec::new()), &0.into(), &0.into())
     );
 
-    // What follows from another follows it in time.
+    // A span that follows from another starts later.
     let order = [
         "pod seen",
         "sync pod",
@@ -186,19 +186,19 @@ async fn a_start_is_traced_through_every_service_and_a_killed_one_has_nothing_to
     for name in ["/PreparePod", "/EnsureImage", "report pod status"] {
         span(&trace, name);
     }
-    // The parts of a turn begin in it, and what it waits for ends in it; 5 ms are the difference of two clocks.
+    // Child spans begin within the action, and the last one ends with it; 5 ms allow for the difference of two clocks.
     let slack = 5_000_000;
     let end = |s: &Value| s["offsetNanos"].as_i64().unwrap() + s["durationNanos"].as_i64().unwrap();
-    let turn = span(&trace, "sync pod");
-    let parts: Vec<&Value> = spans.iter().filter(|s| s["parentSpanId"] == turn["spanId"]).collect();
-    assert!(parts.len() >= 5, "{trace:#}");
-    for part in parts {
-        let from = part["offsetNanos"].as_i64().unwrap();
+    let action = span(&trace, "sync pod");
+    let children: Vec<&Value> = spans.iter().filter(|s| s["parentSpanId"] == action["spanId"]).collect();
+    assert!(children.len() >= 5, "{trace:#}");
+    for child in children {
+        let from = child["offsetNanos"].as_i64().unwrap();
         assert!(
-            from + slack >= turn["offsetNanos"].as_i64().unwrap() && end(part) <= end(turn) + slack,
-            "{part:#} {turn:#}"
+            from + slack >= action["offsetNanos"].as_i64().unwrap() && end(child) <= end(action) + slack,
+            "{child:#} {action:#}"
         );
-        assert_eq!(part["depth"].as_i64(), turn["depth"].as_i64().map(|depth| depth + 1), "{part:#}");
+        assert_eq!(child["depth"].as_i64(), action["depth"].as_i64().map(|depth| depth + 1), "{child:#}");
     }
     let total = trace["durationNanos"].as_i64().unwrap();
     assert!(total > 0 && total <= took, "{total} {took}");
@@ -214,21 +214,21 @@ async fn a_start_is_traced_through_every_service_and_a_killed_one_has_nothing_to
         "{text}"
     );
 
-    // Its spans die with a process; the others' stay.
+    // A killed process loses its spans; those of the others stay.
     let process = agent.service(ServiceName::RuntimeShim).unwrap();
     process.signal(Signal::KILL);
     let mut last = Value::Null;
-    let told = eventually(LIMIT, "the service that was killed has nothing to tell", async || {
+    let result = eventually(LIMIT, "the killed service has no spans", async || {
         last = agent.keelson_json(&["trace", "pod", "web", "-o", "json"]).await.unwrap_or_default();
         let missing = &last["missing"][0];
         missing["service"] == "runtime-shim"
-            && missing["message"].as_str().unwrap().contains("was started anew after this start")
+            && missing["message"].as_str().unwrap().contains("was restarted after this start")
     });
-    told.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
     assert!(last["spans"].as_array().unwrap().iter().all(|s| s["service"] != "runtime-shim"), "{last:#}");
     span(&last, "sync pod");
     assert_eq!(last["traceId"], trace["traceId"]);
-    // A start after that is whole.
+    // The trace of a later start is complete.
     agent.write_manifest("next.yaml", &sleeper("next")).unwrap();
     until_ready(&agent, &["web", "next"]).await.unwrap();
     let next = until_traced(&agent, "next").await;

@@ -1,7 +1,7 @@
-//! Whatever a pod waits for is named with its owner, since when, and when it is tried next; and it is no longer
-//! named when it is over (proof 9).
+//! `keelson explain` names all that a pod waits for, with its owner, since when, and the next attempt, until the wait is
+//! over (proof 9).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +20,7 @@ use keelson_tests::{
 use serde_json::Value;
 
 #[tokio::test]
-async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mended() {
+async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_fixed() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let missing = sleeper("web").replace(BUSYBOX_IMAGE, "127.0.0.1:1/nowhere/image:1");
@@ -35,7 +35,7 @@ async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mende
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     assert_same_after_a_retry(&agent, "web", &step).await;
-    // Also while it backs off the cause itself is told.
+    // The cause is shown also during the back-off.
     until_cause(&agent, "web", "image", "you", "connection refused").await.unwrap();
 
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
@@ -45,7 +45,7 @@ async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mende
 }
 
 #[tokio::test]
-async fn a_missing_config_map_waits_for_you_until_it_stands_beside_the_pod() {
+async fn a_missing_config_map_waits_for_you_until_it_is_created() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let env = "    env:\n    - name: COLOUR\n      valueFrom:\n        configMapKeyRef:\n          \
@@ -85,7 +85,7 @@ async fn a_volume_of_an_unsupported_kind_waits_for_you() {
 }
 
 #[tokio::test]
-async fn a_host_path_of_the_wrong_type_waits_for_you_until_it_is_mended() {
+async fn a_host_path_of_the_wrong_type_waits_for_you_until_it_is_fixed() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let path = scratch.path().join("data");
@@ -107,7 +107,7 @@ async fn a_host_path_of_the_wrong_type_waits_for_you_until_it_is_mended() {
 }
 
 #[tokio::test]
-async fn a_crash_loop_says_when_the_container_is_started_again_and_retry_ends_the_wait() {
+async fn a_crash_loop_shows_the_next_restart_and_retry_ends_the_back_off() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let flag = scratch.path().join("flag");
@@ -133,14 +133,13 @@ async fn a_crash_loop_says_when_the_container_is_started_again_and_retry_ends_th
     until_ready(&agent, &["web"]).await.unwrap();
     let pod = pods(&agent).await.unwrap().into_values().next().unwrap();
     let started = pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"].as_str();
-    assert!(started.is_some() && started < step["next_retry"].as_str(), "the back-off went on: {pod:#}");
+    assert!(started.is_some() && started < step["next_retry"].as_str(), "the back-off continued: {pod:#}");
     until_no_cause(&agent, "web").await.unwrap();
     agent.end().unwrap();
 }
 
 #[tokio::test]
-async fn what_never_fits_is_rejected_and_what_a_full_node_has_no_place_for_waits_both_in_the_kubelets_words()
-{
+async fn admission_rejects_pods_that_never_fit_and_holds_pods_that_do_not_fit_now() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).configure(|spec| spec.max_pods = 2).start().await.unwrap();
     agent.write_manifest("one.yaml", &sleeper("one")).unwrap();
@@ -150,24 +149,24 @@ async fn what_never_fits_is_rejected_and_what_a_full_node_has_no_place_for_waits
     let text = "Node didn't have enough resource: cpu, requested: 4000000";
     let step = until_cause(&agent, "huge", "admission", "you", text).await.unwrap();
     assert_eq!(step["state"], "failed");
-    // A pod that was turned away is never admitted: another has to take its place.
+    // A rejected pod is never admitted: another one has to replace it.
     assert_not_scheduled(&step);
     let full = format!("huge-{}", agent.spec().node_name);
     let status = pods(&agent).await.unwrap()[&full]["status"].clone();
     assert_eq!((&status["phase"], &status["reason"]), (&"Failed".into(), &"OutOfcpu".into()), "{status}");
 
-    // A rejected pod takes no room; the third pod that runs is one too many.
+    // A rejected pod takes no slot; the third running pod is one too many.
     agent.write_manifest("two.yaml", &sleeper("two")).unwrap();
     until_one_ready(&agent, "two").await;
     agent.write_manifest("three.yaml", &sleeper("three")).unwrap();
     let text = "pods, requested: 1, used: 2, capacity: 2";
     let step = until_cause(&agent, "three", "admission", "resource-manager", text).await.unwrap();
     assert_eq!(step["state"], "waiting");
-    // It has its place when another one goes.
+    // It is admitted when another pod ends.
     agent.remove_manifest("two.yaml").unwrap();
     until_one_ready(&agent, "three").await;
 
-    // With less to ask for, and room, it runs.
+    // With smaller requests, and a free slot, it runs.
     for gone in ["three.yaml", "huge.yaml"] {
         agent.remove_manifest(gone).unwrap();
     }
@@ -179,7 +178,7 @@ async fn what_never_fits_is_rejected_and_what_a_full_node_has_no_place_for_waits
 }
 
 #[tokio::test]
-async fn a_service_that_hangs_is_the_owner_of_the_wait() {
+async fn explain_names_a_hanging_service_as_the_owner() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
@@ -202,8 +201,8 @@ async fn a_service_that_hangs_is_the_owner_of_the_wait() {
     agent.end().unwrap();
 }
 
-/// An agent with binaries of its own, which a test may replace.
-async fn with_own_binaries(scratch: &Scratch) -> Agent {
+/// An agent with its own copy of the binaries, which a test may replace.
+async fn agent_with_own_binaries(scratch: &Scratch) -> Agent {
     let builder = Agent::builder(scratch.path()).configure(|spec| {
         let bins = spec.config_dir.with_file_name("own-bin");
         copy_binaries(&spec.bin_dir, &bins).unwrap();
@@ -212,8 +211,8 @@ async fn with_own_binaries(scratch: &Scratch) -> Agent {
     builder.start().await.unwrap()
 }
 
-/// Kills a service, and from now on before it does anything; gives its binary, whose real one is beside it.
-fn kill_for_good(agent: &Agent, service: ServiceName) -> PathBuf {
+/// Kills a service and replaces its binary by one that kills itself; returns the binary's path, next to which the real one is.
+fn kill_at_every_start(agent: &Agent, service: ServiceName) -> PathBuf {
     let process = agent.service(service).unwrap();
     let binary = agent.spec().bin_dir.join(service.binary());
     fs::rename(&binary, binary.with_extension("real")).unwrap();
@@ -224,10 +223,10 @@ fn kill_for_good(agent: &Agent, service: ServiceName) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
+async fn explain_names_a_crash_looping_service_as_the_owner() {
     let scratch = Scratch::new().unwrap();
-    let agent = with_own_binaries(&scratch).await;
-    let binary = kill_for_good(&agent, ServiceName::ResourceManager);
+    let agent = agent_with_own_binaries(&scratch).await;
+    let binary = kill_at_every_start(&agent, ServiceName::ResourceManager);
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     let step = until_retried(&agent, "web", "admission", "resource-manager", "is not reachable").await;
     assert_eq!(step["state"], "waiting");
@@ -240,23 +239,23 @@ async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
 }
 
 #[tokio::test]
-async fn while_nobody_reads_manifests_that_is_told_of_pods_that_run_and_of_those_that_are_not_known() {
+async fn without_pod_config_explain_says_so_for_running_and_unknown_pods() {
     let scratch = Scratch::new().unwrap();
-    let agent = with_own_binaries(&scratch).await;
+    let agent = agent_with_own_binaries(&scratch).await;
     agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
     until_ready(&agent, &["old"]).await.unwrap();
-    let binary = kill_for_good(&agent, ServiceName::PodConfig);
+    let binary = kill_at_every_start(&agent, ServiceName::PodConfig);
     agent.write_manifest("new.yaml", &sleeper("new")).unwrap();
     let names_it = |e: &Value| {
         let step = &e["steps"][0];
-        // init tells since when, and when it tries again; while it does no next time is known.
-        let is_told = step["since"].is_string() && step["next_retry"].is_string();
-        step["owner"] == "pod-config" && step["state"] == "waiting" && is_told
+        // init shows since when, and the next start; during a start there is no next one.
+        let is_shown = step["since"].is_string() && step["next_retry"].is_string();
+        step["owner"] == "pod-config" && step["state"] == "waiting" && is_shown
     };
     for pod in ["old", "new"] {
         let explained = until_explained(&agent, pod, "pod-config owns the wait", names_it).await.unwrap();
         let step = &explained["steps"][0];
-        assert!(step["message"].as_str().unwrap().contains("until it answers, no manifest"), "{step}");
+        assert!(step["message"].as_str().unwrap().contains("manifests are not read"), "{step}");
         assert!(step["next_retry"].as_str() >= step["since"].as_str(), "{step}");
     }
     fs::rename(binary.with_extension("real"), &binary).unwrap();
@@ -268,7 +267,7 @@ async fn while_nobody_reads_manifests_that_is_told_of_pods_that_run_and_of_those
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_away_is_the_wait_of_runtime_shim() {
+async fn explain_names_runtime_shim_while_the_runtime_is_unavailable() {
     let scratch = Scratch::new().unwrap();
     let mut agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
@@ -278,9 +277,9 @@ async fn a_runtime_that_is_away_is_the_wait_of_runtime_shim() {
     let socket = agent.containerd().socket().display().to_string();
     let step = until_cause(&agent, "web", "sandbox", "runtime-shim", &socket).await.unwrap();
     assert_eq!(step["state"], "waiting");
-    // It goes on with the first look at the runtime that succeeds, and no sooner.
+    // It continues with the first successful list of the runtime, and no sooner.
     assert_not_scheduled(&step);
-    // A pod that ends waits for it, too, and looks for itself.
+    // A pod that ends waits for the runtime, too, and lists it itself.
     agent.remove_manifest("old.yaml").unwrap();
     until_retried(&agent, "old", "termination", "runtime-shim", "").await;
     agent.containerd_mut().restart().unwrap();
@@ -290,10 +289,10 @@ async fn a_runtime_that_is_away_is_the_wait_of_runtime_shim() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
+async fn a_pod_waits_for_a_terminating_pod_of_the_same_name() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
-    // The shell ignores SIGTERM, so the grace is used up whole.
+    // The shell ignores SIGTERM, so the whole grace period is used.
     let stubborn = sleeper("web")
         .replace("terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 6")
         .replace("exec sleep 1000000", "trap '' TERM; while true; do sleep 1; done");
@@ -306,7 +305,7 @@ async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
         text(&agent.keelson(&["get", "pods"]).await.unwrap()).contains("Terminating")
     });
     list.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    // The name alone means the pod that is to come; the old one is found by its UID.
+    // The name alone means the new pod; the old one is found by its UID.
     let step = until_cause(&agent, &full, "source", "pod-sync", "still ending").await.unwrap();
     assert_eq!(step["state"], "waiting");
     assert_not_scheduled(&step);
@@ -318,7 +317,7 @@ async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
 }
 
 #[tokio::test]
-async fn a_volume_on_a_file_system_that_hangs_is_named_and_holds_up_no_other_pod() {
+async fn a_volume_on_a_hanging_file_system_is_named_and_delays_no_other_pod() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let share = scratch.path().join("share");
@@ -333,7 +332,7 @@ async fn a_volume_on_a_file_system_that_hangs_is_named_and_holds_up_no_other_pod
     let text = format!("volume \"share\" takes longer than 2 s: the file system at {}", share.display());
     let step = until_cause(&agent, "stuck", "volumes", "volume-manager", &text).await.unwrap();
     assert_eq!(step["state"], "waiting");
-    // The one call that hangs is still under way.
+    // The one call that hangs is still pending.
     assert_not_scheduled(&step);
 
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();

@@ -1,7 +1,7 @@
-//! A node whose API server lets it do what a current cluster lets a node do: reads are limited to what is related to the node,
-//! and what is not there is forbidden, not missing.
+//! A node whose API server has the current node authorizer: reads are limited to objects related to the node, and what does
+//! not exist is forbidden, not missing.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use keelson_tests::{LIMIT, running};
 use serde_json::{Value, json};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
-/// How often at most something is asked for in vain: no report is tried more often, and a pod that goes has few.
+/// The limit for repeated forbidden requests: no report is retried more often, and a pod that is deleted has few.
 const TRIES: usize = 10;
 
-/// A node, its server, and the network between them.
+/// A node, its server, and the relay between them.
 struct Cluster {
     agent: Agent,
     server: NodeServer,
@@ -28,7 +28,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with one static pod, and waits until the Node is Ready.
+    /// Starts both with one static pod, and waits until the Node is Ready.
     async fn start(scratch: &Scratch) -> Self {
         let server = NodeServer::start().unwrap();
         let network = Relay::to(server.address()).unwrap();
@@ -48,17 +48,18 @@ impl Cluster {
             .unwrap();
         let cluster = Self { agent, server, network, node };
         let path = format!("/api/v1/nodes/{}", cluster.node);
-        cluster.until("the Node is Ready", |server| is_so(server.get(&path), "Ready")).await;
+        cluster.until("the Node is Ready", |server| has_true_condition(server.get(&path), "Ready")).await;
         cluster
     }
 
-    async fn until(&self, what: &str, is_so: impl Fn(&NodeServer) -> bool) {
-        let waited = self.server.until(LIMIT, what, is_so).await;
+    async fn until(&self, what: &str, holds: impl Fn(&NodeServer) -> bool) {
+        let waited = self.server.until(LIMIT, what, holds).await;
         waited.unwrap_or_else(|error| panic!("{error:#}\n{}", self.agent.log_tail()));
     }
 
     async fn until_ready(&self, pod: &str) {
-        self.until(&format!("{pod} is Ready"), |server| is_so(server.get(&path(pod)), "Ready")).await;
+        self.until(&format!("{pod} is Ready"), |server| has_true_condition(server.get(&path(pod)), "Ready"))
+            .await;
     }
 
     async fn until_gone(&self, pod: &str) {
@@ -73,7 +74,7 @@ impl Cluster {
         stopped.await.unwrap_or_else(|error| panic!("{pod}: {error:#}\n{}", self.agent.log_tail()));
     }
 
-    /// The name of the mirror of a static pod.
+    /// The name of a static pod's mirror.
     fn mirror(&self, pod: &str) -> String {
         format!("{pod}-{}", self.node)
     }
@@ -86,18 +87,18 @@ impl Cluster {
         self.server.delete(&path(pod), &json!({"gracePeriodSeconds": grace_seconds})).unwrap();
     }
 
-    /// Waits until node-status has nothing more to tell the server.
-    async fn until_all_told(&self) {
+    /// Waits until node-status has no report left for the server.
+    async fn until_all_reported(&self) {
         let channel = connect_unix("node-status", &self.agent.socket(ServiceName::NodeStatus));
         let mut client = NodeStatusClient::new(channel);
         let mut last = 0;
-        let told = eventually(LIMIT, "nothing is queued", async || {
+        let result = eventually(LIMIT, "nothing is queued", async || {
             let state = client.get_report_state(GetReportStateRequest {}).await;
             last = state.map_or(u32::MAX, |state| state.into_inner().queued);
             last == 0
         });
-        let told = told.await;
-        told.unwrap_or_else(|error| {
+        let result = result.await;
+        result.unwrap_or_else(|error| {
             panic!("{error:#}; {last} are; {:#?}\n{}", self.server.take_refusals(), self.agent.log_tail());
         });
     }
@@ -107,11 +108,11 @@ fn path(pod: &str) -> String {
     format!("{PODS}/{pod}")
 }
 
-fn is_so(object: Option<Value>, kind: &str) -> bool {
+fn has_true_condition(object: Option<Value>, kind: &str) -> bool {
     object.is_some_and(|object| condition(&object, kind) == "True")
 }
 
-/// A container that sleeps and ends at once when told.
+/// A container that sleeps and ends at once on SIGTERM.
 fn container() -> Value {
     json!({
         "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
@@ -127,7 +128,7 @@ fn static_pod(name: &str, version: &str) -> String {
     pod.to_string()
 }
 
-/// A pod with all that an API server adds, its token among it.
+/// A pod with all that an API server adds, including its token.
 fn bound_pod(name: &str, node: &str) -> Value {
     let mut main = container();
     main["terminationMessagePath"] = "/dev/termination-log".into();
@@ -151,8 +152,8 @@ fn bound_pod(name: &str, node: &str) -> Value {
     })
 }
 
-/// The refusals, by what was asked without the query; a number of each.
-fn counted(refusals: &[Refusal]) -> BTreeMap<(String, u16), usize> {
+/// The refused requests without their query, with a count of each.
+fn count_refusals(refusals: &[Refusal]) -> BTreeMap<(String, u16), usize> {
     let mut counted = BTreeMap::new();
     for refusal in refusals {
         let request = refusal.request.split('?').next().unwrap_or_default().to_owned();
@@ -162,7 +163,7 @@ fn counted(refusals: &[Refusal]) -> BTreeMap<(String, u16), usize> {
 }
 
 #[tokio::test]
-async fn a_node_of_a_current_cluster_asks_for_nothing_that_it_may_not_have() {
+async fn the_node_sends_no_request_that_the_node_authorizer_forbids() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch).await;
     let mirror = cluster.mirror("fixed");
@@ -181,7 +182,7 @@ async fn a_node_of_a_current_cluster_asks_for_nothing_that_it_may_not_have() {
     let token = cluster.agent.keelson(&token).await.unwrap();
     assert!(token.status.success() && !token.stdout.is_empty(), "{token:?}");
 
-    // A graceful deletion, a forced one, and a mirror that somebody deletes.
+    // A graceful deletion, a forced one, and a deletion of a mirror pod.
     cluster.delete("web", 5);
     cluster.until_gone("web").await;
     cluster.delete("forced", 0);
@@ -201,23 +202,23 @@ async fn a_node_of_a_current_cluster_asks_for_nothing_that_it_may_not_have() {
     cluster.until("the mirror is that of the new one", is_second).await;
     cluster.agent.remove_manifest("fixed.yaml").unwrap();
     cluster.until_gone(&mirror).await;
-    cluster.until_all_told().await;
+    cluster.until_all_reported().await;
 
-    // All that may fail: what cannot be known to be missing before it is asked for.
+    // The requests that may be refused: their objects may be gone without the node knowing.
     let node = format!("/api/v1/nodes/{}", cluster.node);
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", cluster.node);
     let gone = ["forced", "web", &mirror].map(path);
-    for ((request, code), times) in counted(&cluster.server.take_refusals()) {
+    for ((request, code), times) in count_refusals(&cluster.server.take_refusals()) {
         let (verb, asked) = request.split_once(' ').unwrap();
         let is_expected = match (verb, code) {
             // Before the first registration.
             ("get", 404) => asked == node || asked == lease,
-            // A write that passes a deletion on its way.
+            // A write that races with a deletion.
             ("patch", 404 | 409) => gone.iter().any(|pod| asked == format!("{pod}/status")),
             ("delete", 404 | 409) => gone.iter().any(|pod| asked == pod),
-            // A mirror is made without looking for an earlier one, which may still be there.
+            // A mirror is created without looking for an earlier one, which may still exist.
             ("post", 409) => asked == PODS,
-            // What is told of a pod after it has gone from the server.
+            // A report about a pod that is gone from the server.
             ("get", 403) => gone.iter().any(|pod| asked == pod),
             _ => false,
         };
@@ -231,7 +232,7 @@ async fn a_node_of_a_current_cluster_asks_for_nothing_that_it_may_not_have() {
 }
 
 #[tokio::test]
-async fn a_node_that_comes_back_after_a_partition_tells_the_truth_about_its_pods() {
+async fn after_a_partition_the_node_reports_the_true_status_of_its_pods() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch).await;
     let mirror = cluster.mirror("fixed");
@@ -248,7 +249,7 @@ async fn a_node_that_comes_back_after_a_partition_tells_the_truth_about_its_pods
     cluster.agent.write_manifest("new.yaml", &static_pod("new", "1")).unwrap();
     cluster.agent.remove_manifest("fixed.yaml").unwrap();
     cluster.until_stopped(&mirror).await;
-    // Who tells the server has forgotten what it was about to tell.
+    // The restarted node-status has forgotten its pending reports.
     let node_status = cluster.agent.service(ServiceName::NodeStatus).unwrap();
     node_status.signal(Signal::KILL);
     cluster.network.reset();
@@ -258,10 +259,10 @@ async fn a_node_that_comes_back_after_a_partition_tells_the_truth_about_its_pods
     cluster.until_stopped("forced").await;
     cluster.until_ready(&cluster.mirror("new")).await;
     cluster.until_gone(&mirror).await;
-    // A pod that comes now is delayed by nothing that can never be told.
+    // No report that can never succeed delays a new pod.
     cluster.run("last");
     cluster.until_ready("last").await;
-    cluster.until_all_told().await;
+    cluster.until_all_reported().await;
     let after = running(&cluster.agent).await.unwrap();
     assert_eq!(after.get("kept/main"), before.get("kept/main"), "it has noticed nothing");
     assert_eq!(

@@ -1,30 +1,30 @@
-//! What nobody uses any more goes, and what is used stays, on a real containerd: images when their disk is short,
-//! dead containers of a pod that lives (runtime-and-resources.md §6.7 and §7.3, pod-lifecycle.md §9.12).
+//! Garbage collection on a real containerd: unused images when their disk is short, and dead containers of a running
+//! pod (runtime-and-resources.md §6.7 and §7.3, pod-lifecycle.md §9.12).
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeSet;
 
 use k8s_cri::v1 as cri;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, PAUSE_IMAGE, Registry, Scratch, eventually};
-use keelson_tests::beside::Beside;
+use keelson_tests::bystander::BystanderPod;
 use keelson_tests::disk::SmallDisk;
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, events, pods, running, until_event};
 use serde_json::{Value, json};
 
-/// The disk of the runtime, of which an image takes twice its size: packed and unpacked.
+/// The disk of the runtime, on which an image takes twice its size: packed and unpacked.
 const DISK: u64 = 160 << 20;
-/// Bytes that only the image has that is used.
-const LITTLE: usize = 4 << 20;
-/// Bytes that only the image has that nobody uses.
-const MUCH: usize = 32 << 20;
-/// So often the container ends before it stays.
+/// Size in bytes of the layer that only the used image has.
+const USED_BYTES: usize = 4 << 20;
+/// Size in bytes of the layer that only the unused image has.
+const UNUSED_BYTES: usize = 32 << 20;
+/// Number of times that the container ends before it keeps running.
 const CRASHES: u32 = 4;
 
 fn short_of_images_only(spec: &mut AgentSpec) {
     spec.kubelet.insert("evictionHard".into(), json!({"imagefs.available": "92Mi"}));
-    // An image may go as soon as it is seen, and a container starts again after a second.
+    // Images may be removed as soon as they are seen, and containers restart after a second.
     spec.kubelet.insert("imageMinimumGCAge".into(), "1us".into());
     spec.kubelet.insert("crashLoopBackOff".into(), json!({"maxContainerRestartPeriod": "1s"}));
 }
@@ -45,21 +45,21 @@ fn pod(name: &str, image: &str, script: &str) -> String {
     .to_string()
 }
 
-/// The tags of all images that the runtime has.
+/// The tags of all images of the runtime.
 async fn images(agent: &Agent) -> BTreeSet<String> {
     let all = cri::ListImagesRequest { filter: None };
     let list = agent.containerd().images().list_images(all).await.unwrap().into_inner();
     list.images.into_iter().flat_map(|image| image.repo_tags).collect()
 }
 
-/// Pulls an image that no pod has asked for.
+/// Pulls an image that no pod uses.
 async fn pull(agent: &Agent, name: &str) {
     let image = cri::ImageSpec { image: name.to_owned(), ..Default::default() };
     let request = cri::PullImageRequest { image: Some(image), ..Default::default() };
     agent.containerd().images().pull_image(request).await.unwrap();
 }
 
-/// Every container that the runtime has of a pod: which attempt, and whether it runs.
+/// Every container of a pod in the runtime: attempt, and whether it runs.
 async fn attempts(agent: &Agent, name: &str) -> Vec<(u32, bool)> {
     let full = format!("{name}-{}", agent.spec().node_name);
     let all = cri::ListContainersRequest { filter: None };
@@ -76,15 +76,15 @@ async fn attempts(agent: &Agent, name: &str) -> Vec<(u32, bool)> {
 }
 
 #[tokio::test]
-async fn an_unused_image_and_all_but_the_newest_dead_container_go_and_what_is_used_stays() {
+async fn unused_images_and_all_but_the_newest_dead_container_are_removed() {
     let scratch = Scratch::new().unwrap();
     let registry = Registry::start(&scratch.path().join("registry")).unwrap();
-    registry.put("team/used", "1", LITTLE).unwrap();
-    registry.put("team/unused", "1", MUCH).unwrap();
+    registry.put("team/used", "1", USED_BYTES).unwrap();
+    registry.put("team/unused", "1", UNUSED_BYTES).unwrap();
     let image = |name: &str| format!("{}/team/{name}:1", registry.address());
     let disk = SmallDisk::at(scratch.path().join("c/root"), DISK).unwrap();
     let agent = Agent::builder(scratch.path()).configure(short_of_images_only).start().await.unwrap();
-    let calm = Beside::start(&agent, "calm").await;
+    let calm = BystanderPod::start(&agent, "calm").await;
     agent.write_manifest("used.json", &pod("used", &image("used"), "exec sleep 1000000")).unwrap();
     until_one_ready(&agent, "used").await;
     let before = running(&agent).await.unwrap();
@@ -98,7 +98,7 @@ async fn an_unused_image_and_all_but_the_newest_dead_container_go_and_what_is_us
         names
     };
     assert_eq!(images(&agent).await, names(false));
-    // With it the disk is short.
+    // This image makes the disk short.
     pull(&agent, &image("unused")).await;
     dead_containers(&agent).await;
 
@@ -110,17 +110,17 @@ async fn an_unused_image_and_all_but_the_newest_dead_container_go_and_what_is_us
     gone.await.unwrap_or_else(|e| panic!("{e:#}: {last:?}\n{}", agent.log_tail()));
     assert_eq!(last, names(false));
     until_event(&agent, "EvictionThresholdMet", "Attempting to reclaim ephemeral-storage").await.unwrap();
-    // Nothing that runs has paid for it.
+    // Nothing that runs is affected.
     let now = running(&agent).await.unwrap();
     assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{before:#?} {now:#?}");
     calm.assert_untouched(&agent).await;
-    let told = events(&agent).await.unwrap();
-    assert!(!told.iter().any(|event| event["reason"] == "Evicted"), "{told:#?}");
+    let all_events = events(&agent).await.unwrap();
+    assert!(!all_events.iter().any(|event| event["reason"] == "Evicted"), "{all_events:#?}");
     agent.end().unwrap();
     drop(disk);
 }
 
-/// Of a container that has ended again and again the newest dead one stays, and no other.
+/// Only the newest dead container of a crash-looping one stays.
 async fn dead_containers(agent: &Agent) {
     let full = format!("crashing-{}", agent.spec().node_name);
     let mut last = (Value::Null, Vec::new());

@@ -1,6 +1,6 @@
-//! A pod that was there before, and notices nothing of those that are too much.
+//! A running pod that must not be affected by what a test does to others.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_testkit::Agent;
 use serde_json::Value;
@@ -8,16 +8,16 @@ use serde_json::Value;
 use crate::waits::until_one_ready;
 use crate::{Process, is_ready, pods, running, sleeper};
 
-/// A Ready pod whose process and whole status have to stay what they are.
+/// A Ready pod whose process and whole status have to stay the same.
 #[derive(Debug)]
-pub struct Beside {
+pub struct BystanderPod {
     name: String,
     process: Process,
     status: Value,
 }
 
-impl Beside {
-    /// Starts it and waits until it is Ready. It is asked each second whether it still is.
+impl BystanderPod {
+    /// Starts the pod, with a readiness probe each second, and waits until it is Ready.
     ///
     /// # Panics
     /// It does not become Ready.
@@ -34,17 +34,17 @@ impl Beside {
         Self { name, process, status }
     }
 
-    /// That nothing has happened to it since it was started: the same process in the same container, no restart, and
-    /// Ready all the time, as its conditions say since when.
+    /// Checks that the pod has not changed since it was started: the same process in the same container, no restart, and
+    /// Ready without interruption, as the transition times of its conditions show.
     ///
     /// # Panics
-    /// Something has.
+    /// It has changed.
     pub async fn assert_untouched(&self, agent: &Agent) {
         assert_eq!(running(agent).await.unwrap().get(&format!("{}/main", self.name)), Some(&self.process));
         let pod = pods(agent).await.unwrap().remove(&self.name).expect("it is wanted");
         assert!(is_ready(&pod), "{pod:#}");
         assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod:#}");
-        // With the moment of each condition's last change: one that has turned and turned back shows.
+        // The transition times show a condition that has changed and changed back.
         assert_eq!(pod["status"], self.status);
     }
 }

@@ -1,4 +1,4 @@
-//! What the runtime has ever held of each pod: nothing may be there twice, and nothing may be a second attempt.
+//! The sandboxes and containers that the runtime has had for each pod: none may be duplicated, and none a second attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use crate::pods;
 
 const UID: &str = "io.kubernetes.pod.uid";
 
-/// Everything that looks at a runtime have shown.
+/// Collects what several reads of the runtime have shown.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct DuplicateCheck {
     pods: BTreeMap<String, String>,
-    wrong: BTreeSet<String>,
+    violations: BTreeSet<String>,
 }
 
-impl Seen {
-    /// Takes in what the runtime holds now: sandboxes and containers in any state.
+impl DuplicateCheck {
+    /// Records what the runtime has now: sandboxes and containers in any state.
     ///
     /// # Errors
     /// The runtime does not answer.
-    pub async fn look(&mut self, agent: &Agent) -> anyhow::Result<()> {
+    pub async fn record_runtime(&mut self, agent: &Agent) -> anyhow::Result<()> {
         let mut runtime = agent.containerd().runtime();
         let all = cri::ListPodSandboxRequest { filter: None };
         let mut sandboxes: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -29,7 +29,7 @@ impl Seen {
             let meta = sandbox.metadata.unwrap_or_default();
             self.pods.insert(meta.uid.clone(), meta.name.clone());
             if meta.attempt > 0 {
-                self.wrong.insert(format!("{}: sandbox attempt {}", meta.name, meta.attempt));
+                self.violations.insert(format!("{}: sandbox attempt {}", meta.name, meta.attempt));
             }
             sandboxes.entry(meta.uid).or_default().push(sandbox.id);
         }
@@ -40,7 +40,7 @@ impl Seen {
             let uid = container.labels.get(UID).cloned().unwrap_or_default();
             let meta = container.metadata.unwrap_or_default();
             if meta.attempt > 0 {
-                self.wrong.insert(format!(
+                self.violations.insert(format!(
                     "{}/{}: container attempt {}",
                     name(&uid),
                     meta.name,
@@ -50,33 +50,33 @@ impl Seen {
             containers.entry((uid, meta.name)).or_default().push(container.id);
         }
         let twice = sandboxes.into_iter().filter(|(_, ids)| ids.len() > 1);
-        self.wrong.extend(twice.map(|(uid, ids)| format!("{}: sandboxes {ids:?}", name(&uid))));
+        self.violations.extend(twice.map(|(uid, ids)| format!("{}: sandboxes {ids:?}", name(&uid))));
         let twice = containers.into_iter().filter(|(_, ids)| ids.len() > 1);
-        self.wrong
+        self.violations
             .extend(twice.map(|((uid, container), ids)| format!("{}/{container}: {ids:?}", name(&uid))));
         Ok(())
     }
 
-    /// Takes in the restart counts that the agent shows now.
+    /// Records the restart counts that the agent shows now.
     ///
     /// # Errors
     /// `keelson get pods` fails.
-    pub async fn look_at_statuses(&mut self, agent: &Agent) -> anyhow::Result<()> {
+    pub async fn record_statuses(&mut self, agent: &Agent) -> anyhow::Result<()> {
         for (name, pod) in pods(agent).await? {
             let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-            let again = statuses.iter().filter(|s| s["restartCount"] != 0);
-            self.wrong.extend(again.map(|s| format!("{name}: restartCount {}", s["restartCount"])));
+            let restarted = statuses.iter().filter(|s| s["restartCount"] != 0);
+            self.violations.extend(restarted.map(|s| format!("{name}: restartCount {}", s["restartCount"])));
         }
         Ok(())
     }
 
-    /// How many pods have been seen.
+    /// The number of pods seen.
     pub fn pods(&self) -> usize {
         self.pods.len()
     }
 
-    /// What was there twice or was a second attempt, in words; empty when all is well.
-    pub fn wrong(&self) -> &BTreeSet<String> {
-        &self.wrong
+    /// Duplicates and second attempts, as text; empty when there are none.
+    pub fn violations(&self) -> &BTreeSet<String> {
+        &self.violations
     }
 }

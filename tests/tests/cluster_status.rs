@@ -1,7 +1,7 @@
-//! What the API server has and what the node has stay one truth when others write, too: a controller's conditions, a Node that was
-//! given up, a pod that ends before its time, a container that is added to a running pod.
+//! The API server and the node keep a consistent status when others write, too: a controller's conditions, a Node that was marked
+//! unreachable, a pod that ends early, an ephemeral container.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -24,12 +24,12 @@ fn reason(object: &Value, kind: &str) -> String {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn what_others_write_stays_theirs_and_what_is_the_nodes_is_mended() {
+async fn foreign_conditions_stay_and_the_nodes_own_fields_are_restored() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let proxy = cluster.server.proxy().unwrap();
 
-    // A Node that was given up for lost: within a look or two it is Ready again, not at the next report five minutes later.
+    // A Node that was marked unreachable is Ready again at the next check, not at the next report five minutes later.
     let node = format!("/api/v1/nodes/{}/status", cluster.node);
     let lost = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"});
     proxy.send("PATCH", &node, STRATEGIC, &json!({"status": {"conditions": [lost]}})).unwrap();
@@ -37,7 +37,7 @@ async fn what_others_write_stays_theirs_and_what_is_the_nodes_is_mended() {
     assert_eq!(reason(&seen, "Ready"), "NodeStatusUnknown");
     cluster.until("the node is Ready again", || cluster.node_is_ready()).await;
 
-    // A condition of somebody else's controller holds the pod, however often it turns.
+    // A foreign controller's condition holds the pod back each time it is set.
     let mut gated = sleeper("gated");
     gated["spec"]["readinessGates"] = json!([{"conditionType": "example.com/gate"}]);
     cluster.run(&gated);
@@ -62,7 +62,7 @@ async fn what_others_write_stays_theirs_and_what_is_the_nodes_is_mended() {
         );
     }
 
-    // The addresses of the host stay, whoever begins anew.
+    // The addresses of the host stay across restarts of services.
     let mut host = sleeper("host");
     host["spec"]["hostNetwork"] = true.into();
     cluster.run(&host);
@@ -85,9 +85,9 @@ async fn what_others_write_stays_theirs_and_what_is_the_nodes_is_mended() {
         })
         .await
         .unwrap();
-        // A pod that comes now is told by the new one, after all that was there.
+        // The restarted service reports a new pod after the pending reports.
         cluster.run(&sleeper("mark"));
-        cluster.until("the new one tells of pods", || cluster.is_ready("mark")).await;
+        cluster.until("the restarted service reports pods", || cluster.is_ready("mark")).await;
         assert_eq!(["host", "gated"].map(addresses), before);
         cluster.kubectl(&["delete", "pod", "mark", "--timeout=60s"]);
     }
@@ -96,24 +96,24 @@ async fn what_others_write_stays_theirs_and_what_is_the_nodes_is_mended() {
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_pod_is_not_failed_for_the_server_before_its_containers_have_stopped() {
+async fn a_pod_is_not_reported_failed_before_its_containers_stop() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let mut slow = sleeper("slow");
     slow["spec"]["activeDeadlineSeconds"] = 4.into();
     slow["spec"]["terminationGracePeriodSeconds"] = 6.into();
-    // Deaf to SIGTERM, so that it runs on for the whole grace.
+    // Ignores SIGTERM, so that it runs for the whole grace period.
     slow["spec"]["containers"][0]["command"] =
         json!(["/bin/sh", "-c", "trap '' TERM; while true; do sleep 1; done"]);
     cluster.run(&slow);
     cluster.until("the pod is Ready", || cluster.is_ready("slow")).await;
-    // For the node it has failed when its time is up; for the server it has not while its container runs on.
+    // After its deadline the pod has failed for the node, and not for the server while its container runs.
     let mut seen_ending = 0;
     loop {
         let own = cluster.agent.keelson_json(&["get", "pods", "-n", NAMESPACE, "-o", "json"]).await.unwrap();
         let has_failed = own.to_string().contains("\"phase\":\"Failed\"");
         let phase = cluster.pod("slow").unwrap()["status"]["phase"].clone();
-        // Asked last: what runs now ran when the server was asked.
+        // Read after the server: a container that runs now ran then.
         if running(&cluster.agent).await.unwrap().is_empty() {
             break;
         }
@@ -133,7 +133,7 @@ async fn a_pod_is_not_failed_for_the_server_before_its_containers_have_stopped()
 
 #[tokio::test]
 #[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
-async fn a_container_that_is_added_to_a_running_pod_sees_the_processes_of_its_target() {
+async fn an_ephemeral_container_sees_the_processes_of_its_target() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
     cluster.run(&sleeper("web"));
@@ -163,9 +163,9 @@ async fn a_container_that_is_added_to_a_running_pod_sees_the_processes_of_its_ta
             })
         })
         .await;
-    eventually(LIMIT, "it says that the first process that it sees is main's", async || {
-        let said = cluster.agent.keelson(&["logs", "-n", NAMESPACE, "web", "-c", "debug"]).await.unwrap();
-        text(&said).contains("hello from web")
+    eventually(LIMIT, "its first process is that of main", async || {
+        let output = cluster.agent.keelson(&["logs", "-n", NAMESPACE, "web", "-c", "debug"]).await.unwrap();
+        text(&output).contains("hello from web")
     })
     .await
     .unwrap();
