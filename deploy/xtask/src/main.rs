@@ -6,6 +6,7 @@ mod compose;
 mod deb;
 mod down;
 mod fuzz;
+mod gates;
 mod packages;
 mod progress;
 mod quickstart;
@@ -49,8 +50,14 @@ enum Task {
     Bench(bench::BenchArguments),
     /// Make the Debian packages
     Deb(deb::DebArguments),
-    /// Check that the cores are pure and that services call only whom they may
+    /// Check the rules that a compiler does not know: pure cores, allowed calls, layers of modules, citations, the ledger
     Check,
+    /// Format the sources
+    Fmt(gates::FmtArguments),
+    /// Run clippy, cargo-deny and our own checks
+    Lint,
+    /// Run every gate of CI: packages, formatting, lints, tests (needs root)
+    Ci,
 }
 
 fn main() -> ExitCode {
@@ -65,6 +72,9 @@ fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),
         Task::Deb(arguments) => deb::run(&arguments),
         Task::Check => check::run(),
+        Task::Fmt(arguments) => gates::fmt(&arguments),
+        Task::Lint => gates::lint(),
+        Task::Ci => gates::ci(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

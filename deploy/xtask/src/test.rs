@@ -8,7 +8,7 @@ use keelson_testkit::find_file;
 use crate::{cargo, packages, run_command};
 
 /// What is run.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct TestArguments {
     /// Also the tests that take minutes (those marked #[ignore])
     #[arg(long)]

@@ -20,6 +20,9 @@ use crate::{ask_cargo, cargo, packages, require_root, run_command};
 use places::{CGROUP_ROOT, NETWORK_ID, SHARED_FOLDERS};
 use record::Record;
 
+/// The build profile of the binaries, which is also their folder. Packages and benchmarks use the release profile.
+const PROFILE: &str = "quick";
+
 /// Installs, builds, starts, waits and tells; does nothing when all is up.
 pub fn run() -> anyhow::Result<()> {
     require_root("quickstart")?;
@@ -99,7 +102,7 @@ fn refuse_other_agents() -> anyhow::Result<()> {
 pub fn build() -> anyhow::Result<PathBuf> {
     eprintln!("Building the agent (a first build takes some minutes) …");
     let mut command = cargo();
-    command.args(["build", "--release", "--locked", "--package", "keelson-cli"]);
+    command.args(["build", "--profile", PROFILE, "--locked", "--package", "keelson-cli"]);
     for service in ServiceName::ALL {
         command.args(["--package", service.binary()]);
     }
@@ -107,7 +110,7 @@ pub fn build() -> anyhow::Result<PathBuf> {
     let metadata = ask_cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
-    Ok(Path::new(target).join("release"))
+    Ok(Path::new(target).join(PROFILE))
 }
 
 /// Starts containerd, then the agent, and waits for the example pods.
