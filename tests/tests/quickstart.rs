@@ -52,7 +52,7 @@ impl Drop for Down {
 }
 
 #[test]
-#[ignore = "long: a release build"]
+#[ignore = "long: builds the whole agent"]
 fn quickstart_shows_pods_and_leaves_nothing_after_down() {
     assert!(!Path::new(HOME).exists(), "a quickstart is up on this machine: `cargo xtask down` ends it");
     let before = Snapshot::take();

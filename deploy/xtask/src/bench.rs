@@ -87,7 +87,7 @@ impl BenchArguments {
 pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
     require_root("bench")?;
     packages::install_to_run()?;
-    let folder = quickstart::build()?;
+    let folder = quickstart::build("release")?;
     // Built apart: in one build its features would be switched on in the agent, too.
     run_command(cargo().args(["build", "--release", "--locked", "--package", PROGRAM]))?;
     let program = folder.join(PROGRAM);

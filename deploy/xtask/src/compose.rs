@@ -233,7 +233,7 @@ fn make_images() -> anyhow::Result<()> {
         Some(_) => built_binaries()?,
         None => {
             packages::install_to_run()?;
-            quickstart::build()?
+            quickstart::build("release")?
         }
     };
     let contexts = workspace().join("target/images");

@@ -40,7 +40,7 @@ pub fn run(arguments: &TestArguments) -> anyhow::Result<()> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).args(&arguments.more);
     if arguments.long {
-        command.args(["--", "--include-ignored", "--skip", "the_one_before", "--skip", "the_release_before"]);
+        command.args(["--", "--include-ignored", "--skip", "previous_release"]);
     }
     run_command(&mut command)
 }

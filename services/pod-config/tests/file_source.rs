@@ -325,7 +325,8 @@ async fn a_partially_rewritten_file_is_not_read() {
         if look == 10 {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         }
-        service.wait_for_event("file_skipped");
+        let line = service.wait_for_event("file_skipped");
+        assert!(line.contains("not a regular file"), "{line}");
     }
     assert!(service.problems().await.is_empty());
     writer.set_len(half.len() as u64).unwrap();
@@ -395,7 +396,8 @@ async fn an_error_is_reported_once_although_the_folder_is_rescanned() {
     // Each later scan logs that it skips this folder.
     fs::create_dir(node.manifest("folder")).unwrap();
     for _ in 0..5 {
-        service.wait_for_event("file_skipped");
+        let line = service.wait_for_event("file_skipped");
+        assert!(line.contains("not a regular file"), "{line}");
     }
     assert_eq!(service.count_log("apiVersion: Required value"), 1);
     assert_eq!(service.events().await.iter().map(|event| event.count).collect::<Vec<_>>(), [1]);

@@ -94,7 +94,7 @@ fn build(profile: Profile) -> anyhow::Result<PathBuf> {
     }
     packages::install_to_run()?;
     if profile == Profile::Release {
-        return crate::quickstart::build();
+        return crate::quickstart::build("release");
     }
     // With the rest, so that the tests' binaries are not built a second time with other features.
     run_command(cargo().args(["build", "--locked", "--workspace", "--bins"]))?;

@@ -20,7 +20,7 @@ use crate::{ask_cargo, cargo, packages, require_root, run_command};
 use places::{CGROUP_ROOT, NETWORK_ID, SHARED_FOLDERS};
 use record::Record;
 
-/// The build profile of the binaries, which is also their folder. Packages and benchmarks use the release profile.
+/// The build profile of the quickstart's binaries: not optimised, so that the first build is short.
 const PROFILE: &str = "quick";
 
 /// Installs, builds, starts, waits and tells; does nothing when all is up.
@@ -44,7 +44,7 @@ pub fn run() -> anyhow::Result<()> {
     crate::down::remove_all()?;
     refuse_other_agents()?;
     packages::install_to_run()?;
-    let built = build()?;
+    let built = build(PROFILE)?;
     let started = start(&built);
     if started.is_err() {
         eprintln!("What was started goes on, so that you can look at it; `cargo xtask down` removes it.");
@@ -98,11 +98,14 @@ fn refuse_other_agents() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds the binaries, and tells their folder; cargo shows its own progress.
-pub fn build() -> anyhow::Result<PathBuf> {
+/// Builds the binaries with a profile of Cargo.toml and returns their folder. Cargo shows its own progress.
+///
+/// # Errors
+/// The build fails.
+pub fn build(profile: &str) -> anyhow::Result<PathBuf> {
     eprintln!("Building the agent (a first build takes some minutes) …");
     let mut command = cargo();
-    command.args(["build", "--profile", PROFILE, "--locked", "--package", "keelson-cli"]);
+    command.args(["build", "--profile", profile, "--locked", "--package", "keelson-cli"]);
     for service in ServiceName::ALL {
         command.args(["--package", service.binary()]);
     }
@@ -110,7 +113,7 @@ pub fn build() -> anyhow::Result<PathBuf> {
     let metadata = ask_cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
-    Ok(Path::new(target).join(PROFILE))
+    Ok(Path::new(target).join(profile))
 }
 
 /// Starts containerd, then the agent, and waits for the example pods.
