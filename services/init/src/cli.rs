@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::lock_file::LockFile;
 
-/// The flags without a field that have a field in [`Flags`] or a method here.
+/// The flags without a KubeletConfiguration field that [`Flags`], a method here, or the parser handles.
 const HANDLED_FLAGS: &[&str] = &[
     "config",
     "config-dir",

@@ -516,10 +516,10 @@ mod tests {
             assert_up_to_date(update_copies(&config));
             let now_there = copy();
             assert!(now_there.as_ref().unwrap().contains("PRIVATE KEY") && now_there != before);
-            let set = tls.handed_over(&folder);
+            let handed_over = tls.handed_over(&folder);
             assert_eq!(
-                (set.cert_file.clone(), set.key_file),
-                (Some(folder.join("tls-cert.pem")), set.cert_file)
+                (handed_over.cert_file.clone(), handed_over.key_file),
+                (Some(folder.join("tls-cert.pem")), handed_over.cert_file)
             );
             before = now_there;
         }

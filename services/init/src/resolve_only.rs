@@ -192,8 +192,8 @@ mod tests {
             source: io::Error::from(io::ErrorKind::NotFound),
         };
         let of = |error: anyhow::Error| {
-            let error_with = ResolveOnlyError::of(&error.context("above it"));
-            (error_with.code, error_with.is_retryable)
+            let error = ResolveOnlyError::of(&error.context("above it"));
+            (error.code, error.is_retryable)
         };
         assert_eq!(of(held.into()), (EX_CONFIG, false));
         assert_eq!(of(open.into()), (EX_SOFTWARE, true));

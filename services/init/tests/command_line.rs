@@ -180,10 +180,10 @@ fn credential_provider_config_is_copied_for_runtime_shim_only() {
     }
     // An existing file is neither kept nor followed if it is a link.
     let file = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
-    let (parent, leftover_processes) = (file.parent().unwrap(), file.with_extension("json.new"));
+    let (parent, leftover) = (file.parent().unwrap(), file.with_extension("json.new"));
     fs::create_dir_all(parent).unwrap();
     fs::write(scene.path("foreign"), "theirs").unwrap();
-    std::os::unix::fs::symlink(scene.path("foreign"), &leftover_processes).unwrap();
+    std::os::unix::fs::symlink(scene.path("foreign"), &leftover).unwrap();
     let (folder, bin) = (scene.text("providers.d"), scene.text("bin"));
     let flags = ["--image-credential-provider-config", &folder, "--image-credential-provider-bin-dir", &bin];
     assert_eq!(run(&flags).0, Some(0));
@@ -205,9 +205,9 @@ fn credential_provider_config_is_copied_for_runtime_shim_only() {
     assert_eq!((mode(&file), mode(parent), mode(parent.parent().unwrap())), (0o600, 0o700, 0o711));
     assert!(!fs::read_to_string(scene.path("run/config.json")).unwrap().contains("PLUGIN_REGION"));
     // Without the flags the copy is removed, and so are leftovers of a killed init.
-    fs::write(&leftover_processes, "hunter2").unwrap();
+    fs::write(&leftover, "hunter2").unwrap();
     assert_eq!(run(&[]).0, Some(0));
-    assert!(!file.exists() && !leftover_processes.exists());
+    assert!(!file.exists() && !leftover.exists());
 }
 
 #[test]

@@ -153,7 +153,8 @@ impl Rules {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(status) => {
-                    self.log_refusal(500, source, path, Some(name), status.message());
+                    let error = status.message().escape_debug();
+                    self.log_refusal(500, source, path, Some(name), error);
                     return Err(authorization_error_response(name, verb, subresource));
                 }
             }
@@ -163,7 +164,8 @@ impl Rules {
         Err(forbidden_response(name, verb, tried))
     }
 
-    /// Counts a refused request, and logs it while its source address has log lines left.
+    /// Counts a refused request, and logs it while its source address and all addresses together have log lines left. `error`
+    /// must not contain control characters: it may quote what a client has sent.
     fn log_refusal(
         &self,
         code: u16,

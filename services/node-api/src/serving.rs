@@ -46,7 +46,7 @@ enum ServingError {
     Unusable { path: PathBuf, field: &'static str, message: String },
     /// The API server has not signed the certificate yet.
     #[error(
-        "no serving certificate available for the kubelet: node-status has requested one from the API server (`keelson get \
+        "no serving certificate available for the kubelet: node-status requests one from the API server (`keelson get \
          services` shows its state)"
     )]
     NotSignedYet,
@@ -177,7 +177,7 @@ impl TlsFiles {
                 let consequence = if sender.borrow().is_some() {
                     "the last good certificates stay in use until this is fixed"
                 } else {
-                    "clients cannot connect until this is fixed"
+                    "clients cannot connect until then"
                 };
                 Err(format!("{error}; {consequence}"))
             }
@@ -432,8 +432,7 @@ mod tests {
         files.reload(&ctx, &sender);
         assert!(serving.config().is_none());
         assert!(
-            error().contains("clientCAFile names")
-                && error().ends_with("clients cannot connect until this is fixed"),
+            error().contains("clientCAFile names") && error().ends_with("clients cannot connect until then"),
             "{}",
             error()
         );

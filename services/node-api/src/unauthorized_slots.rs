@@ -1,5 +1,5 @@
-//! Slots for connections without an authorized request yet. A new connection always gets a slot; if none is free, it displaces
-//! the oldest connection of another client.
+//! Slots for connections without an authorized request yet. A new connection always gets a slot, and may displace
+//! an older one.
 //!
 //! Each source address has a share of the slots, so an address that opens thousands of connections displaces its own. If all
 //! slots are taken, the address with the most slots loses its oldest connection. Some slots are reserved for addresses from which

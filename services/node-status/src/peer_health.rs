@@ -110,19 +110,19 @@ impl Peers {
     }
 
     fn progress_of(&self, service: ServiceName, response: &GetProgressResponse) -> Progress {
-        let turning = Progress::from_loops(
+        let progress = Progress::from_loops(
             response.loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)),
         );
         let mut conditions = response.conditions.iter();
         match conditions.find(|condition| condition.name == WATCH_CONDITION && !condition.ok) {
             Some(bad)
                 if service == SOURCE_READER
-                    && turning == Progress::Healthy
+                    && progress == Progress::Healthy
                     && self.last_renewal.is_within(WRITES_OK_WITHIN) =>
             {
                 Progress::WatchFailing { message: bad.message.clone() }
             }
-            _ => turning,
+            _ => progress,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The state of pod-sync: one [`pod_state::PodState`] per UID in the [`registry::PodRegistry`], what the other services are to hold of
-//! each pod, and the records that outlive the process. Nothing here calls another service.
+//! each pod, and the records that outlive the process. Nothing here makes a call: the `Sync` streams of
+//! [`sync_streams`] get theirs from the caller.
 
 pub mod desired_state;
 pub mod eviction_inputs;

@@ -72,7 +72,7 @@ async fn pod_start_duration_is_observed_once_from_the_first_seen_time() {
 }
 
 #[tokio::test]
-async fn pod_start_sli_duration_excludes_image_pulls_and_init_containers() {
+async fn pod_start_sli_duration_is_observed_only_for_api_pods_without_host_path() {
     let (total, of_node) =
         ("kubelet_pod_start_total_duration_seconds", "kubelet_pod_start_sli_duration_seconds");
     let first = "kubelet_first_network_pod_start_sli_duration_seconds";

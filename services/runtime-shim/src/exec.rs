@@ -64,7 +64,7 @@ pub use keelson_spdy::session::SetupError;
 pub use dial::DialError;
 pub use raw::StreamResponses;
 
-/// Maximum concurrent commands of `keelson exec` on the node. Each holds a connection to the runtime and about 300 KiB.
+/// Maximum concurrent commands of `keelson exec` on the node. Each holds a connection to the runtime and at most about 300 KiB.
 const MAX_EXECS: usize = 64;
 /// Maximum concurrent streams of the kubelet API, with the same cost each. Pods, namespaces and users have shares.
 const MAX_STREAMS: usize = 128;

@@ -118,7 +118,7 @@ impl Images {
     }
 
     /// Serves one request. The last message is `done` or `failed`, or the stream ends with UNAVAILABLE because the runtime
-    /// is down.
+    /// or pod-config is not reachable.
     pub async fn ensure(&self, request: pb::EnsureImageRequest, progress: Progress) {
         let pod = request.pod.clone().unwrap_or_default();
         let list = if request.spec_list.is_empty() { "containers" } else { &request.spec_list };

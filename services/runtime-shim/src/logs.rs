@@ -257,8 +257,8 @@ impl Reader {
     }
 
     fn take_lines(&mut self, out: &mut Vec<u8>) {
-        let last_line = std::mem::take(&mut self.partial_line);
-        for line in last_line.split_inclusive(|b| *b == b'\n') {
+        let pending = std::mem::take(&mut self.partial_line);
+        for line in pending.split_inclusive(|b| *b == b'\n') {
             let Some(whole) = line.strip_suffix(b"\n") else {
                 if line.len() < MAX_LINE_BYTES {
                     self.partial_line = line.to_vec();

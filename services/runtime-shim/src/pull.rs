@@ -210,9 +210,9 @@ impl Puller {
             "waiting for credentials (imagePullSecrets, credential provider plugins)",
         );
         // Cancel-safe: the requests are cancelled, and a plugin that nothing else waits for is ended.
-        let credential = tokio::select! {
+        let credentials = tokio::select! {
             () = pull.progress.closed() => return Err(EnsureImageError::CallerLeft),
-            credential = self.credentials_to_try(pull) => credential?,
+            credentials = self.credentials_to_try(pull) => credentials?,
         };
         send_step(pull.progress, "waiting", &turn_wait_message(&self.turns.look()));
         let pod: Arc<str> = format!("{}/{}", pull.pod.namespace, pull.pod.name).into();
@@ -221,13 +221,13 @@ impl Puller {
             () = pull.progress.closed() => return Err(EnsureImageError::CallerLeft),
             turn = self.turns.take(&pod) => turn,
         };
-        turn.work(Box::pin(self.pull_in_turn(pull, credential, requested_at))).await
+        turn.work(Box::pin(self.pull_in_turn(pull, credentials, requested_at))).await
     }
 
     async fn pull_in_turn(
         &self,
         pull: Pull<'_>,
-        credential: Vec<PullCredential>,
+        credentials: Vec<PullCredential>,
         requested_at: Instant,
     ) -> Result<pb::ImageDone, EnsureImageError> {
         self.wait_for_token(pull.progress).await?;
@@ -235,7 +235,7 @@ impl Puller {
         let text = format!("Pulling image {:?}", pull.request.image);
         self.events.normal(pull.object.clone(), "Pulling", text);
         let begun = Instant::now();
-        match self.pull_with(pull, credential).await {
+        match self.pull_with(pull, credentials).await {
             Ok(image) => {
                 self.backoff().clear(&pull.pod.uid, Some(pull.reference));
                 let label = SizeLabel { image_size_in_bytes: size_label(image.size).to_owned() };

@@ -29,7 +29,7 @@ impl Manager {
             let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message };
             let folder = Arc::new(Mutex::new(PodFolder { has_subpaths: actual.subpaths }));
             env.hub.set(uid.clone(), status.clone());
-            let worker = |orders| Worker::new(Arc::clone(&env), orders, actual).run();
+            let worker = |assignments| Worker::new(Arc::clone(&env), assignments, actual).run();
             let set_view = |view: &mut PodView| {
                 view.status = status;
                 view.folder = folder;
@@ -48,8 +48,8 @@ impl Manager {
     ) {
         while let Some(command) = self.pods.next(&mut commands, &shutdown, &handle).await {
             match self.pods.take(command) {
-                Some(PodEvent::Desired(desire)) => self.pods.assign(desire, |orders| {
-                    Worker::new(Arc::clone(&self.env), orders, ActualState::default()).run()
+                Some(PodEvent::Desired(desire)) => self.pods.assign(desire, |assignments| {
+                    Worker::new(Arc::clone(&self.env), assignments, ActualState::default()).run()
                 }),
                 Some(PodEvent::Removed(uid)) => {
                     self.env.orphans.removed(&uid);

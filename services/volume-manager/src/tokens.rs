@@ -27,7 +27,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(35);
 const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// The longest sleep before the machine's clock is read again, since that clock may jump.
 const MAX_SLEEP: Duration = Duration::from_secs(300);
-/// The shortest time between two requests for a token, in case the API server's clock differs from ours.
+/// The shortest time from a new token to its renewal, in case the API server's clock differs from ours.
 const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 /// A file with more bytes is not a token.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;

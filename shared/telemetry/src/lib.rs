@@ -41,7 +41,7 @@ pub struct Options<'a> {
     /// `text` or `json`.
     pub format: &'a str,
     /// A level or a filter such as `info,keelson_pod_sync=debug`. A level without a target applies to the crates of Keelson; dependencies
-    /// such as `h2` and `hyper` log warnings and errors unless the filter names them.
+    /// such as `h2` and `hyper` log at most warnings and errors unless the filter names them.
     pub level: &'a str,
     /// The collector's endpoint and samples per million; absent: no traces.
     pub otlp: Option<(&'a str, u32)>,

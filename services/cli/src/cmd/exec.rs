@@ -282,7 +282,7 @@ fn remote_error(
     let message = status.message().to_owned();
     match status::reason(&status).as_deref() {
         Some("POD_NOT_FOUND") => CliError::NotFound {
-            what: format!("the pod {} has no running sandbox: {message}", args.pod),
+            what: format!("the runtime has nothing of the pod {}: {message}", args.pod),
             hint: format!("`keelson explain pod {}` shows what it waits for", args.pod),
         },
         Some("CONTAINER_NOT_FOUND") => not_running_error(args, target, &message),

@@ -41,6 +41,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const REMOVAL_SLACK: Duration = Duration::from_secs(120);
 /// After this time a notice names the pods that are still terminating.
 const NOTICE_DELAY: Duration = Duration::from_secs(3);
+/// How long the agent may take to end after SIGKILL.
+const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the cleanup of the pods may take, and how long the agent may take to end.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The default folder of pods and volumes.
@@ -414,7 +416,7 @@ impl OnceRun<'_> {
 /// Stops the agent with SIGTERM, then with SIGKILL.
 async fn stop(child: &mut Child) -> Result<(), CliError> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    for (signal, limit) in [(Signal::TERM, CLEANUP_TIMEOUT), (Signal::KILL, NOTICE_DELAY)] {
+    for (signal, limit) in [(Signal::TERM, CLEANUP_TIMEOUT), (Signal::KILL, KILL_TIMEOUT)] {
         if let Some(pid) = pid.filter(|_| matches!(child.try_wait(), Ok(None))) {
             // Fails only if the process has just ended.
             let _ = kill_process(pid, signal);

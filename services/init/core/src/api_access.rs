@@ -46,7 +46,7 @@ pub(crate) struct ApiAccessFile {
     cipher_suites: Option<Sourced<Vec<String>>>,
     curves: Option<Sourced<Vec<i64>>>,
     caches: [Option<Sourced<u64>>; 3],
-    /// `serverTLSBootstrap`; here it only matters whether it is set.
+    /// `serverTLSBootstrap`; here it only matters whether it is true. `control_plane` applies it.
     tls_bootstrap: Option<Sourced<bool>>,
     /// The fields of [`TLS_FIELDS`] that the file sets.
     given: Vec<&'static str>,

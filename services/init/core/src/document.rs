@@ -407,7 +407,7 @@ impl<'a> Reader<'a> {
         let mut unread_fields = Vec::new();
         for (name, value) in self.document.root.iter().filter(|(_, value)| !value.is_null()) {
             let prefix = format!("{name}.");
-            let nested = self.read_paths.iter().any(|read_paths| read_paths.starts_with(&prefix));
+            let nested = self.read_paths.iter().any(|path| path.starts_with(&prefix));
             match value.as_object() {
                 Some(object) if nested => {
                     let paths =

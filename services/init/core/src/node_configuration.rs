@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::health::ServiceState;
 
 /// The number of starts of init within one trial at which the trial fails.
-const MAX_STARTS: u32 = 3;
+const FAILING_START: u32 = 3;
 
 /// The state of each service, by name.
 pub type ServiceStates = BTreeMap<String, ServiceState>;
@@ -73,7 +73,7 @@ struct AssignmentError {
 pub enum KeyAction {
     /// Nothing: it is handled already.
     Keep,
-    /// The key is empty: use the files of the node alone.
+    /// The key does not exist: use the files of the node alone.
     Withdraw,
     /// The content is new: resolve it.
     Resolve,
@@ -106,7 +106,7 @@ impl ConfigurationCheckpoint {
         self.refused.as_ref().map(|refused| refused.error.as_str())
     }
 
-    /// Records a start of init. A trial fails at the [`MAX_STARTS`]th start, so that a configuration that ends init, or makes
+    /// Records a start of init. A trial fails at the [`FAILING_START`]th start, so that a configuration that ends init, or makes
     /// somebody end it, cannot cause an endless loop. A content that did not resolve is resolved again, since the files may
     /// have changed.
     #[must_use]
@@ -114,7 +114,7 @@ impl ConfigurationCheckpoint {
         self.refused.take_if(|refused| !refused.tried);
         let Some(trial) = &mut self.trial else { return self };
         trial.starts = trial.starts.saturating_add(1);
-        if trial.starts < MAX_STARTS {
+        if trial.starts < FAILING_START {
             return self;
         }
         let why = format!("init was started {} times during the trial", trial.starts);
@@ -194,7 +194,7 @@ impl ConfigurationCheckpoint {
         self
     }
 
-    /// The published status; `None` if the key is empty.
+    /// The published status; `None` if the key does not exist.
     pub fn status(&self) -> Option<ConfigurationStatus> {
         let of = |content: &AssignedConfiguration| Revision { revision: content.revision };
         let state = match (&self.refused, &self.trial) {

@@ -1,4 +1,4 @@
-//! Fields without effect: which of them deserve a warning.
+//! Fields without effect: which of them the start reports.
 
 use serde_json::Value;
 

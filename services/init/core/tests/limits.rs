@@ -171,7 +171,7 @@ fn durations_are_at_most_a_year_and_ages_a_century() {
     ] {
         let set = |value: &str| with_kubelet(&json!({field: value}));
         assert!(set(most).is_ok(), "{field}: {:?}", set(most).err());
-        let error_answer = set(more).err().unwrap_or_default();
-        assert!(error_answer.contains(field), "{field}: {error_answer:?}");
+        let error = set(more).err().unwrap_or_default();
+        assert!(error.contains(field), "{field}: {error:?}");
     }
 }

@@ -43,11 +43,11 @@ impl Pair {
             }
         }
         let validity = validity_of(certificates.iter().map(|block| block.contents.as_slice()))?;
-        let own_pair = certificates.first().ok_or(PairError::NoCertificate)?;
+        let own_certificate = certificates.first().ok_or(PairError::NoCertificate)?;
         let key = key.ok_or(PairError::NoKey)?;
-        let (_, own_pair) =
-            X509Certificate::from_der(&own_pair.contents).map_err(|_| PairError::Certificate)?;
-        check_key(&own_pair, &key)?;
+        let (_, own_certificate) =
+            X509Certificate::from_der(&own_certificate.contents).map_err(|_| PairError::Certificate)?;
+        check_key(&own_certificate, &key)?;
         Ok(Self { certificates: certificates.iter().map(to_pem).collect(), key: to_pem(&key), validity })
     }
 

@@ -101,9 +101,9 @@ impl<'a> Store<'a> {
         let mut result = Err(io::Error::from(io::ErrorKind::AlreadyExists));
         for later in 0..MAX_NAME_ATTEMPTS {
             let name = stored_name(self.kind, now + later);
-            let open_issued =
+            let opened =
                 fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.dir.join(&name));
-            match open_issued {
+            match opened {
                 Ok(mut file) => {
                     file.write_all(pair.pem().as_bytes())?;
                     file.sync_all()?;

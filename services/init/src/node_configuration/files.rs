@@ -24,7 +24,7 @@ pub(super) fn stamp(path: &Path) -> Stamp {
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Reads the content of the key from pod-config; `None`: the key is empty. The folder does not belong to root, so only a
+/// Reads the content of the key from pod-config; `None`: the key does not exist. The folder does not belong to root, so only a
 /// regular file of limited size is read.
 pub(super) fn read(path: &Path) -> io::Result<Option<AssignedConfiguration>> {
     let with_path =

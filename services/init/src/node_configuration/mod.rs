@@ -238,7 +238,7 @@ impl Reconciler {
         let is_handled = match (self.own.checkpoint.action_for(assigned.as_ref()), assigned) {
             (KeyAction::Resolve, Some(content)) => self.resolve_content(content).await,
             (KeyAction::Withdraw, _) => {
-                tracing::info!("the node's key is empty; using the files of the node alone");
+                tracing::info!("the node's key does not exist any more; using the files of the node alone");
                 self.apply(ConfigurationCheckpoint::default()).await
             }
             (KeyAction::Keep | KeyAction::Resolve, _) => true,

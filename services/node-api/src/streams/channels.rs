@@ -251,8 +251,8 @@ async fn forward_output<R: AsyncRead + Unpin>(
 /// The Status of a command whose exit status is not known.
 fn unknown_exit_status(error: &str) -> Vec<u8> {
     let message = format!(
-        "the connection to the container runtime was lost while the command ran ({error}): its exit status is not known, and it \
-         may still run"
+        "the connection to the container runtime was lost while the command ran ({error}): how it ended is not known, and it may \
+         still run"
     );
     json!({
         "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,

@@ -156,7 +156,7 @@ impl Watched {
                 Some(format!("{name} has read no pod source for more than 5m: it does not answer ({error})"))
             }
             (Rule::Progress, Some(Progress::Stuck { loop_name })) => Some(format!(
-                "{name} makes no progress: its loop {loop_name:?} has been stuck for more than 30s"
+                "{name} makes no progress: its loop {loop_name:?} has not run for more than 30s"
             )),
             (Rule::Progress, Some(Progress::NoAnswer { error })) if self.last_good_ms.is_some() => {
                 Some(format!("{name} makes no progress: it has not answered for more than 30s ({error})"))

@@ -61,7 +61,7 @@ fn ready_names_a_stuck_loop_at_once_although_its_service_answers() {
     watchdog.record("volume-manager", Progress::Stuck { loop_name: "mounts".into() }, 0);
     assert_eq!(
         watchdog.errors(0),
-        ["volume-manager makes no progress: its loop \"mounts\" has been stuck for more than 30s"]
+        ["volume-manager makes no progress: its loop \"mounts\" has not run for more than 30s"]
     );
 }
 

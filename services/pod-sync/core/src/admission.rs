@@ -7,8 +7,8 @@
 //! In a kubelet every denial is final. Here a denial that another pod causes ([`Denial::is_temporary`]) is final only for API
 //! pods, whose controllers create others: see [`waits_for_admission`].
 //!
-//! Parity: as the kubelet, except that these checks come before those for pressure and shutdown, and that declared node
-//! features are not checked.
+//! Parity: as the kubelet, except that these checks come before those for pressure and shutdown, and that of the
+//! declared node features only UserNamespacesHostNetworkSupport is checked.
 
 mod affinity;
 mod identity;

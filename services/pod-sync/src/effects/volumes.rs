@@ -106,8 +106,8 @@ impl FileLookup for Files {
 /// # Errors
 /// volume-manager does not answer.
 pub async fn read_files(effects: &Effects, pod: &Pod, container: &Container) -> Result<Files, SyncError> {
-    let desired = referenced_files(container);
-    if desired.is_empty() {
+    let keys = referenced_files(container);
+    if keys.is_empty() {
         return Ok(Files::default());
     }
     let key = |(volume, path, key): &(String, String, String)| volume::FileKey {
@@ -118,11 +118,11 @@ pub async fn read_files(effects: &Effects, pod: &Pod, container: &Container) -> 
     let request = volume::PrepareContainerRequest {
         uid: pod.metadata.uid.clone(),
         container: container.name.clone(),
-        keys: desired.iter().map(key).collect(),
+        keys: keys.iter().map(key).collect(),
         ..volume::PrepareContainerRequest::default()
     };
     let values = prepare(effects, request).await?.values;
-    Ok(Files(desired.into_iter().zip(values.into_iter().map(value)).collect()))
+    Ok(Files(keys.into_iter().zip(values.into_iter().map(value)).collect()))
 }
 
 fn value(value: volume::FileKeyValue) -> Result<Option<String>, String> {
@@ -146,8 +146,8 @@ pub async fn prepare_subpaths(
     container: &Container,
     env: &[(String, String)],
 ) -> Result<BTreeMap<usize, String>, SyncError> {
-    let desired = subpaths(pod, container, env).map_err(|e| SyncError::new(e.to_string()))?;
-    if desired.is_empty() {
+    let parts = subpaths(pod, container, env).map_err(|e| SyncError::new(e.to_string()))?;
+    if parts.is_empty() {
         return Ok(BTreeMap::new());
     }
     let part = |part: &keelson_pod_sync_core::config::SubPath| volume::SubPath {
@@ -159,11 +159,11 @@ pub async fn prepare_subpaths(
     let request = volume::PrepareContainerRequest {
         uid: pod.metadata.uid.clone(),
         container: container.name.clone(),
-        subpaths: desired.iter().map(part).collect(),
+        subpaths: parts.iter().map(part).collect(),
         ..volume::PrepareContainerRequest::default()
     };
     let made = prepare(effects, request).await?.subpaths;
-    Ok(desired.into_iter().zip(made).map(|(part, made)| (part.index, made.host_path)).collect())
+    Ok(parts.into_iter().zip(made).map(|(part, made)| (part.index, made.host_path)).collect())
 }
 
 async fn prepare(

@@ -64,7 +64,7 @@ async fn send(effects: &Effects, range: &str) -> Result<(), String> {
         // It does not use one.
         Err(status) if status.code() == Code::Unimplemented => Ok(()),
         Err(status) => {
-            Err(format!("the runtime refuses the pod CIDR {range}, will retry: {}", status.message()))
+            Err(format!("cannot send the pod CIDR {range} to the runtime, will retry: {}", status.message()))
         }
     }
 }

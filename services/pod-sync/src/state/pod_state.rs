@@ -99,7 +99,7 @@ pub struct PodState {
     pub pulls: Vec<(i64, i64)>,
     /// Containers whose image was pulled for their next start, so that no second event reports it as present.
     pub pulled: BTreeSet<String>,
-    /// The message of the last `FailedMount` event, until its volumes are mounted.
+    /// The last error of its mounts, so that the same one is not reported again; `None` once they are mounted.
     pub reported_mount_error: Option<String>,
     /// What has triggered the next turn.
     pub pending: PendingTrigger,

@@ -53,15 +53,15 @@ pub struct Applied {
     pub is_new: bool,
 }
 
-/// What follows from the removal of an earlier incarnation.
+/// What a worker does after it has waited for the removal of an earlier incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterCleanup {
-    /// The pod is not waiting for a removal any more.
-    Nothing,
-    /// It was removed meanwhile and has to be forgotten.
+    /// It ends: the pod does not wait for a removal any more, or the service shuts down.
+    Stop,
+    /// The pod was removed meanwhile and has to be forgotten.
     Forget,
-    /// It starts now.
-    Started,
+    /// It continues: the pod starts, or something that still runs of the earlier incarnation is ended first.
+    Continue,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -309,10 +309,16 @@ impl PodRegistry {
         true
     }
 
-    /// The runtime holds nothing of the earlier incarnation any more: a pod that waited for that starts.
-    pub fn restart_after_cleanup(&self, uid: &str, incarnation: u64) -> AfterCleanup {
+    /// The runtime holds nothing of the earlier incarnation any more: a pod that waited for that starts. `started` is called in the
+    /// same step.
+    pub fn restart_after_cleanup(
+        &self,
+        uid: &str,
+        incarnation: u64,
+        started: impl FnOnce(&Pod),
+    ) -> AfterCleanup {
         let at = self.moment();
-        let started = self.with_incarnation(uid, incarnation, |state| {
+        let starts = self.with_incarnation(uid, incarnation, |state| {
             let desired = state.desired.clone().filter(|_| std::mem::take(&mut state.awaits_cleanup))?;
             let input = Input::Update { kind: UpdateKind::Create, pod: &desired.pod, observed: None };
             let transition = step(None, &input, &at);
@@ -323,15 +329,16 @@ impl PodRegistry {
             lock(&self.unclaimed).remove(uid);
             if transition.work.is_some() {
                 state.pending.add(Operation::Create, Instant::now());
+                started(&desired.pod);
             }
             Some(transition.work.is_some())
         });
-        match started.flatten() {
-            None => AfterCleanup::Nothing,
+        match starts.flatten() {
+            None => AfterCleanup::Stop,
             Some(false) => AfterCleanup::Forget,
             Some(true) => {
                 self.save(uid);
-                AfterCleanup::Started
+                AfterCleanup::Continue
             }
         }
     }

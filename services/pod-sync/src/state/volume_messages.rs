@@ -278,7 +278,7 @@ mod tests {
                 FileSource::Unsupported(field) => field,
             })
             .collect();
-        let desired = [
+        let expected = [
             "Secret/s",
             "serviceAccountToken",
             "downward",
@@ -286,7 +286,7 @@ mod tests {
             "ConfigMap/m",
             "podCertificate",
         ];
-        assert_eq!(names, desired);
+        assert_eq!(names, expected);
     }
 
     #[test]

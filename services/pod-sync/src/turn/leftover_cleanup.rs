@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_kube_model::Pod;
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_service_kit::Backoff;
@@ -14,8 +15,7 @@ use crate::effects::Effects;
 use crate::state::observed::Observed;
 use crate::state::registry::AfterCleanup;
 
-/// Waits until the pod does not have to wait for the removal any more. [`AfterCleanup::Nothing`]: it was removed, or the service shuts
-/// down.
+/// Waits until the pod does not have to wait for the removal any more.
 pub async fn wait(effects: &Arc<Effects>, uid: &str, incarnation: u64, wake: &Notify) -> AfterCleanup {
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     loop {
@@ -26,7 +26,7 @@ pub async fn wait(effects: &Arc<Effects>, uid: &str, incarnation: u64, wake: &No
             }
             Ok(left) if left.anything_running() || left.any_sandbox_ready() => {
                 effects.registry.end_remainder(uid, incarnation, Arc::clone(left));
-                return AfterCleanup::Started;
+                return AfterCleanup::Continue;
             }
             _ => {}
         }
@@ -37,11 +37,11 @@ pub async fn wait(effects: &Arc<Effects>, uid: &str, incarnation: u64, wake: &No
             .with_incarnation(uid, incarnation, |e| e.steps.set(StepName::Source, "", cause, &at))
             .is_none()
         {
-            return AfterCleanup::Nothing;
+            return AfterCleanup::Stop;
         }
         // Cancel-safe: a notification is kept, and everything is read again.
         tokio::select! {
-            () = effects.context.shutdown.cancelled() => return AfterCleanup::Nothing,
+            () = effects.context.shutdown.cancelled() => return AfterCleanup::Stop,
             () = wake.notified() => {}
             () = tokio::time::sleep(backoff.next_delay()) => {}
         }
@@ -49,13 +49,10 @@ pub async fn wait(effects: &Arc<Effects>, uid: &str, incarnation: u64, wake: &No
 }
 
 /// Starts the pod: the runtime holds nothing of its UID any more.
-fn restart(effects: &Effects, uid: &str, incarnation: u64) -> AfterCleanup {
-    let after = effects.registry.restart_after_cleanup(uid, incarnation);
-    if after == AfterCleanup::Started {
-        let pod = effects.registry.with(uid, |e| e.desired.as_ref().map(|w| Arc::clone(&w.pod))).flatten();
-        if let Some(pod) = pod {
-            effects.publisher.metrics.pods.restarted(&pod);
-        }
+pub(super) fn restart(effects: &Effects, uid: &str, incarnation: u64) -> AfterCleanup {
+    let started = |pod: &Pod| effects.publisher.metrics.pods.restarted(pod);
+    let after = effects.registry.restart_after_cleanup(uid, incarnation, started);
+    if after == AfterCleanup::Continue {
         effects.publisher.publish_first(uid);
     }
     after

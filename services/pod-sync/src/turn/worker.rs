@@ -76,9 +76,9 @@ pub async fn run(effects: Arc<Effects>, uid: String, incarnation: u64) -> Worker
         match registry.with_incarnation(&uid, incarnation, |e| e.awaits_cleanup) {
             None => return WorkerEnd::Stopped,
             Some(true) => match Box::pin(leftover_cleanup::wait(&effects, &uid, incarnation, &wake)).await {
-                AfterCleanup::Nothing => return WorkerEnd::Stopped,
+                AfterCleanup::Stop => return WorkerEnd::Stopped,
                 AfterCleanup::Forget => return WorkerEnd::Forget,
-                AfterCleanup::Started => {}
+                AfterCleanup::Continue => {}
             },
             Some(false) => {}
         }

@@ -224,7 +224,6 @@ impl CgroupFs for FakeCgroups {
         Ok(())
     }
 
-    /// The files `changed` and `<file> changed` of a cgroup have the times of the cgroup and of the file, in seconds since 1970.
     fn mark(&self, dir: &Path, owner: &str) -> io::Result<()> {
         self.dirs.lock().unwrap().get_mut(dir).ok_or_else(missing)?.owner = Some(owner.to_owned());
         Ok(())
@@ -234,6 +233,7 @@ impl CgroupFs for FakeCgroups {
         self.dirs.lock().unwrap().get(dir)?.owner.clone()
     }
 
+    /// The files `changed` and `<file> changed` of a cgroup have the times of the cgroup and of the file, in seconds since 1970.
     fn changed(&self, path: &Path) -> io::Result<SystemTime> {
         let text = self.read(path, "changed").or_else(|_| {
             let file = path.file_name().and_then(|name| name.to_str()).ok_or_else(missing)?;

@@ -189,7 +189,7 @@ impl EvictionLoop {
             }
             let PodRef { namespace, name, uid } = &order.pod;
             let seconds = order.expected_seconds(desire.grace_seconds);
-            tracing::warn!(pod = name, namespace, uid, "the evicted pod has not ended within {seconds} s");
+            tracing::warn!(pod = name, namespace, uid, "the pod has not ended within {seconds} s as ordered");
             self.ctx.events.warning(ObjectRef::pod(namespace, name, uid), "ExceededGracePeriod", OVERDUE);
         }
     }
@@ -321,7 +321,7 @@ impl EvictionLoop {
                 uid = pod.uid,
                 signal = order.signal,
                 grace_seconds = order.grace_seconds,
-                "evicting the pod: {}",
+                "ending the pod: {}",
                 order.message
             );
             let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);

@@ -54,9 +54,8 @@ pub struct DiskSpace {
 impl DiskSpace {
     /// Used space in percent, rounded up. A file system of size 0 counts as full.
     pub fn used_percent(&self) -> u64 {
-        let removable =
-            u128::from(self.available.min(self.capacity)) * 100 / u128::from(self.capacity.max(1));
-        100 - u64::try_from(removable).unwrap_or(100).min(100)
+        let free = u128::from(self.available.min(self.capacity)) * 100 / u128::from(self.capacity.max(1));
+        100 - u64::try_from(free).unwrap_or(100).min(100)
     }
 
     /// The bytes that have to be freed; `None` below the high threshold.
@@ -73,7 +72,7 @@ impl DiskSpace {
 /// How much to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
-    /// Down to the low threshold, if the high one is exceeded.
+    /// Down to the low threshold, if the high one is reached.
     Thresholds(DiskSpace),
     /// Only images above the maximum age: the thresholds are off.
     Age,

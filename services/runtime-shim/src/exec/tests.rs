@@ -75,9 +75,9 @@ impl World {
     }
 
     /// The error of an exec that cannot begin.
-    async fn refused(&self, request_sender: RequestItem) -> String {
+    async fn refused(&self, item: RequestItem) -> String {
         let caller = self.call();
-        caller.say(request_sender).await;
+        caller.say(item).await;
         caller.error_text().await
     }
 }
@@ -323,25 +323,25 @@ async fn exec_finds_the_pod_by_uid_by_name_or_by_both() {
         ("u", "", "", "ended", r#"container not found ("ended"): its newest instance has ended"#),
     ];
     for (uid, namespace, name, container, text) in cases {
-        let request_sender = start(|start| {
+        let item = start(|start| {
             (start.pod_uid, start.namespace, start.name) = (uid.into(), namespace.into(), name.into());
             start.container = container.into();
         });
-        assert_eq!(world.refused(request_sender).await, text, "{uid} {namespace} {name}");
+        assert_eq!(world.refused(item).await, text, "{uid} {namespace} {name}");
     }
 }
 
 #[tokio::test]
 async fn invalid_exec_messages_are_refused_with_a_reason() {
     let world = World::new().await;
-    for (request_sender, text) in [
+    for (item, text) in [
         (RequestItem::Stdin(vec![1]), "the first message must be `start`"),
         (start(|start| start.command.clear()), "`command` is empty"),
         (start(|start| start.container.clear()), "`container` is empty"),
         (start(|start| start.name.clear()), "the pod must be named by"),
         (start(|start| start.namespace.clear()), "the pod must be named by"),
     ] {
-        let error_text = world.refused(request_sender).await;
+        let error_text = world.refused(item).await;
         assert!(error_text.contains(text), "{error_text}");
     }
     let caller = world.call();

@@ -307,7 +307,7 @@ async fn pull_fails_as_unavailable_while_a_pull_secret_cannot_be_read() {
     assert!(fake.pulled_as().is_empty() && events_of(&images).await.is_empty());
 }
 
-/// The message for a present image, or the failure of a pull that no user is allowed to make.
+/// The message for a present image, or the failure.
 async fn ensure_present(images: &Images, policy: &str, names: &[&str]) -> Result<String, pb::ImageFailed> {
     match end(images, with_secrets(policy, names)).await {
         Item::Done(done) => {
@@ -377,15 +377,15 @@ async fn image_access_checks_are_counted_by_result() {
     assert_eq!(unavailable_status(&images, with_secrets("Never", &["lost"])).await.code(), Code::Unavailable);
     let text = metrics.text();
     let name = "kubelet_imagemanager_image_mustpull_checks_total{";
-    let mut events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(name)).collect();
-    events.sort_unstable();
+    let mut series: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(name)).collect();
+    series.sort_unstable();
     let expected = [
         "result=\"credentialPolicyAllowed\"} 1",
         "result=\"credentialRecordFound\"} 2",
         "result=\"error\"} 1",
         "result=\"mustAuthenticate\"} 1",
     ];
-    assert_eq!(events, expected, "{text}");
+    assert_eq!(series, expected, "{text}");
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ pub struct CommandLine {
 pub enum FlagError {
     /// An unknown flag.
     #[error("unknown flag: --{name}{hint}")]
-    UnknownField {
+    UnknownFlag {
         /// The name.
         name: String,
         /// A flag with a similar name.
@@ -181,7 +181,7 @@ fn long_flag<'a>(text: &str, rest: &mut impl Iterator<Item = &'a String>) -> Res
     if name.is_empty() || name.starts_with('-') {
         return Err(FlagError::Syntax { text: format!("--{text}") });
     }
-    let flag = find(name).ok_or_else(|| FlagError::UnknownField {
+    let flag = find(name).ok_or_else(|| FlagError::UnknownFlag {
         name: name.to_owned(),
         hint: hint(&name.replace('_', "-")),
     })?;

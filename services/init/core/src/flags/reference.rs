@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Effect, FlagSpec, flags};
 
-const HEADER_FIELDS: &str = "\
+const INTRODUCTION: &str = "\
 # Flags
 
 The command line of `keelson-init`, which under the name `kubelet` is that of a kubelet 1.36. Flags override the files of
@@ -17,7 +17,7 @@ Names may have `_` for `-`. A value follows `=` or a space; that of a boolean fl
 
 /// The whole page.
 pub fn reference() -> String {
-    let mut page = HEADER_FIELDS.to_owned();
+    let mut page = INTRODUCTION.to_owned();
     let of = |wanted: fn(&FlagSpec) -> bool| flags().iter().filter(move |flag| wanted(flag));
     let field = |flag: &FlagSpec| match flag.effect {
         Effect::Field { path, .. } => format!("`{path}`"),

@@ -148,7 +148,7 @@ fn version(text: &str) -> Option<Value> {
     let is_this_one =
         text.strip_prefix(built_in()).is_some_and(|more| more.is_empty() || more.starts_with(['-', '+']));
     let accepted = text == "raw" || is_this_one;
-    parse_bool(text).map(|parse_bool| parse_bool.to_string().into()).or_else(|| accepted.then(|| text.into()))
+    parse_bool(text).map(|value| value.to_string().into()).or_else(|| accepted.then(|| text.into()))
 }
 
 /// The built-in release of the kubelet, such as `v1.36.2`.

@@ -32,8 +32,8 @@ const NEEDS: &[Need] = &[
 ];
 
 pub(super) fn check(reader: &mut Reader<'_>, gates: &FeatureGates) {
-    for (path, gated_fields, gate) in NEEDS {
-        if let Some(value) = reader.peek(path).filter(|value| gated_fields(value) && !gates.is_on(gate)) {
+    for (path, needs_gate, gate) in NEEDS {
+        if let Some(value) = reader.peek(path).filter(|value| needs_gate(value) && !gates.is_on(gate)) {
             let remedy = format!("this requires the feature gate {gate}; enable it, or remove this field");
             reader.report(path, value, remedy);
         }

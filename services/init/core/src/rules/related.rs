@@ -73,7 +73,7 @@ fn log_query(reader: &mut Reader<'_>) {
 fn cgroups_per_qos(reader: &mut Reader<'_>) {
     let enforced = match reader.peek("enforceNodeAllocatable") {
         None => true,
-        Some(Value::Array(choices)) => choices.iter().any(|word| word != "none" && word != ""),
+        Some(Value::Array(values)) => values.iter().any(|value| value != "none" && value != ""),
         Some(_) => false,
     };
     if enforced {

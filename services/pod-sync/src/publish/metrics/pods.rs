@@ -106,7 +106,7 @@ impl PodMetrics {
         self.turns.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// A new pod starts.
+    /// A worker runs the first turn that may start a new pod.
     pub fn begins(&self, pod: &Pod, at: &Moment) {
         self.containers.observe(pod.spec.containers.len() as f64);
         if let Some(seconds) = seconds_since_seen(pod, at) {

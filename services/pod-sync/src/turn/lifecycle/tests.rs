@@ -11,6 +11,7 @@ use super::*;
 use crate::publish::StatusFacts;
 use crate::state::registry::AfterCleanup;
 use crate::state::store::Store;
+use crate::turn::leftover_cleanup;
 
 fn desired() -> DesiredPod {
     let json = serde_json::json!({
@@ -154,7 +155,7 @@ async fn a_removal_during_restart_after_cleanup_is_not_lost() {
         },
         || {
             let incarnation = effects.registry.with("u", |e| e.incarnation).unwrap_or_default();
-            if effects.registry.restart_after_cleanup("u", incarnation) == AfterCleanup::Forget {
+            if leftover_cleanup::restart(&effects, "u", incarnation) == AfterCleanup::Forget {
                 forget(&effects, "u", incarnation);
             }
         },

@@ -11,8 +11,8 @@ async fn plugin_binary_removed_later_is_reported() {
     let error = plugin_error(&plugins).await;
     let path = scene.path("a").display().to_string();
     assert!(error.starts_with(&format!("cannot start {path}: No such file")), "{error}");
-    let conditions = scene.failed_condition("credential provider a").unwrap();
-    assert!(conditions.starts_with(&error), "{conditions}");
+    let message = scene.failed_condition("credential provider a").unwrap();
+    assert!(message.starts_with(&error), "{message}");
 }
 
 #[tokio::test]
@@ -25,21 +25,18 @@ async fn missing_plugin_binary_is_a_condition_and_used_once_present() {
     let names = ["missing", "good", "unset", "folder"];
     let paths = scene.hand_over(&names.iter().map(|name| provider(name, "1m")).collect());
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
-    let conditions = |name: &str| scene.failed_condition(&format!("credential provider {name}"));
+    let message_of = |name: &str| scene.failed_condition(&format!("credential provider {name}"));
     for (name, wrong) in [("missing", "No such file"), ("unset", "not executable"), ("folder", "not a file")]
     {
-        let conditions = conditions(name).unwrap();
-        assert!(
-            conditions.contains(scene.path(name).to_str().unwrap()) && conditions.contains(wrong),
-            "{conditions}"
-        );
+        let message = message_of(name).unwrap();
+        assert!(message.contains(scene.path(name).to_str().unwrap()) && message.contains(wrong), "{message}");
     }
-    assert_eq!(conditions("good"), None);
+    assert_eq!(message_of("good"), None);
     assert_eq!(users(&plugins, "s.example/a").await, ["bob"], "the others are used");
-    assert!(conditions("missing").unwrap().starts_with("cannot start "));
+    assert!(message_of("missing").unwrap().starts_with("cannot start "));
     scene.script("missing", &answering("Image", "r.example", "ann"));
     assert_eq!(users(&plugins, REPO).await, ["ann"]);
-    assert_eq!(conditions("missing"), None);
+    assert_eq!(message_of("missing"), None);
 }
 
 #[tokio::test]
@@ -76,8 +73,8 @@ async fn unreadable_plugin_configuration_is_a_condition_and_the_service_starts()
     fs::create_dir(&path).unwrap();
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
     assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
-    let conditions = scene.failed_condition("credential providers").unwrap();
-    assert!(conditions.starts_with(&format!("cannot read {}: ", path.display())), "{conditions}");
+    let message = scene.failed_condition("credential providers").unwrap();
+    assert!(message.starts_with(&format!("cannot read {}: ", path.display())), "{message}");
 }
 
 #[tokio::test]
