@@ -184,21 +184,21 @@ impl Publisher {
     /// Sends the next version of a pod's document.
     fn send(&self, uid: &str, state: &mut PodState, desired: DesiredPod) {
         state.version += 1;
-        self.resend(uid, state, desired);
+        self.documents.set(uid.to_owned(), Arc::new(Document::of(state, desired)));
     }
 
-    /// Sends a pod's document without counting it as a new version.
-    fn resend(&self, uid: &str, state: &PodState, desired: DesiredPod) {
-        self.documents.set(uid.to_owned(), Arc::new(Document::of(state, desired)));
+    /// Sends the present document of a pod under the version that the caller has set. A pod that only the runtime knows has none.
+    fn resend(&self, uid: &str, state: &PodState) {
+        if let Some(desired) = state.desired.clone() {
+            self.documents.set(uid.to_owned(), Arc::new(Document::of(state, desired)));
+        }
     }
 
     /// Publishes the document although the status is the same: the pod has begun to end.
     pub fn republish(&self, uid: &str) {
         self.registry.with(uid, |state| {
             state.version += 1;
-            if let Some(desired) = state.desired.clone() {
-                self.resend(uid, state, desired);
-            }
+            self.resend(uid, state);
         });
     }
 
@@ -208,9 +208,7 @@ impl Publisher {
             state.rejected = true;
             state.status = Arc::new(status);
             state.version += 1;
-            if let Some(desired) = state.desired.clone() {
-                self.resend(uid, state, desired);
-            }
+            self.resend(uid, state);
         });
         self.registry.save(uid);
     }
@@ -219,23 +217,15 @@ impl Publisher {
     /// changes only when the runtime has been read.
     pub fn publish_first(&self, uid: &str) {
         let has_status = self.registry.with(uid, |state| {
-            if state.version > 0 || state.status.phase.is_empty() {
-                return state.version > 0;
+            if state.version == 0 && !state.status.phase.is_empty() {
+                state.version = 1;
             }
-            state.version = 1;
-            if let Some(desired) = state.desired.clone() {
-                self.resend(uid, state, desired);
-            }
-            true
+            state.version > 0
         });
         if has_status == Some(false) {
             self.publish(uid, &StatusFacts::default());
         } else {
-            self.registry.with(uid, |state| {
-                if let Some(desired) = state.desired.clone() {
-                    self.resend(uid, state, desired);
-                }
-            });
+            self.registry.with(uid, |state| self.resend(uid, state));
         }
     }
 
