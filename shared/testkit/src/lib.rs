@@ -82,4 +82,4 @@ pub use otlp::{Span, TraceCollector};
 #[cfg(feature = "grpc")]
 pub use poll::eventually;
 #[cfg(feature = "websocket")]
-pub use websocket::{Told, WebSocket, websocket_headers};
+pub use websocket::{CommandOutput, WebSocket, websocket_headers};

@@ -14,7 +14,7 @@ const CLOSE: u8 = 255;
 
 /// What a command has written on its channels, and the Status with which it ended.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct CommandOutput {
     /// On channel 1.
     pub stdout: Vec<u8>,
     /// On channel 2.
@@ -23,7 +23,7 @@ pub struct Told {
     pub status: Value,
 }
 
-impl Told {
+impl CommandOutput {
     /// The exit code that the Status tells.
     pub fn exit_code(&self) -> Option<i32> {
         if self.status["status"] == "Success" {
@@ -103,7 +103,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WebSocket<S> {
     }
 
     /// Everything until the good-bye.
-    pub async fn rest(mut self) -> anyhow::Result<Told> {
+    pub async fn rest(mut self) -> anyhow::Result<CommandOutput> {
         let (mut stdout, mut stderr, mut status) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((channel, bytes)) = self.hear().await? {
             match channel {
@@ -115,6 +115,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WebSocket<S> {
         }
         let status = serde_json::from_slice(&status)
             .with_context(|| format!("no status: {:?}", String::from_utf8_lossy(&status)))?;
-        Ok(Told { stdout, stderr, status })
+        Ok(CommandOutput { stdout, stderr, status })
     }
 }

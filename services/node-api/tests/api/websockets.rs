@@ -8,7 +8,7 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::status::error;
-use keelson_testkit::{Told as CommandOutput, WebSocket, websocket_headers};
+use keelson_testkit::{CommandOutput, WebSocket, websocket_headers};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::Code;
