@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .file_descriptor_set_path(&descriptor)
         .include_file("keelson.rs")
         .bytes("pod_json")
+        .bytes("status_json")
         .compile_protos(&files, &[PathBuf::from(".")])?;
 
     raise_limits(&out)?;

@@ -26,63 +26,63 @@ const PAGES: [Page; 9] = [
         file: "pod-config",
         service: "pod-config",
         api: "keelson.pod_config.v1.PodConfig",
-        about: "What should run here.",
+        about: "Reads and merges the manifests of the node.",
         example: "keelson grpc call pod-config ListSources",
     },
     Page {
         file: "pod-sync",
         service: "pod-sync",
         api: "keelson.pod_sync.v1.PodSync",
-        about: "Makes it so.",
+        about: "Reconciles pods: starts, restarts and stops containers.",
         example: "keelson grpc call pod-sync ListPods",
     },
     Page {
         file: "runtime-shim",
         service: "runtime-shim",
         api: "keelson.runtime.v1.Runtime",
-        about: "Speaks to the container runtime. On the same socket is CRI v1 itself, for root.",
+        about: "Talks to the container runtime. The same socket serves CRI v1, for root.",
         example: "keelson grpc call runtime-shim ListImages",
     },
     Page {
         file: "volume-manager",
         service: "volume-manager",
         api: "keelson.volume_manager.v1.VolumeManager",
-        about: "Gives pods their volumes.",
+        about: "Sets up and removes the volumes of pods.",
         example: "keelson grpc call volume-manager PodVolumeStats",
     },
     Page {
         file: "resource-manager",
         service: "resource-manager",
         api: "keelson.resource_manager.v1.ResourceManager",
-        about: "Gives pods their share of the machine.",
+        about: "Admits pods and manages their cgroups.",
         example: "keelson grpc call resource-manager NodeStats",
     },
     Page {
         file: "node-status",
         service: "node-status",
         api: "keelson.node_status.v1.NodeStatus",
-        about: "Tells the control plane.",
+        about: "Reports to the control plane.",
         example: "keelson grpc call node-status GetNode",
     },
     Page {
         file: "supervisor",
         service: "init",
         api: "keelson.supervisor.v1.Supervisor",
-        about: "Keeps the services running.",
+        about: "Starts and supervises the other services.",
         example: "keelson grpc call init ListServices",
     },
     Page {
         file: "admin",
         service: "node-api",
         api: "keelson.admin.v1.Admin",
-        about: "What every service tells of itself.",
+        about: "What every service reports about itself.",
         example: "keelson grpc call node-api GetProgress\nkeelson grpc call node-api GetUsage\nkeelson grpc call pod-sync ListSpans",
     },
     Page {
         file: "events",
         service: "pod-sync",
         api: "keelson.events.v1.Events",
-        about: "What every service has done that somebody may want to know.",
+        about: "The Kubernetes events that every service records.",
         example: "keelson grpc call pod-sync ListEvents",
     },
 ];
@@ -108,7 +108,7 @@ fn page(pool: &DescriptorPool, page: &Page) -> String {
     let api = pool.get_service_by_name(page.api).expect("the API is there");
     let file = api.parent_file();
     let mut text = format!(
-        "# {}\n\n{} Socket: `<run-dir>/{}/{}.sock`. Made of [`{}`](../../proto/{}) and its comments.\n\n```sh\n{}\n```\n",
+        "# {}\n\n{} Socket: `<run-dir>/{}/{}.sock`. Generated from [`{}`](../../proto/{}) and its comments.\n\n```sh\n{}\n```\n",
         api.full_name(),
         page.about,
         page.service,
@@ -210,16 +210,16 @@ fn table(message: &MessageDescriptor) -> String {
 fn index() -> String {
     let mut text = "# The APIs of the services\n\n\
         gRPC over unix sockets, one per service below the run folder; `keelson grpc list` shows every method, `keelson grpc call`\n\
-        calls one. Who may call what stands at each method; uid 0 may call everything, members of the operator group what `cli` may.\n\
-        Kubernetes objects cross as JSON in fields called `*_json`. Neighbours one release apart work together: the wire format only\n\
-        grows, which `proto/wire.txt` and its test hold.\n\n| | |\n|---|---|\n"
+        calls one. Each method lists its callers; uid 0 may call everything, members of the operator group what `cli` may.\n\
+        Kubernetes objects are JSON in fields called `*_json`. Services of consecutive releases interoperate: the wire format only\n\
+        grows, which a test checks with `proto/wire.txt`.\n\n| | |\n|---|---|\n"
         .to_owned();
     for page in PAGES {
         let _ = writeln!(text, "| [{}]({}.md) | {} |", page.api, page.file, page.about);
     }
     text.push_str(
-        "\nnode-api has no API of its own, only those that every service has: Admin and Events. What it answers the network is a\n\
-        kubelet's; [services/node-api](../../services/node-api) has the paths.\n",
+        "\nnode-api has no API of its own, only those of every service: Admin and Events. It serves the kubelet API to the network;\n\
+        [services/node-api](../../services/node-api) has the paths.\n",
     );
     text
 }
