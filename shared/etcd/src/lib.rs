@@ -16,11 +16,13 @@ mod connect;
 mod error;
 mod follow;
 pub mod keys;
+mod operations;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod secured_tests;
 
-pub use client::{CALL_ENDS_WITHIN, Entry, Etcd, Expect, Listing, Operation, Written};
+pub use client::{CALL_ENDS_WITHIN, Etcd};
 pub use error::EtcdError;
-pub use follow::{Change, Follower, RESUMES_WITHIN, WatchEvent};
+pub use follow::{Change, EtcdListWatch, EtcdWatch, Follower, RESUMES_WITHIN, WatchEvent};
 pub use keys::{NodeKeys, Range};
+pub use operations::{Entry, Expect, Listing, Operation, Written};

@@ -7,6 +7,7 @@
 //! The kubeconfig is written by init and references no other file. A service has one [`Limiter`] for its connections; the
 //! node heartbeat is not rate-limited.
 
+mod calls;
 mod connect;
 mod dialer;
 mod error;
@@ -17,14 +18,16 @@ mod follow;
 mod limit;
 mod metrics;
 mod proxy;
+mod ranges;
 mod refusal;
 mod resource;
 mod user_agent;
 mod watch_pool;
 
-pub use connect::{CALL_ENDS_WITHIN, KubeApi, Patch};
+pub use calls::{CALL_ENDS_WITHIN, Patch};
+pub use connect::KubeApi;
 pub use error::KubeError;
-pub use follow::{Change, Follower, WatchEvent};
+pub use follow::{Change, Follower, KubeListWatch, KubeWatch, WatchEvent};
 pub use limit::Limiter;
 pub use metrics::RestMetrics;
 pub use resource::{Object, Range, Resource};
