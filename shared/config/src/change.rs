@@ -1,20 +1,13 @@
 //! Which values may change while the agent runs, and which services must be restarted for the others.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
+use crate::kubelet_fields::{enclosing_fields, kubelet_fields};
+use crate::takes::{EVERYBODY, Takes};
 use crate::{Config, ServiceName};
 use ServiceName::{NodeApi, NodeStatus, PodConfig, PodSync, ResourceManager, RuntimeShim, VolumeManager};
-
-/// How a change of a value takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Takes {
-    /// Services apply it while they run ([`Config::take_live`]).
-    Live,
-    /// Every service that reads it is restarted.
-    Services,
-    /// The agent is restarted: init itself, its locks or the folders of all services depend on it.
-    Agent,
-}
 
 /// A part of the configuration whose values change together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,122 +18,61 @@ pub struct Part {
     pub takes: Takes,
     /// The services that read it; empty for parts that need a restart of the agent.
     pub readers: &'static [ServiceName],
-    /// The fields of a KubeletConfiguration that set it, by dotted path with everything below. Parts that need a restart of
-    /// services list none: all other fields belong to them.
-    pub fields: &'static [&'static str],
 }
 
-const fn live(path: &'static str, readers: &'static [ServiceName], fields: &'static [&'static str]) -> Part {
-    Part { path, takes: Takes::Live, readers, fields }
+const fn live(path: &'static str, readers: &'static [ServiceName]) -> Part {
+    Part { path, takes: Takes::Live, readers }
 }
 
 const fn services(path: &'static str, readers: &'static [ServiceName]) -> Part {
-    Part { path, takes: Takes::Services, readers, fields: &[] }
+    Part { path, takes: Takes::Services, readers }
 }
 
-const fn agent(path: &'static str, fields: &'static [&'static str]) -> Part {
-    Part { path, takes: Takes::Agent, readers: &[], fields }
+const fn agent(path: &'static str) -> Part {
+    Part { path, takes: Takes::Agent, readers: &[] }
 }
 
-const EVERYBODY: &[ServiceName] =
-    &[PodConfig, RuntimeShim, VolumeManager, ResourceManager, PodSync, NodeStatus, NodeApi];
-
-/// Every part. The readers of a part list rather one service too many: a restarted service adopts what runs.
-pub const PARTS: &[Part] = &[
-    live("logging.level", EVERYBODY, &["logging.verbosity"]),
-    live(
-        "containerLogs",
-        &[RuntimeShim],
-        &[
-            "containerLogMaxFiles",
-            "containerLogMaxSize",
-            "containerLogMaxWorkers",
-            "containerLogMonitorInterval",
-        ],
-    ),
-    live(
-        "imageCollection",
-        &[RuntimeShim],
-        &[
-            "imageGCHighThresholdPercent",
-            "imageGCLowThresholdPercent",
-            "imageMaximumGCAge",
-            "imageMinimumGCAge",
-        ],
-    ),
-    live("nodeStatus.maxImages", &[NodeStatus], &["nodeStatusMaxImages"]),
-    services("api.address", &[NodeStatus, NodeApi]),
+/// The parts that no field of a KubeletConfiguration sets, or several.
+const SHARED_PARTS: &[Part] = &[
+    live("containerLogs", &[RuntimeShim]),
+    live("imageCollection", &[RuntimeShim]),
     services("api.handlers", &[NodeApi]),
-    services("api.healthzAddress", &[NodeApi]),
-    services("api.healthzPort", &[NodeApi]),
-    services("api.port", &[NodeStatus, NodeApi]),
-    services("api.readOnlyPort", &[NodeApi]),
     services("api.strictVerbs", &[NodeApi]),
     services("containerCollection", &[RuntimeShim]),
     services("imagePulls", &[RuntimeShim]),
-    services("iptablesUtilChains", &[ResourceManager]),
-    services("nodeStatus.controllerAttachDetach", &[NodeStatus]),
-    services("nodeStatus.eventBurst", &[NodeStatus]),
-    services("nodeStatus.eventQps", &[NodeStatus]),
     services("nodeStatus.externalCloud", &[NodeStatus]),
     services("nodeStatus.nodeIps", &[NodeStatus]),
-    services("nodeStatus.statusReportMs", &[NodeStatus]),
-    services("nodeStatus.statusUpdateMs", &[NodeStatus]),
     services("offline", &[PodConfig]),
     services("pods", &[PodSync]),
     services("resources", &[PodConfig, VolumeManager, ResourceManager, PodSync, NodeStatus]),
-    services("runtime.clusterDns", &[PodSync]),
-    services("runtime.clusterDomain", &[PodSync]),
     services("runtime.maxParallelPulls", &[RuntimeShim]),
     services("runtime.relistPeriodMs", &[RuntimeShim]),
-    services("runtime.requestTimeoutMs", &[RuntimeShim, PodSync]),
-    services("runtime.resolvConf", &[PodSync]),
     services("runtime.sandboxImage", &[RuntimeShim]),
     services("runtime.startParallelism", &[PodSync]),
     services("sources", &[PodConfig]),
     services("tracing", EVERYBODY),
     services("volumes", &[VolumeManager]),
     // Certificates and keys are handed to services when the agent starts.
-    agent(
-        "api.tls",
-        &[
-            "authentication",
-            "authorization",
-            "tlsCertFile",
-            "tlsCipherSuites",
-            "tlsCurvePreferences",
-            "tlsMinVersion",
-            "tlsPrivateKeyFile",
-        ],
-    ),
-    agent(
-        "controlPlane",
-        &[
-            "configMapAndSecretChangeDetectionStrategy",
-            "kubeAPIBurst",
-            "kubeAPIQPS",
-            "nodeLeaseDurationSeconds",
-            "providerID",
-            "registerNode",
-            "registerWithTaints",
-            "rotateCertificates",
-            "serverTLSBootstrap",
-        ],
-    ),
-    // All log lines of the agent, including init's, have one format.
-    agent("logging.format", &["logging.format"]),
-    agent("manageHost", &[]),
-    agent("nodeConfiguration", &[]),
-    agent("nodeName", &[]),
+    agent("api.tls"),
+    agent("controlPlane"),
+    agent("manageHost"),
+    agent("nodeConfiguration"),
+    agent("nodeName"),
     // Limits of processes are inherited from init.
-    agent("ownProcesses", &["maxOpenFiles", "oomScoreAdj"]),
-    agent("paths", &["podLogsDir"]),
-    agent("runtime.cgroupDriver", &["cgroupDriver"]),
-    agent("runtime.cgroupRoot", &["cgroupRoot"]),
-    agent("runtime.endpoint", &["containerRuntimeEndpoint"]),
-    agent("runtime.imageEndpoint", &["imageServiceEndpoint"]),
-    agent("users", &[]),
+    agent("ownProcesses"),
+    agent("paths"),
+    agent("users"),
 ];
+
+/// Every part: those of single fields are in the table of fields. The readers of a part list rather one service too many: a
+/// restarted service adopts what runs.
+pub static PARTS: LazyLock<Vec<Part>> = LazyLock::new(|| {
+    let own = kubelet_fields().iter().filter_map(|field| {
+        let ((takes, readers), path) = (field.change?, *field.sets.first()?);
+        Some(Part { path, takes, readers })
+    });
+    SHARED_PARTS.iter().copied().chain(own).collect()
+});
 
 impl Part {
     /// Its value in a configuration as JSON; `None` where it is absent.
@@ -148,17 +80,22 @@ impl Part {
         self.path.split('.').try_fold(config, |value, name| value.get(name))
     }
 
-    /// Whether this part lists the field of a KubeletConfiguration.
-    pub fn is_set_by(&self, field: &str) -> bool {
-        let below =
-            |own: &str| field.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-        self.fields.iter().any(|own| below(own))
+    /// Whether it contains the value at a path of the resolved configuration.
+    fn contains(&self, path: &str) -> bool {
+        path.strip_prefix(self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 }
 
-/// How a change of a field of a KubeletConfiguration takes effect.
+/// The part that contains the value at a path of the resolved configuration.
+pub fn part_containing(path: &str) -> Option<&'static Part> {
+    PARTS.iter().find(|part| part.contains(path))
+}
+
+/// How a change of a field of a KubeletConfiguration takes effect: as that of the value that it, or the nearest object around it,
+/// sets.
 pub fn takes_of_field(field: &str) -> Takes {
-    PARTS.iter().find(|part| part.is_set_by(field)).map_or(Takes::Services, |part| part.takes)
+    let mut values = enclosing_fields(field).filter_map(|field| field.sets.first());
+    values.next().and_then(|path| part_containing(path)).map_or(Takes::Services, |part| part.takes)
 }
 
 impl Config {
@@ -226,7 +163,7 @@ mod tests {
             assert_eq!(PARTS.iter().filter(holds).count(), 1, "{leaf}");
         }
         let config = serde_json::to_value(whole()).unwrap();
-        for part in PARTS {
+        for part in PARTS.iter() {
             assert!(part.of(&config).is_some(), "there is no {}", part.path);
             assert_eq!(part.readers.is_empty(), part.takes == Takes::Agent, "{}", part.path);
         }
@@ -234,10 +171,13 @@ mod tests {
 
     #[test]
     fn part_fields_are_kubelet_fields_and_unique() {
-        let fields: Vec<&str> = PARTS.iter().flat_map(|part| part.fields).copied().collect();
+        let fields: Vec<&str> = kubelet_fields().iter().map(|field| field.path).collect();
         assert_eq!(fields.iter().collect::<BTreeSet<_>>().len(), fields.len());
         for field in fields {
             assert!(KUBELET_FIELDS.contains(&field.split('.').next().unwrap()), "{field}");
+        }
+        for field in kubelet_fields() {
+            assert!(field.sets.iter().all(|path| part_containing(path).is_some()), "{}", field.path);
         }
         for (field, takes) in [
             ("logging.verbosity", Takes::Live),
@@ -265,7 +205,7 @@ mod tests {
         taken.take_live(&other);
         let json = |config: &Config| serde_json::to_value(config).unwrap();
         let (before, after, other_json) = (json(&whole()), json(&taken), json(&other));
-        for part in PARTS {
+        for part in PARTS.iter() {
             let expected = if part.takes == Takes::Live { &other_json } else { &before };
             assert_eq!(part.of(&after), part.of(expected), "{}", part.path);
             if part.takes == Takes::Live {

@@ -9,6 +9,7 @@ mod change;
 mod control_plane;
 mod credential_refusal;
 mod kubelet_document;
+mod kubelet_fields;
 mod lock_name;
 mod machine;
 mod names;
@@ -20,6 +21,7 @@ mod paths;
 mod pods;
 mod source_limits;
 mod sources;
+mod takes;
 mod tls;
 
 use std::borrow::Cow;
@@ -34,13 +36,15 @@ use serde_json::{Map, Value};
 
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use certificates::{CertificateKind, Certificates};
-pub use change::{PARTS, Part, Takes, takes_of_field};
+pub use change::{PARTS, Part, part_containing, takes_of_field};
 pub use control_plane::{
     ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, ObjectsBy, Taint,
 };
 pub use credential_refusal::CredentialRefusal;
-pub use kubelet_document::{
-    KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
+pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_KIND, leaves};
+pub use kubelet_fields::{
+    DEFAULT_THRESHOLDS, DefaultValue, EmptyValue, FieldEffect, FieldKind, Gate, GateCondition,
+    KUBELET_FIELDS, KubeletField, KubeletFlag, enclosing_fields, kubelet_field, kubelet_fields,
 };
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, IdentityFiles, NodeAllocatable, SystemCgroups};
@@ -55,6 +59,7 @@ pub use paths::Paths;
 pub use pods::Pods;
 pub use source_limits::{LIMITED_SOURCES, SourceLimit, SourceLimits};
 pub use sources::{Sources, UrlHeaders};
+pub use takes::Takes;
 pub use tls::{CipherSuite, KeyExchange};
 
 /// The version of the file format; a service refuses a newer one than it knows.

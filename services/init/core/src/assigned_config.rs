@@ -2,31 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_KIND};
+use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_KIND, kubelet_fields};
 use serde_json::Value;
 
 use crate::document::{ConfigError, Document, Sourced};
-use crate::kubelet_file::is_kind;
-use crate::resolve::{Inputs, Resolved, resolve_with};
+use crate::inputs::Inputs;
+use crate::resolve::{Resolved, resolve_with};
 use crate::strict;
 
+/// The parts whose values errors name by their path, since no single field decides about them.
+const NAMED_BY_PATH: [&str; 2] = ["api.tls", "controlPlane.kubernetes"];
 /// What an assigned configuration cannot change, since init, its locks, the folders and the cgroups of everything running
-/// depend on it: paths of the resolved configuration, including all paths below, each with the field that sets it, if any.
-const IMMUTABLE: [(&str, &str); 13] = [
+/// depend on it: paths of the resolved configuration, including all paths below.
+const IMMUTABLE: [&str; 11] = [
     // The files are copied for the services once, and the writer of the key must not decide which clients are authenticated.
-    ("api.tls", ""),
-    ("controlPlane.etcd.leaseSeconds", "nodeLeaseDurationSeconds"),
-    ("controlPlane", ""),
-    ("manageHost", ""),
-    ("nodeName", ""),
-    ("ownProcesses.maxOpenFiles", "maxOpenFiles"),
-    ("ownProcesses.oomScoreAdj", "oomScoreAdj"),
-    ("paths", "podLogsDir"),
-    ("runtime.cgroupDriver", "cgroupDriver"),
-    ("runtime.cgroupRoot", "cgroupRoot"),
-    ("runtime.endpoint", "containerRuntimeEndpoint"),
-    ("runtime.imageEndpoint", "imageServiceEndpoint"),
-    ("users", ""),
+    "api.tls",
+    "controlPlane",
+    "manageHost",
+    "nodeName",
+    "ownProcesses",
+    "paths",
+    "runtime.cgroupDriver",
+    "runtime.cgroupRoot",
+    "runtime.endpoint",
+    "runtime.imageEndpoint",
+    "users",
 ];
 
 /// Resolves `inputs` with `assigned` merged over the KubeletConfiguration: maps are merged, other values replaced, and `null`
@@ -41,7 +41,7 @@ pub fn resolve_assigned(
     assigned: &Document,
 ) -> Result<Resolved, Vec<ConfigError>> {
     let mut errors = Vec::new();
-    if !is_kind(assigned, KUBELET_API_VERSION, KUBELET_KIND, &mut errors) {
+    if !assigned.is_kind(KUBELET_API_VERSION, KUBELET_KIND, &mut errors) {
         return Err(errors);
     }
     // Nobody reads the log of a node after each write of the key, so what is only a warning in a file is an error here.
@@ -75,17 +75,11 @@ fn immutable_changes(files: &Config, other: &Config, name: &str) -> Vec<ConfigEr
     let mut changed: Vec<&String> = before.keys().chain(after.keys()).filter(is_changed).collect();
     changed.sort_unstable();
     changed.dedup();
-    let field_of = |path: &str| {
-        let below = |immutable: &str| {
-            path.strip_prefix(immutable).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        IMMUTABLE.iter().find(|(immutable, _)| below(immutable)).map(|(_, field)| *field)
-    };
     let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), ToString::to_string);
     let error = |path: &String| {
-        let field = field_of(path)?;
+        IMMUTABLE.iter().find(|part| is_in(part, path))?;
         Some(ConfigError {
-            field: if field.is_empty() { path.clone() } else { field.to_owned() },
+            field: field_that_sets(path).unwrap_or(path).to_owned(),
             value: text(after.get(path)),
             origin: other.provenance.get(path).cloned().unwrap_or_else(|| name.to_owned()),
             remedy: format!(
@@ -97,6 +91,19 @@ fn immutable_changes(files: &Config, other: &Config, name: &str) -> Vec<ConfigEr
         })
     };
     changed.into_iter().filter_map(error).collect()
+}
+
+/// Whether a part of the resolved configuration contains the value at a path.
+fn is_in(part: &str, path: &str) -> bool {
+    path.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The field of a KubeletConfiguration that sets the value at a path of the resolved configuration.
+fn field_that_sets(path: &str) -> Option<&'static str> {
+    if NAMED_BY_PATH.iter().any(|part| is_in(part, path)) {
+        return None;
+    }
+    kubelet_fields().iter().find(|field| field.sets.contains(&path)).map(|field| field.path)
 }
 
 /// Each value that is not a map, by its dotted path.

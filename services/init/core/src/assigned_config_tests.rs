@@ -3,7 +3,8 @@ use serde_json::json;
 
 use super::*;
 use crate::document::merge;
-use crate::resolve::{Flags, Host, resolve};
+use crate::inputs::{Flags, Host};
+use crate::resolve::resolve;
 
 fn document(file: &str, fields: Value) -> Document {
     let mut root = fields.as_object().unwrap().clone();

@@ -55,7 +55,7 @@ const UNSET: &[&str] = &[
 #[test]
 fn every_kubelet_configuration_field_has_its_default_or_none() {
     let whole = of(json!({}));
-    for field in KUBELET_FIELDS {
+    for field in KUBELET_FIELDS.iter() {
         assert_ne!(whole.contains_key(*field), UNSET.contains(field), "{field}");
     }
     let known = |field: &String| {
@@ -184,24 +184,17 @@ fn effective_configuration_is_a_valid_file() {
     }
 }
 
-#[test]
-fn effective_authentication_and_authorization_resolve_to_themselves() {
-    use crate::{Flags, Host, Inputs, resolve};
+/// Whether there is an API server, the file, and the expected values of `authentication.webhook.enabled`, `authorization.mode` and
+/// `authentication.anonymous.enabled`.
+type AuthenticationCase = (bool, Option<Value>, bool, &'static str, bool);
 
-    let host = Host { hostname: "edge".into(), cwd: "/srv".into(), ..Host::default() };
-    let run = |in_a_cluster: bool, kubelet: Option<&Document>| {
-        let mut flags = Flags::default();
-        if in_a_cluster {
-            flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
-        }
-        resolve(Inputs { flags: &flags, kubelet, drop_ins: &[], keelson: None, host: &host }).unwrap()
-    };
+fn authentication_cases() -> Vec<AuthenticationCase> {
     let x509 = json!({"clientCAFile": "/ca"});
     let open = json!({"x509": x509, "anonymous": {"enabled": true}, "webhook": {"enabled": false}});
     let tls = json!({"tlsCertFile": "a.crt", "tlsPrivateKeyFile": "a.key", "tlsMinVersion": "VersionTLS12",
         "tlsCipherSuites": ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"], "tlsCurvePreferences": [29, 23],
         "authentication": {"anonymous": {"enabled": true}}, "authorization": {"mode": "AlwaysAllow"}});
-    for (in_a_cluster, file, tokens, mode, anonymous) in [
+    vec![
         (true, Some(json!({})), true, "Webhook", false),
         (
             true,
@@ -231,7 +224,22 @@ fn effective_authentication_and_authorization_resolve_to_themselves() {
         ),
         // Without a file, anonymous requests are allowed, as by a kubelet.
         (true, None, false, "AlwaysAllow", true),
-    ] {
+    ]
+}
+
+#[test]
+fn effective_authentication_and_authorization_resolve_to_themselves() {
+    use crate::{Flags, Host, Inputs, resolve};
+
+    let host = Host { hostname: "edge".into(), cwd: "/srv".into(), ..Host::default() };
+    let run = |in_a_cluster: bool, kubelet: Option<&Document>| {
+        let mut flags = Flags::default();
+        if in_a_cluster {
+            flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
+        }
+        resolve(Inputs { flags: &flags, kubelet, drop_ins: &[], keelson: None, host: &host }).unwrap()
+    };
+    for (in_a_cluster, file, tokens, mode, anonymous) in authentication_cases() {
         let given = file.clone().map(document);
         let first = run(in_a_cluster, given.as_ref());
         let shown = &first.kubelet_configuration;

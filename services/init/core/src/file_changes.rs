@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_config::{
-    Config, FeatureGate, KUBELET_CONFIGURATION, PARTS, Part, ServiceName, Takes, leaves, takes_of_field,
+    Config, FeatureGate, KUBELET_CONFIGURATION, ServiceName, Takes, kubelet_fields, leaves, part_containing,
+    takes_of_field,
 };
 use serde_json::{Map, Value};
 
@@ -60,16 +61,8 @@ fn provenance(before: &Config, after: &Config) -> BTreeMap<String, String> {
 fn takes_of_origin(path: &str) -> Takes {
     match path.strip_prefix(KUBELET_CONFIGURATION).and_then(|rest| rest.strip_prefix('.')) {
         Some(field) => takes_of_field(field),
-        None => part_of(path).map_or(Takes::Agent, |part| part.takes),
+        None => part_containing(path).map_or(Takes::Agent, |part| part.takes),
     }
-}
-
-/// The part that contains a path.
-fn part_of(path: &str) -> Option<&'static Part> {
-    let holds = |part: &&Part| {
-        path.strip_prefix(part.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
-    PARTS.iter().find(holds)
 }
 
 /// The fields below `at` of two KubeletConfigurations: live ones from `after`, the others from `before`.
@@ -89,11 +82,7 @@ fn merged_document(
     for name in all {
         let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
         let (old, new) = (before.and_then(|map| map.get(&name)), after.and_then(|map| map.get(&name)));
-        let is_split = PARTS
-            .iter()
-            .flat_map(|part| part.fields)
-            .any(|field| field.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('.')));
-        let value = if is_split {
+        let value = if is_live_in_part(&path) {
             let below = |value: Option<&Value>| value.and_then(Value::as_object).cloned();
             let (old, new) = (below(old), below(new));
             Some(Value::Object(merged_document(&path, old.as_ref(), new.as_ref())))
@@ -105,6 +94,14 @@ fn merged_document(
         merged.extend(value.map(|value| (name, value)));
     }
     merged
+}
+
+/// Whether some fields of an object, but not the whole object, are applied live.
+fn is_live_in_part(object: &str) -> bool {
+    kubelet_fields().iter().any(|field| {
+        let is_below = field.path.strip_prefix(object).is_some_and(|rest| rest.starts_with('.'));
+        is_below && takes_of_field(field.path) == Takes::Live
+    })
 }
 
 /// The values of `new` that are not in force. Origins that begin with `ours` are in the KeelsonConfiguration, whose values
@@ -121,7 +118,7 @@ pub fn pending_changes(in_force: &ActiveConfig, new: &Resolved, ours: Option<&st
         pending.services.insert(ServiceName::NodeApi);
     }
     for (path, value) in changed_values(&in_force.config, &new.config) {
-        let Some(part) = part_of(&path).filter(|part| part.takes > Takes::Live) else { continue };
+        let Some(part) = part_containing(&path).filter(|part| part.takes > Takes::Live) else { continue };
         if part.takes == Takes::Services {
             pending.services.extend(part.readers);
         }

@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::resolve::Flags;
-use crate::resolve::tests::{host, keelson, kubelet, run};
+use crate::inputs::Flags;
+use crate::testing::{host, keelson, kubelet, run};
 
 fn resolved(fields: Value, ours: Value) -> Resolved {
     run(&Flags::default(), Some(&kubelet(fields)), Some(&keelson(ours)), &host()).unwrap()

@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use keelson_config::{KubeletField, kubelet_fields};
 use serde_json::{Map, Value};
 
 use crate::flags::{CommandLine, flags};
 
 /// The replacement of secret values.
 const CLASSIFIED: &str = "CLASSIFIED";
-/// Flags with secret values: a header may carry the token for a source of pods.
-const SECRET: &[&str] = &["manifest-url-header", "storage-driver-password"];
+/// The flag without a field that has a secret value.
+const STORAGE_PASSWORD: &str = "storage-driver-password";
 
 /// All flags by name, without the dashes, with the given value or else the default.
 ///
 /// Values of files are not included; `/configz` shows those in force.
 pub fn shown_flags(line: &CommandLine) -> BTreeMap<&'static str, String> {
-    let shown = |name, given: Option<&str>, default: String| match given {
-        Some(text) if SECRET.contains(&name) && !text.is_empty() => CLASSIFIED.to_owned(),
+    let shown = |name: &str, given: Option<&str>, default: String| match given {
+        Some(text) if is_secret(name) && !text.is_empty() => CLASSIFIED.to_owned(),
         Some(text) => text.to_owned(),
         None => default,
     };
@@ -24,6 +25,12 @@ pub fn shown_flags(line: &CommandLine) -> BTreeMap<&'static str, String> {
         .iter()
         .map(|flag| (flag.name, shown(flag.name, line.given(flag.name), flag.shown_default())))
         .collect()
+}
+
+/// Whether a flag has a secret value: a header, for example, may carry the token for a source of pods.
+fn is_secret(name: &str) -> bool {
+    let sets_secret = |field: &KubeletField| field.secret && field.flag.is_some_and(|flag| flag.name == name);
+    name == STORAGE_PASSWORD || kubelet_fields().iter().any(sets_secret)
 }
 
 /// A line per flag, sorted by name, for the log; empty below verbosity 1 (§1.1).
@@ -108,8 +115,8 @@ mod tests {
 
     #[test]
     fn the_configuration_is_logged_from_verbosity_5_on_without_secrets() {
-        use crate::resolve::Flags;
-        use crate::resolve::tests::{host, kubelet, run};
+        use crate::inputs::Flags;
+        use crate::testing::{host, kubelet, run};
 
         let file = kubelet(
             serde_json::json!({"maxPods": 7, "staticPodURLHeader": {"Authorization": ["Bearer abc"]}}),

@@ -1,17 +1,14 @@
 //! The order in which files are merged (node-and-api.md §2.2, §2.3, §2.4).
 
-use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND};
+use keelson_config::{DEFAULT_THRESHOLDS, KUBELET_API_VERSION, KUBELET_KIND};
 use serde_json::{Map, Value, json};
 
+use crate::defaults::EVICTION_HARD;
 use crate::document::Document;
 use crate::effective::with_paths_from;
 use crate::flags::FieldFlag;
-use crate::node_status::report_follows_update;
-use crate::reserved::DEFAULT_THRESHOLDS;
-use crate::resolve::Inputs;
-
-/// The field of the hard eviction thresholds.
-const EVICTION_HARD: &str = "evictionHard";
+use crate::groups::node_status::report_follows_update;
+use crate::inputs::Inputs;
 
 impl Inputs<'_> {
     /// The KubeletConfiguration merged from `--config`, the files of `--config-dir` (node-and-api.md §2.4) and `assigned`, in

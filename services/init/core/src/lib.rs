@@ -11,68 +11,59 @@
 //!   restart.
 //! - [`Health`] turns the answers of a running service into the state that operators see.
 
-mod api_access;
-mod api_handlers;
-mod api_tls;
 mod assigned_config;
 mod backoff;
 mod certificates;
-mod control_plane;
-mod credential_providers;
+mod defaults;
 mod document;
+mod durations;
 mod effective;
-mod eviction;
 mod exec_login;
 mod exit;
+mod field_checks;
 mod file_changes;
 pub mod flags;
 mod flagz;
 mod folders;
 mod gates;
+mod groups;
 mod health;
+mod inputs;
 mod keelson_file;
 mod kubeconfig;
 mod kubeconfig_context;
-mod kubelet_file;
-mod labels;
 mod layering;
-mod log_and_image_gc;
-mod manifest_url;
+mod names;
 mod node_configuration;
-mod node_ip;
-mod node_status;
-mod offline;
 mod origins;
-mod other_flags;
-mod own_processes;
-mod pod_settings;
+mod outcome;
+mod paths;
 pub mod privileges;
-mod reserved;
+mod reader;
 mod resolve;
-mod rules;
-mod source_limits;
+mod settings;
 mod startup_errors;
 mod strict;
-mod system_cgroups;
-mod taints;
-mod telemetry;
+#[cfg(test)]
+mod testing;
+mod thresholds;
 mod trial;
-mod unsupported_fields;
 
 pub use assigned_config::{is_equivalent, resolve_assigned};
 pub use backoff::RestartBackoff;
 pub use certificates::{Validity, files_to_remove, replaces, stored_name};
-pub use credential_providers::{
-    CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
-    credential_provider_paths,
-};
 pub use document::{ConfigError, Document, Sourced};
 pub use exec_login::{EXEC_INFO, ExecAnswerError, ExecCredential, ExecLogin, refresh_at};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use file_changes::{ActiveConfig, PendingChanges, apply_live, pending_changes};
 pub use flagz::{configuration_line, flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
+pub use groups::images::{
+    CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
+    credential_provider_paths,
+};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
+pub use inputs::{Flags, Host, Inputs};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
 pub use kubeconfig::{
@@ -81,6 +72,7 @@ pub use kubeconfig::{
 };
 pub use kubeconfig_context::KubeconfigError;
 pub use node_configuration::{ConfigurationCheckpoint, KeyAction, Resolution, ServiceStates, Trial};
-pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
+pub use outcome::{Level, Note};
+pub use resolve::{Resolved, resolve};
 pub use startup_errors::{ConfigFiles, load_error, merge_error, startup_error};
 pub use trial::{ServiceInTrial, TrialVerdict, judge_trial};

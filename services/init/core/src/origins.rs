@@ -59,8 +59,9 @@ fn is_empty_value(value: &Value) -> bool {
 mod tests {
     use serde_json::json;
 
-    use crate::resolve::tests::{host, kubelet};
-    use crate::resolve::{Flags, Inputs, resolve};
+    use crate::inputs::{Flags, Inputs};
+    use crate::resolve::resolve;
+    use crate::testing::{host, kubelet};
     use crate::{Document, flags};
 
     fn flags(arguments: &[&str]) -> Flags {

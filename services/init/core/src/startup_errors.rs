@@ -69,8 +69,9 @@ mod tests {
 
     use super::*;
     use crate::flags;
-    use crate::resolve::tests::{host, keelson, kubelet};
-    use crate::resolve::{Flags, Host, Inputs, resolve};
+    use crate::inputs::{Flags, Host, Inputs};
+    use crate::resolve::resolve;
+    use crate::testing::{host, keelson, kubelet};
 
     fn lines(
         main: Value,

@@ -1,45 +1,33 @@
 //! Errors of strict decoding that lenient decoding ignores: unknown fields, and fields that occur more than once in a file of
 //! a KubeletConfiguration (node-and-api.md §2.1).
 
-use keelson_config::KUBELET_FIELDS;
+use keelson_config::{FieldKind, KUBELET_FIELDS, KubeletField, kubelet_field, kubelet_fields};
 use serde_json::{Map, Value};
+use strsim::levenshtein;
 
 use crate::document::{ConfigError, Document, Sourced};
-use crate::flags::distance;
 
 /// The beginning of the kubelet's log line, which tools look for.
 const LENIENT: &str = "Using lenient decoding as strict decoding failed";
 /// The fields of the document's header.
 const HEADER_FIELDS: &[&str] = &["apiVersion", "kind"];
-/// Each object of a KubeletConfiguration with its fields; `[]` stands for each entry of a list. Objects that are not listed
-/// are maps with arbitrary keys.
-const OBJECTS: &[(&str, &[&str])] = &[
-    ("authentication", &["anonymous", "webhook", "x509"]),
-    ("authentication.anonymous", &["enabled"]),
-    ("authentication.webhook", &["cacheTTL", "enabled"]),
-    ("authentication.x509", &["clientCAFile"]),
-    ("authorization", &["mode", "webhook"]),
-    ("authorization.webhook", &["cacheAuthorizedTTL", "cacheUnauthorizedTTL"]),
-    ("crashLoopBackOff", &["maxContainerRestartPeriod"]),
-    ("logging", &["flushFrequency", "format", "options", "verbosity", "vmodule"]),
-    ("logging.options", &["json", "text"]),
-    ("logging.options.json", &["infoBufferSize", "splitStream"]),
-    ("logging.options.text", &["infoBufferSize", "splitStream"]),
-    ("logging.vmodule[]", &["filePattern", "verbosity"]),
-    ("memorySwap", &["swapBehavior"]),
-    ("registerWithTaints[]", &["effect", "key", "timeAdded", "value"]),
-    ("reservedMemory[]", &["limits", "numaNode"]),
-    ("shutdownGracePeriodByPodPriority[]", &["priority", "shutdownGracePeriodSeconds"]),
-    ("tracing", &["endpoint", "samplingRatePerMillion"]),
-    ("userNamespaces", &["idsPerPod"]),
-];
-
 /// The fields of the object at a dotted path, with `[]` for list entries; `None` for a map with arbitrary keys.
 fn fields_of(pattern: &str) -> Option<Vec<&'static str>> {
     if pattern.is_empty() {
-        return Some([HEADER_FIELDS, KUBELET_FIELDS].concat());
+        return Some([HEADER_FIELDS, &KUBELET_FIELDS[..]].concat());
     }
-    OBJECTS.iter().find(|(path, _)| *path == pattern).map(|(_, fields)| fields.to_vec())
+    if let Some(list) = pattern.strip_suffix("[]") {
+        let fields = kubelet_field(list)?.kind.entry_fields();
+        return (!fields.is_empty()).then(|| fields.to_vec());
+    }
+    if kubelet_field(pattern)?.kind != FieldKind::Object {
+        return None;
+    }
+    let name_below = |field: &KubeletField| {
+        let name = field.path.strip_prefix(pattern)?.strip_prefix('.')?;
+        (!name.contains('.')).then_some(name)
+    };
+    Some(kubelet_fields().iter().filter_map(name_below).collect())
 }
 
 /// The unknown fields of a KubeletConfiguration, at any depth.
@@ -92,7 +80,7 @@ fn walk_map(
         if fields.contains(&name.as_str()) {
             walk(document, &field, &below(pattern, name), value, found);
         } else {
-            let near = fields.iter().map(|other| (distance(name, other), *other)).min();
+            let near = fields.iter().map(|other| (levenshtein(name, other), *other)).min();
             let meant = near.filter(|(letters, _)| *letters <= 2 && name.len() > 3).map(|(_, meant)| meant);
             let value = UnknownField { value: value.clone(), meant };
             found.push(Sourced { value, origin: document.origin(&field), field });
@@ -139,8 +127,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::resolve::tests::{host, keelson, kubelet, run};
-    use crate::resolve::{Flags, Level};
+    use crate::inputs::Flags;
+    use crate::outcome::Level;
+    use crate::testing::{host, keelson, kubelet, run};
 
     /// The warnings about ignored fields.
     fn ignored(document: &Document) -> Vec<String> {
@@ -213,7 +202,7 @@ mod tests {
             "crashLoopBackOff": {}, "memorySwap": {"swapBehavior": ""}, "userNamespaces": {"idsPerPod": 65536},
         }));
         assert_eq!(ignored(&document), Vec::<String>::new());
-        for (pattern, _) in OBJECTS {
+        for pattern in kubelet_fields().iter().map(|field| field.path) {
             let top = pattern.split(['.', '[']).next().unwrap();
             assert!(KUBELET_FIELDS.contains(&top), "{pattern}");
         }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::{Effect, FlagSpec, Kind, flags};
-use crate::effective::default_at;
+use crate::defaults::default_at;
 
 /// The help under the name `program`.
 pub fn help(program: &str) -> String {
@@ -48,24 +48,27 @@ impl FlagSpec {
     /// The default as text.
     pub fn shown_default(&self) -> String {
         let Effect::Field { path, .. } = self.effect else { return self.default.to_owned() };
-        match default_at(path) {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text,
-            Some(Value::Array(list)) => {
-                let texts: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
-                texts.join(",")
-            }
-            Some(Value::Object(map)) => {
-                let between = if self.kind == Kind::Thresholds { '<' } else { '=' };
-                let pair = |(key, value): (&String, &Value)| {
-                    format!(
-                        "{key}{between}{}",
-                        value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
-                    )
-                };
-                map.iter().map(pair).collect::<Vec<_>>().join(",")
-            }
-            Some(other) => other.to_string(),
+        let between = if self.kind == Kind::Thresholds { '<' } else { '=' };
+        default_at(path).map(|value| shown_value(&value, between)).unwrap_or_default()
+    }
+}
+
+/// A value as text; `between` separates the keys of a map from their values.
+pub(super) fn shown_value(value: &Value, between: char) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            let texts: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
+            texts.join(",")
         }
+        Value::Object(map) => {
+            let pair = |(key, value): (&String, &Value)| {
+                let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+                format!("{key}{between}{text}")
+            };
+            map.iter().map(pair).collect::<Vec<_>>().join(",")
+        }
+        other => other.to_string(),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use strsim::levenshtein;
 
 use super::{Effect, FlagSpec, find, flags, value};
 
@@ -236,23 +237,9 @@ fn request(line: &CommandLine) -> Request {
 
 /// The flag that was probably meant: one at most two edits away.
 fn hint(name: &str) -> String {
-    let near = flags().iter().map(|flag| (distance(name, flag.name), flag.name)).min();
+    let near = flags().iter().map(|flag| (levenshtein(name, flag.name), flag.name)).min();
     match near {
         Some((letters, meant)) if letters <= 2 && name.len() > 3 => format!(" (did you mean --{meant}?)"),
         _ => String::new(),
     }
-}
-
-/// The number of letters to add, remove or change (Levenshtein).
-pub(crate) fn distance(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in other.bytes().enumerate() {
-            let change = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }

@@ -1,18 +1,18 @@
 //! The command line of a kubelet 1.36, and the agent's own flags (node-and-api.md §1).
 //!
 //! [`flags()`] is the one table: [`parse`] reads a command line by it, [`help`] prints it, `/flagz` lists it and
-//! [`reference()`] generates docs/flags.md. Flags for fields of the KubeletConfiguration are in [`CommandLine::fields`],
-//! which override the files.
+//! [`reference()`] generates docs/flags.md. The flags for fields of the KubeletConfiguration are those of the table of fields
+//! ([`keelson_config::kubelet_fields()`]); they are in [`CommandLine::fields`], which override the files.
 
-mod field_flags;
 mod help;
 mod line;
 mod other_flags;
 mod reference;
 mod value;
 
+use keelson_config::{KubeletField, enclosing_fields, kubelet_fields};
+
 pub use help::help;
-pub(crate) use line::distance;
 pub use line::{CommandLine, FieldFlag, FlagError, Request, parse};
 pub use reference::reference;
 pub use value::Kind;
@@ -65,10 +65,23 @@ impl FlagSpec {
     }
 }
 
+/// The flag that sets a field of the KubeletConfiguration, if it has one.
+fn field_flag(field: &'static KubeletField) -> Option<FlagSpec> {
+    let flag = field.flag?;
+    Some(FlagSpec {
+        name: flag.name,
+        kind: Kind::of_field(field.kind)?,
+        default: "",
+        effect: Effect::Field { path: field.path, deprecated: flag.deprecated },
+        help: field.doc,
+    })
+}
+
 /// Every flag, sorted by name.
 pub fn flags() -> &'static [FlagSpec] {
     static ALL: std::sync::LazyLock<Vec<FlagSpec>> = std::sync::LazyLock::new(|| {
-        let mut all = [other_flags::OTHER_FLAGS, field_flags::FIELD_FLAGS].concat();
+        let mut all = other_flags::OTHER_FLAGS.to_vec();
+        all.extend(kubelet_fields().iter().filter_map(field_flag));
         all.sort_unstable_by_key(|flag| flag.name);
         all
     });
@@ -84,11 +97,7 @@ pub(crate) fn find(name: &str) -> Option<&'static FlagSpec> {
 
 /// The flag, without the dashes, that sets the field at a dotted path, or the map that contains it.
 pub(crate) fn flag_for_field(field: &str) -> Option<&'static str> {
-    let sets =
-        |flag: &FlagSpec, field: &str| matches!(flag.effect, Effect::Field { path, .. } if path == field);
-    let ends = field.match_indices(['.', '[']).map(|(at, _)| at).chain([field.len()]);
-    let whole = |end| flags().iter().find(|flag| sets(flag, &field[..end])).map(|flag| flag.name);
-    ends.rev().find_map(whole)
+    enclosing_fields(field).find_map(|field| field.flag).map(|flag| flag.name)
 }
 
 #[cfg(test)]

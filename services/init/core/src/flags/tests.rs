@@ -126,8 +126,8 @@ fn boolean_flags_take_a_value_only_after_an_equals_sign() {
 }
 
 #[test]
-fn flag_values_become_kubelet_configuration_values() {
-    let cases: [(&[&str], Value); 22] = [
+fn list_and_map_flags_become_kubelet_configuration_values() {
+    let cases: [(&[&str], Value); 13] = [
         (
             &["--cluster-dns=10.0.0.10,fd00::a", "--cluster-dns", "10.0.0.11"],
             json!(["10.0.0.10", "fd00::a", "10.0.0.11"]),
@@ -175,6 +175,15 @@ fn flag_values_become_kubelet_configuration_values() {
             &["--vmodule=pods=4,image*=2"],
             json!([{"filePattern": "pods", "verbosity": 4}, {"filePattern": "image*", "verbosity": 2}]),
         ),
+    ];
+    for (arguments, value) in cases {
+        assert_eq!(field(arguments).1, value, "{arguments:?}");
+    }
+}
+
+#[test]
+fn flag_values_become_kubelet_configuration_values() {
+    let cases: [(&[&str], Value); 9] = [
         (&["--sync-frequency=1m30s"], json!("1m30s")),
         (&["--volume-stats-agg-period=-1s"], json!("-1s")),
         (&["--address=::"], json!("::")),

@@ -2,9 +2,11 @@
 
 use std::net::IpAddr;
 
-use keelson_config::KUBELET_VERSION;
+use keelson_config::{FieldKind, KUBELET_VERSION};
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value, json};
+
+use crate::paths::absolute;
 
 /// The format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,34 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The format of the flag for a field of this type; `None` for a type without a format on the command line.
+    pub(super) const fn of_field(kind: FieldKind) -> Option<Self> {
+        Some(match kind {
+            FieldKind::Bool => Self::Bool,
+            FieldKind::Int(..) => Self::Int,
+            FieldKind::Long(..) => Self::Long,
+            FieldKind::Text | FieldKind::Choice(_) | FieldKind::Quantity => Self::Text,
+            FieldKind::Path => Self::Path,
+            FieldKind::Ip => Self::Ip,
+            FieldKind::Duration(..)
+            | FieldKind::Period
+            | FieldKind::SignedDuration
+            | FieldKind::DurationOrNanos => Self::Duration,
+            FieldKind::Strings => Self::List,
+            FieldKind::StringMap => Self::Map,
+            FieldKind::Options => Self::Pair,
+            FieldKind::Thresholds => Self::Thresholds,
+            FieldKind::Gates => Self::Gates,
+            FieldKind::Headers => Self::Headers,
+            FieldKind::Taints => Self::Taints,
+            FieldKind::ReservedMemory => Self::ReservedMemory,
+            FieldKind::VModule => Self::VModule,
+            FieldKind::Factor | FieldKind::Numbers | FieldKind::ShutdownPeriods | FieldKind::Object => {
+                return None;
+            }
+        })
+    }
+
     /// The placeholder of the value in the help.
     pub(super) const fn placeholder(self) -> &'static str {
         match self {
@@ -93,7 +123,7 @@ pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (Stri
         Kind::Version => {
             of(version(last), &format!("write true, false or raw, or {} with an optional suffix", built_in()))
         }
-        Kind::Path => Ok(crate::kubelet_file::absolute(cwd, last).into()),
+        Kind::Path => Ok(absolute(cwd, last).into()),
         Kind::Duration => of(duration(last).then(|| last.into()), "write numbers with units, such as 1m30s"),
         Kind::Ip => {
             let good = last.parse::<IpAddr>().is_ok();

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_config::FeatureGate;
 
 use crate::document::{ConfigError, Sourced};
-use crate::resolve::{Level, Note};
+use crate::outcome::{Level, Note};
 
 /// The field of the KubeletConfiguration; that of a gate is `featureGates.<name>`.
 pub(crate) const FIELD: &str = "featureGates";

@@ -1,0 +1,153 @@
+use keelson_config::{FieldEffect, kubelet_fields};
+use serde_json::{Value, json};
+
+use crate::inputs::Flags;
+use crate::testing::{assert_refused, errors_of, host, kubelet, run};
+
+#[test]
+fn each_field_rule_names_field_value_and_remedy() {
+    assert_refused(&[
+        (json!({"contentType": 5}), "contentType = 5", "a string"),
+        (json!({"cpuManagerPolicy": "Static"}), "cpuManagerPolicy = \"Static\"", "one of: none, static"),
+        (json!({"cpuManagerPolicyOptions": {"full-pcpus-only": true}}), "full-pcpus-only = true", "quotes"),
+        (json!({"cpuManagerReconcilePeriod": "10"}), "cpuManagerReconcilePeriod = \"10\"", "not a duration"),
+        (
+            json!({"hairpinMode": "veth"}),
+            "hairpinMode = \"veth\"",
+            "one of: promiscuous-bridge, hairpin-veth, none",
+        ),
+        (json!({"iptablesDropBit": 32}), "iptablesDropBit = 32", "from 0 to 31"),
+        (json!({"iptablesMasqueradeBit": -1}), "iptablesMasqueradeBit = -1", "from 0 to 31"),
+        (
+            json!({"memoryManagerPolicy": "static"}),
+            "memoryManagerPolicy = \"static\"",
+            "one of: None, Static",
+        ),
+        (json!({"memoryReservationPolicy": "All"}), "\"All\"", "one of: None, TieredReservation"),
+        (
+            json!({"topologyManagerPolicy": "best"}),
+            "\"best\"",
+            "none, best-effort, restricted, single-numa-node",
+        ),
+        (json!({"topologyManagerScope": "node"}), "topologyManagerScope = \"node\"", "container, pod"),
+    ]);
+}
+
+#[test]
+fn every_field_without_effect_is_checked_by_its_type() {
+    for field in kubelet_fields().iter().filter(|field| field.effect == FieldEffect::CheckedByType) {
+        let errors = errors_of(json!({field.path: {"x": 1}}));
+        assert!(errors.len() == 1 && errors[0].contains(field.path), "{}: {errors:?}", field.path);
+    }
+}
+
+/// The feature gate, the fields that need it, and the one of them that the error names.
+fn gated_fields() -> Vec<(&'static str, Value, &'static str)> {
+    let by_priority = json!([{"priority": 0, "shutdownGracePeriodSeconds": 5}]);
+    let never = "NeverVerifyAllowlistedImages";
+    vec![
+        ("CustomCPUCFSQuotaPeriod", json!({"cpuCFSQuotaPeriod": "50ms"}), "cpuCFSQuotaPeriod"),
+        (
+            "KubeletCrashLoopBackOffMax",
+            json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "60s"}}),
+            "crashLoopBackOff.maxContainerRestartPeriod",
+        ),
+        (
+            "KubeletEnsureSecretPulledImages",
+            json!({"imagePullCredentialsVerificationPolicy": never}),
+            "imagePullCredentialsVerificationPolicy",
+        ),
+        (
+            "LoggingAlphaOptions",
+            json!({"logging": {"options": {"json": {"splitStream": true}}}}),
+            "logging.options.json.splitStream",
+        ),
+        (
+            "LoggingAlphaOptions",
+            json!({"logging": {"options": {"text": {"infoBufferSize": "1Mi"}}}}),
+            "logging.options.text.infoBufferSize",
+        ),
+        ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
+        ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
+        (
+            "RotateKubeletServerCertificate",
+            json!({
+                "serverTLSBootstrap": true, "authentication": {"anonymous": {"enabled": true}},
+                "authorization": {"mode": "AlwaysAllow"},
+            }),
+            "serverTLSBootstrap",
+        ),
+        (
+            "GracefulNodeShutdownBasedOnPodPriority",
+            json!({"shutdownGracePeriodByPodPriority": by_priority}),
+            "shutdownGracePeriodByPodPriority",
+        ),
+    ]
+}
+
+#[test]
+fn gated_fields_are_refused_without_their_feature_gate() {
+    for (gate, fields, field) in gated_fields() {
+        for on in [false, true] {
+            let mut fields = fields.clone();
+            fields["featureGates"] = json!({gate: on});
+            let result = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
+            match result {
+                Ok(_) => assert!(on, "{fields}"),
+                Err(errors) => {
+                    assert!(!on && errors.len() == 1, "{fields}: {errors:?}");
+                    assert!(
+                        errors[0].starts_with(&format!("invalid configuration: {field} = ")),
+                        "{errors:?}"
+                    );
+                    assert!(errors[0].contains(&format!("the feature gate {gate}; ")), "{errors:?}");
+                }
+            }
+        }
+    }
+    let fields = json!({
+        "shutdownGracePeriod": "5s", "shutdownGracePeriodCriticalPods": "1s",
+        "featureGates": {"GracefulNodeShutdown": false, "GracefulNodeShutdownBasedOnPodPriority": false},
+    });
+    let errors = errors_of(fields);
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert!(errors.iter().all(|error| error.contains("the feature gate GracefulNodeShutdown; ")));
+}
+
+#[test]
+fn valid_kubelet_configurations_are_accepted() {
+    for fields in [
+        json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": ["none"]}),
+        json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": []}),
+        json!({"cpuManagerPolicy": "", "hairpinMode": "", "topologyManagerScope": "", "tlsMinVersion": ""}),
+        json!({"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static", "hairpinMode": "none"}),
+        json!({"iptablesDropBit": 0, "iptablesMasqueradeBit": 31, "oomScoreAdj": -1000, "maxOpenFiles": 0}),
+        json!({"logging": {"flushFrequency": 0, "options": {
+            "json": {"infoBufferSize": "0", "splitStream": false}, "text": {"infoBufferSize": "0"},
+        }}}),
+        json!({"logging": {"flushFrequency": 5_000_000_000_i64, "vmodule": [{"filePattern": "a*", "verbosity": 4}]}}),
+        json!({"memoryThrottlingFactor": 1, "userNamespaces": {"idsPerPod": 131_072}}),
+        json!({"nodeStatusUpdateFrequency": "0s", "streamingConnectionIdleTimeout": "-1s"}),
+        json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"}}]}),
+        json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": ""}),
+        json!({"runOnce": false, "showHiddenMetricsForVersion": "1.35"}),
+        json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "30s"}),
+        json!({"tlsCipherSuites": ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"], "tlsCurvePreferences": [4588, 23]}),
+        json!({"port": 0, "address": "", "healthzBindAddress": "", "containerRuntimeEndpoint": ""}),
+        json!({"imagePullCredentialsVerificationPolicy": "", "cgroupDriver": "", "podLogsDir": "", "logging": {"format": ""}}),
+        json!({"logging": {"options": {"json": {"infoBufferSize": 0}, "text": {"infoBufferSize": null}}}}),
+    ] {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
+        assert!(resolved.is_ok(), "{fields}: {resolved:?}");
+    }
+}
+
+#[test]
+fn all_violated_field_rules_are_reported_at_once() {
+    let fields = json!({
+        "eventBurst": -1, "hairpinMode": "x", "runOnce": true, "oomScoreAdj": 5000, "maxPods": -1,
+        "featureGates": {"NoSuch": true, "NodeSwap": false}, "tlsCipherSuites": ["X", "Y"],
+    });
+    let errors = errors_of(fields);
+    assert_eq!(errors.len(), 9, "{errors:#?}");
+}

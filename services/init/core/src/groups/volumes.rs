@@ -1,0 +1,61 @@
+//! Volumes of pods, from the KubeletConfiguration (node-and-api.md §2.5).
+
+use std::time::Duration;
+
+use keelson_kube_model::parse_go_duration;
+
+use crate::document::Sourced;
+use crate::durations::{YEAR, millis};
+use crate::outcome::Outcome;
+use crate::settings::{Files, Settings};
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    /// Zero turns the measurement off.
+    stats_period: Option<Sourced<Duration>>,
+}
+
+impl Settings for Volumes {
+    /// A negative period turns the measurement off, and zero means the default (node-and-api.md §2.5).
+    fn read(files: &mut Files<'_>) -> Self {
+        let none = Self { stats_period: None };
+        let Some(text) = files.kubelet.string("volumeStatsAggPeriod") else { return none };
+        let (is_off, amount) = match text.value.strip_prefix('-') {
+            Some(amount) => (true, amount),
+            None => (false, text.value.as_str()),
+        };
+        let Some(period) = parse_go_duration(amount).filter(|period| *period <= YEAR) else {
+            let remedy =
+                "this is not a duration of at most a year; write one such as 1m, or -1s to turn it off";
+            files.kubelet.refuse(&text, remedy);
+            return none;
+        };
+        let period = (!period.is_zero()).then_some(if is_off { Duration::ZERO } else { period });
+        Self { stats_period: period.map(|period| text.map(|_| period)) }
+    }
+
+    fn resolve(self, out: &mut Outcome<'_>) {
+        out.set_field(self.stats_period, |c, v| c.volumes.stats_period_ms = millis(v));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::testing::{errors_of, with_kubelet};
+
+    #[test]
+    fn negative_volume_stats_period_means_off_and_zero_the_default() {
+        for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
+            let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));
+            assert_eq!(config.volumes.stats_period_ms, millis, "{text}");
+        }
+        assert_eq!(with_kubelet(json!({})).volumes.stats_period_ms, 60_000);
+        for text in ["soon", "", "--1s", "9000h"] {
+            let errors = errors_of(json!({"volumeStatsAggPeriod": text}));
+            assert!(errors.len() == 1 && errors[0].contains("volumeStatsAggPeriod"), "{text}: {errors:?}");
+        }
+    }
+}
