@@ -6,11 +6,12 @@
 use std::fmt;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use keelson_config::{Paths, ServiceName};
+use keelson_files::Replacement;
 use keelson_init_core::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, Document, Sourced,
     credential_config_files, credential_provider_paths,
@@ -18,7 +19,7 @@ use keelson_init_core::{
 use keelson_service_kit::status;
 use serde_json::{Map, Value, json};
 
-use crate::{remove_if_exists, yaml};
+use crate::yaml;
 
 /// Environment variables that are only meant for init (systemd.exec(5), sd_listen_fds(3)).
 const INIT_ONLY: &[&str] = &[
@@ -176,12 +177,9 @@ fn path(paths: &Paths) -> PathBuf {
 /// # Errors
 /// The run dir is not writable.
 pub(crate) fn write_copy(paths: &Paths, copy: Option<&ProvidersCopy>) -> io::Result<()> {
-    let path = path(paths);
-    let temporary = path.with_extension("json.new");
-    // A killed init may have left it.
-    remove_if_exists(&temporary)?;
-    let Some(ProvidersCopy(value)) = copy else { return remove_if_exists(&path) };
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    fs::rename(&temporary, path)
+    let (path, replacement) = (path(paths), Replacement::new().mode(0o600));
+    match copy {
+        Some(ProvidersCopy(value)) => replacement.write(&path, &serde_json::to_vec(value)?),
+        None => replacement.remove(&path),
+    }
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use keelson_init_core::{Folder, Owner};
+use keelson_mountinfo::RootNeeds;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid, chownat, open, openat, statat};
 use rustix::mount::{MountPropagationFlags, mount_bind_recursive, mount_change};
 
@@ -140,31 +141,16 @@ pub fn closed_parent(path: &Path) -> Option<PathBuf> {
 pub fn share(root: &Path) -> Result<(), DirError> {
     let fail = |source: io::Error| DirError::Share { path: root.to_owned(), source };
     let real = fs::canonicalize(root).map_err(fail)?;
-    let table = fs::read_to_string("/proc/self/mountinfo").map_err(fail)?;
-    match mount_of(&table, &real) {
-        Some((_, true)) => return Ok(()),
-        Some((point, false)) if point == real => {}
-        _ => mount_bind_recursive(&real, &real).map_err(|error| fail(error.into()))?,
+    let mounts = keelson_mountinfo::parse(&fs::read("/proc/self/mountinfo").map_err(fail)?);
+    match keelson_mountinfo::root_needs(&mounts, &real) {
+        RootNeeds::Nothing => return Ok(()),
+        RootNeeds::Sharing => {}
+        RootNeeds::BindAndSharing => {
+            mount_bind_recursive(&real, &real).map_err(|error| fail(error.into()))?;
+        }
     }
     mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .map_err(|error| fail(error.into()))
-}
-
-/// The mount that contains `path`, and whether it is shared (proc_pid_mountinfo(5)). The last of several mounts at one point
-/// wins.
-fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let fields: Vec<&str> = line.split(' ').collect();
-        let point = PathBuf::from(unescape(fields.get(4)?));
-        let shared = fields.iter().skip(6).take_while(|f| **f != "-").any(|f| f.starts_with("shared:"));
-        Some((point, shared))
-    });
-    mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.components().count())
-}
-
-/// Decodes the octal escapes of mountinfo.
-fn unescape(text: &str) -> String {
-    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
 #[cfg(test)]
@@ -249,16 +235,5 @@ mod tests {
         assert_eq!(closed_parent(&closed.join("run")), None);
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(closed_parent(&closed.join("run")), Some(closed));
-    }
-
-    #[test]
-    fn the_mount_of_a_path_and_its_propagation_are_read() {
-        let table = "21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
-                     30 21 0:5 / /var/lib/a\\040b rw - tmpfs tmpfs rw\n\
-                     31 21 0:6 / /var/lib/kubelet rw master:2 shared:9 - tmpfs tmpfs rw\n";
-        let of = |path: &str| mount_of(table, Path::new(path));
-        assert_eq!(of("/var/lib/kubelet/pods"), Some(("/var/lib/kubelet".into(), true)));
-        assert_eq!(of("/var/lib/a b"), Some(("/var/lib/a b".into(), false)));
-        assert_eq!(of("/etc"), Some(("/".into(), true)));
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::PathBuf;
 
 use keelson_config::{Paths, ServiceName};
+use keelson_files::Replacement;
 use keelson_init_core::{ExecCredential, ExecLogin, FlatKubeconfig, refresh_at};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -112,11 +112,7 @@ impl CredentialStore {
 
     /// Replaces the file by rename, mode 0600.
     fn write(&self) -> io::Result<()> {
-        let temporary = self.path.with_extension("json.new");
-        crate::remove_if_exists(&temporary)?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec(&self.stored)?)?;
-        fs::rename(&temporary, &self.path)
+        Replacement::new().mode(0o600).write(&self.path, &serde_json::to_vec(&self.stored)?)
     }
 
     /// Whether the plugin has to run at `now`, in seconds since 1970; `refused` are the generations that services report as

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use keelson_files::Replacement;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -51,9 +52,7 @@ pub fn file(run_dir: &Path) -> PathBuf {
 
 /// Replaces the file.
 pub fn store(path: &Path, list: &[StartedProcess]) -> io::Result<()> {
-    let temporary = path.with_extension("json.new");
-    fs::write(&temporary, serde_json::to_vec(list)?)?;
-    fs::rename(&temporary, path)
+    Replacement::new().write(path, &serde_json::to_vec(list)?)
 }
 
 /// Kills the processes in the file that still run; returns their names.

@@ -61,6 +61,7 @@ use crate::credential_copies::{CopyError, CopyReport};
 use crate::credential_providers::ProvidersCopy;
 use crate::kubeconfig::KubeconfigFileError;
 use crate::launch::Launcher;
+use crate::lock::Locks;
 use crate::node_configuration::{ConfigInputs, NodeConfiguration};
 use crate::reload::{Reload, Stamp};
 use crate::server::SupervisorService;
@@ -209,14 +210,6 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Removes a file if it exists.
-fn remove_if_exists(path: &Path) -> std::io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// Switches to the operator group, so that it owns the files that init creates from here on: the socket and the resolved
 /// configuration.
 fn join_operator_group(config: &Config) -> anyhow::Result<()> {
@@ -334,31 +327,13 @@ async fn build(
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), force.clone()));
     let StartInputs { stamp, resolved, providers, inputs } = start;
-    let verbosity = verbosity(&resolved.kubelet_configuration);
-    let configuration = configuration_line(&resolved.kubelet_configuration, verbosity);
-    for line in cli.log_lines(verbosity).into_iter().chain(configuration) {
-        tracing::info!("{line}");
-    }
-    log_notes(&resolved.notes);
     let config = &*context.config;
-    tracing::info!(version = config.own_processes.kubelet_version, "Kubelet version");
-    if config.control_plane == ControlPlane::None {
-        tracing::info!("Standalone mode, no API client");
-        tracing::info!("No API server defined - no node status update will be sent");
-    }
+    log_start(config, &cli, &resolved);
     let lock_file = lock_file(&context, &cli).await?;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
     warn_about_closed_parents(config);
-    let locks = lock::agent(config)?;
-    foreign_kubelet::ensure_none(config)?;
-    let killed = leftover_processes::kill_all(&leftover_processes::file(&config.paths.run_dir));
-    if !killed.is_empty() {
-        tracing::warn!("killed what an earlier init left: {}", killed.join(", "));
-    }
-    without_init::ensure_none_running(&config.paths).await?;
-    without_init::forbid(&config.paths)
-        .context("the run dir must be writable; set another one with --run-dir")?;
+    let locks = replace_earlier_agent(config).await?;
     write_providers_copy(config, providers.as_ref())?;
     maintain_copies(&context)?;
     let (node_configuration, resolved) = match config.control_plane {
@@ -376,17 +351,7 @@ async fn build(
     drop(resolved);
     let reload = Reload::new(&context, cli, stamp, providers.as_ref());
     drop(providers);
-    let own = &config.own_processes;
-    if let Err(error) = host::set_oom_score(own.oom_score_adj) {
-        tracing::warn!(
-            %error,
-            score = own.oom_score_adj,
-            "cannot set the oom score of the agent: when memory runs out, the kernel may kill it like any process"
-        );
-    }
-    if let Err(error) = host::allow_open_files(own.max_open_files) {
-        tracing::warn!("{error}");
-    }
+    set_process_limits(config);
     let (launcher, lifeline) = Launcher::new(config, is_root(), host::effective_capabilities())
         .context("cannot create the lifeline of the services")?;
     if is_root() && !launcher.can_lower() {
@@ -411,6 +376,50 @@ async fn build(
         drop((locks, lifeline, lock_file));
     };
     Ok(Built { routes: Routes::new(SupervisorServer::new(api)), finish, announces_ready: true })
+}
+
+/// Logs the flags, the configuration and the notes on it, as a kubelet does at its start.
+fn log_start(config: &Config, cli: &Cli, resolved: &Resolved) {
+    let verbosity = verbosity(&resolved.kubelet_configuration);
+    let configuration = configuration_line(&resolved.kubelet_configuration, verbosity);
+    for line in cli.log_lines(verbosity).into_iter().chain(configuration) {
+        tracing::info!("{line}");
+    }
+    log_notes(&resolved.notes);
+    tracing::info!(version = config.own_processes.kubelet_version, "Kubelet version");
+    if config.control_plane == ControlPlane::None {
+        tracing::info!("Standalone mode, no API client");
+        tracing::info!("No API server defined - no node status update will be sent");
+    }
+}
+
+/// Takes the locks of the agent, and ends or refuses whatever else manages this node's pods.
+async fn replace_earlier_agent(config: &Config) -> anyhow::Result<Locks> {
+    let locks = lock::agent(config)?;
+    foreign_kubelet::ensure_none(config)?;
+    let killed = leftover_processes::kill_all(&leftover_processes::file(&config.paths.run_dir));
+    if !killed.is_empty() {
+        tracing::warn!("killed what an earlier init left: {}", killed.join(", "));
+    }
+    without_init::ensure_none_running(&config.paths).await?;
+    without_init::forbid(&config.paths)
+        .context("the run dir must be writable; set another one with --run-dir")?;
+    Ok(locks)
+}
+
+/// Sets the oom score and the number of open files of this process.
+fn set_process_limits(config: &Config) {
+    let own = &config.own_processes;
+    if let Err(error) = host::set_oom_score(own.oom_score_adj) {
+        tracing::warn!(
+            %error,
+            score = own.oom_score_adj,
+            "cannot set the oom score of the agent: when memory runs out, the kernel may kill it like any process"
+        );
+    }
+    if let Err(error) = host::allow_open_files(own.max_open_files) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// Waits for the lock of `--lock-file`, and with `--exit-on-lock-contention` shuts init down when another process wants it.

@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Paths, ServiceName};
+use keelson_files::remove_if_exists;
 use tokio::time::Instant;
-
-use crate::remove_if_exists;
 
 /// How long an unrecorded service of a killed init may take to end.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,16 +1,11 @@
 //! Parses configuration files into [`Document`]s: YAML (JSON is YAML) with the line of each field.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use keelson_init_core::{Document, Sourced};
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
-use serde_saphyr::Spanned;
-use serde_saphyr::options::DuplicateKeyPolicy;
+use keelson_yaml::fields::{Fields, fields};
 
 /// Why a configuration file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -70,18 +65,7 @@ pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, Stri
 /// # Errors
 /// The text is not YAML or JSON, or not a map; with line and column.
 pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
-    let mut keys = KeyLocations::default();
-    let seed = Seed { path: String::new(), keys: &mut keys };
-    // The last occurrence of a duplicate field wins; its reader reports the duplicate.
-    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
-    let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-        seed.deserialize(deserializer)
-    })
-    .map_err(|error| error.without_snippet().to_string())?;
-    let Value::Object(root) = value else {
-        return Err("it is not a map of fields".to_owned());
-    };
-    let KeyLocations { lines, duplicates } = keys;
+    let Fields { root, lines, duplicates } = fields(text)?;
     let duplicate =
         |(field, line): (String, u32)| Sourced { value: (), origin: format!("{file}:{line}"), field };
     let duplicates = duplicates.into_iter().map(duplicate).collect();
@@ -89,110 +73,10 @@ pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
     Ok(Document { file, folder, root, lines, duplicates, ..Document::default() })
 }
 
-/// The lines of keys.
-#[derive(Default)]
-struct KeyLocations {
-    /// The line of each key.
-    lines: BTreeMap<String, u32>,
-    /// Keys that occur again in the same map, each with its line.
-    duplicates: Vec<(String, u32)>,
-}
-
-impl KeyLocations {
-    /// Records the key at `path`; a duplicate replaces everything below the earlier one.
-    fn key(&mut self, path: &str, line: u32, duplicate: bool) {
-        if duplicate {
-            let is_below =
-                |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
-            self.lines.retain(|other, _| !is_below(other));
-            self.duplicates.push((path.to_owned(), line));
-        }
-        if line > 0 {
-            self.lines.insert(path.to_owned(), line);
-        }
-    }
-}
-
-/// Deserializes any value and records the line of every key below `path`.
-struct Seed<'a> {
-    path: String,
-    keys: &'a mut KeyLocations,
-}
-
-impl<'de> DeserializeSeed<'de> for Seed<'_> {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Seed<'_> {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(value.to_owned()))
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        self.deserialize(deserializer)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(value) = seq.next_element_seed(Seed {
-            path: format!("{}[{}]", self.path, list.len()),
-            keys: &mut *self.keys,
-        })? {
-            list.push(value);
-        }
-        Ok(Value::Array(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut object = Map::new();
-        while let Some(key) = map.next_key::<Spanned<String>>()? {
-            let path =
-                if self.path.is_empty() { key.value.clone() } else { format!("{}.{}", self.path, key.value) };
-            let line = u32::try_from(key.referenced.line()).unwrap_or(0);
-            self.keys.key(&path, line, object.contains_key(&key.value));
-            let value = map.next_value_seed(Seed { path, keys: &mut *self.keys })?;
-            object.insert(key.value, value);
-        }
-        Ok(Value::Object(object))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     const TEXT: &str =
@@ -209,12 +93,6 @@ mod tests {
         assert_eq!(document.origin("port"), "k.yaml:3");
         assert_eq!(document.origin("logging.format"), "k.yaml:5");
         assert_eq!(document.origin("absent"), "k.yaml");
-    }
-
-    #[test]
-    fn json_is_parsed_as_yaml() {
-        let document = parse(r#"{"kind": "X", "maxPods": 5}"#, "k.json", "/etc").unwrap();
-        assert_eq!(document.root["maxPods"], 5);
     }
 
     #[test]
@@ -237,16 +115,6 @@ mod tests {
         let json = parse(r#"{"kind": "X", "kind": "Y"}"#, "k.json", "/etc").unwrap();
         assert_eq!((&json.root["kind"], json.duplicates.len()), (&Value::from("Y"), 1));
         assert_eq!(parse(TEXT, "k.yaml", "/etc").unwrap().duplicates, []);
-    }
-
-    #[test]
-    fn yaml_errors_have_their_position() {
-        for (text, place) in
-            [("a: [1\nb: 2\n", "line"), ("- 1\n", "not a map"), ("a: 1\n---\nb: 2\n", "document")]
-        {
-            let error = parse(text, "k.yaml", "/etc").unwrap_err();
-            assert!(error.contains(place), "{text:?}: {error}");
-        }
     }
 
     #[test]

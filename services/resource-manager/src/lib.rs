@@ -6,6 +6,7 @@
 //!
 //! | module | task |
 //! |---|---|
+//! | `startup` | builds the service and starts its loops |
 //! | `server` | the gRPC API; wire types end here and in `wire` |
 //! | `manager` | one task that owns the set of desired pods, a slot per pod, and admission |
 //! | `commands` | the commands to the manager |
@@ -44,6 +45,7 @@ mod placement;
 mod procfs;
 mod runtime_pods;
 mod server;
+mod startup;
 mod statistics;
 mod storage;
 mod swap;
@@ -54,4 +56,4 @@ mod wire;
 mod wire_stats;
 mod worker;
 
-pub use server::build;
+pub use startup::build;

@@ -1,218 +1,44 @@
-//! Builds the service and implements its gRPC API.
+//! The gRPC API.
 
-use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use keelson_config::ServiceName;
 use keelson_pod_reconciler::{
-    Acks, DESIRED_TIMEOUT, ManagerHandle, QUEUE, Runtime, View as _, not_desired_error, wait_until,
+    Acks, DESIRED_TIMEOUT, ManagerHandle, View as _, not_desired_error, wait_until,
 };
 use keelson_proto::keelson::resource_manager::v1 as pb;
-use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
-    ResourceManager, ResourceManagerServer,
-};
+use keelson_proto::keelson::resource_manager::v1::resource_manager_server::ResourceManager;
 use keelson_resource_manager_core::desire::{PodDesire, Want};
-use keelson_resource_manager_core::driver::DriverChoice;
-use keelson_resource_manager_core::eviction::monitor::Monitor;
-use keelson_resource_manager_core::eviction::order::Order;
+use keelson_service_kit::answer_by;
 use keelson_service_kit::status::error;
-use keelson_service_kit::{Context, StateFile, answer_by, now_unix_nanos};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::WatchStream;
-use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use crate::admission::{NO_TREE, OLDER_PODS_FIRST, PREEMPTING, SET_NOT_COMPLETE, Verdict};
-use crate::cgroup::{FoundPods, KernelNotifier};
 use crate::commands::{Command, ManagerRequest};
-use crate::driver::{self, DriverSelector};
-use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Settings};
-use crate::host;
-use crate::iptables;
-use crate::machine_loop::MachineLoop;
-use crate::manager::{Manager, ManagerOutputs};
-use crate::metrics::{CgroupMetrics, EvictionMetrics};
-use crate::oom;
-use crate::placement::PlacementLoop;
+use crate::eviction;
 use crate::statistics::Statistics;
-use crate::storage::Storage;
-use crate::swap;
-use crate::tree_loop::{TreeLoop, set_up_tree};
-use crate::tunables;
 use crate::view::{MachineState, Orders, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
-use crate::worker::WorkerEnv;
 
 /// How long admission waits for the cgroup tree: at the first start the service asks the container runtime for its driver
 /// first.
 const TREE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Capacity of the queue of preemptions.
-const PREEMPTIONS: usize = 16;
 
-/// Scans the cgroup tree and builds the service. A tree that cannot be set up is a condition and is retried; it does not fail
-/// the start.
-///
-/// # Errors
-/// Reservations above the capacity, invalid eviction thresholds, protected kernel tunables with other values, and a state file
-/// of a newer version.
-pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
-    let settings = Settings::new(&ctx.config)?;
-    host::check_reservations(&ctx.config).await?;
-    tunables::apply(&ctx).await?;
-    let file = eviction::state_file(&ctx.config);
-    let checkpoint = file.load().await?;
-    let orders = Orders::new();
-    let (reports, reported) = watch::channel(None);
-    ctx.spawn("runtime", follow_runtime(ctx.clone(), reports));
-    let mut drivers = DriverSelector::load(&ctx, reported).await?;
-    let choice = drivers.choose().await;
-    let (tree, mut found) = set_up_tree(&ctx.config, choice).await;
-    tracing::info!(pods = found.own.len(), orders = checkpoint.orders.len(), "scanned the cgroup tree");
-    for order in checkpoint.orders {
-        // Its pod stays known until a set says that it is finished, even without a cgroup.
-        found.own.entry(order.pod.uid.clone()).or_default();
-        orders.set(order.pod.uid.clone(), Arc::new(order));
-    }
-    let mut monitor = checkpoint.monitor;
-    monitor.clamp_to(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
-    let tree = watch::Sender::new(tree);
-    let choice = watch::Sender::new(choice);
-    Ok(start(ctx, StartState { settings, file, monitor, orders, tree, found, drivers, choice }).await)
-}
-
-/// Follows the runtime's cgroup driver until the shutdown.
-async fn follow_runtime(ctx: Context, reports: watch::Sender<Option<driver::ReportedDriver>>) {
-    // Cancel-safe: `follow` keeps no state beyond the service.
-    tokio::select! {
-        () = ctx.shutdown.cancelled() => {}
-        () = driver::follow(ctx.peer(ServiceName::RuntimeShim), reports) => {}
-    }
-}
-
-/// The state at startup.
-struct StartState {
-    settings: Settings,
-    file: StateFile<Checkpoint>,
-    monitor: Monitor,
-    orders: Orders,
-    tree: watch::Sender<TreeState>,
-    found: FoundPods,
-    drivers: DriverSelector,
-    choice: watch::Sender<DriverChoice>,
-}
-
-/// Starts the loops and returns the routes.
-async fn start(ctx: Context, state: StartState) -> Routes {
-    let StartState { settings, file, monitor, orders, tree, found, drivers, choice } = state;
-    let conditions = watch::Sender::new(monitor.last_observed.keys().copied().collect());
-    let progress = ctx.progress.clone();
-    let machine = MachineLoop::start(&ctx.config, progress, tree.subscribe(), conditions.subscribe()).await;
-    let (commands, receiver) = mpsc::channel(QUEUE);
-    let (preempt, preemptions) = mpsc::channel(PREEMPTIONS);
-    let (outputs, receivers) = manager_outputs(preempt);
-    let metrics = CgroupMetrics::new(&ctx.metrics);
-    let env = Arc::new(WorkerEnv {
-        tree: tree.subscribe(),
-        runtime: Runtime::new(ctx.peer(ServiceName::RuntimeShim), ctx.progress.clone(), "cgroups stay"),
-        metrics: metrics.clone(),
-        commands: commands.clone(),
-    });
-    let storage = Storage::new(ctx.peer(ServiceName::RuntimeShim), ctx.peer(ServiceName::VolumeManager));
-    let root = ctx.config.paths.root_dir.clone();
-    let system = ctx.config.resources.system_cgroups.clone();
-    let statistics =
-        Statistics::new(tree.subscribe(), ctx.peer(ServiceName::RuntimeShim), storage, root.clone(), system);
-    let statistics = Arc::new(statistics);
-    let service = Service {
-        manager: ManagerHandle::new(&ctx, commands.clone()),
-        reservations_known: receivers.reservations_known,
-        changes: receivers.changes,
-        orders: orders.clone(),
-        machine: machine.state(),
-        tree: tree.subscribe(),
-        statistics: Arc::clone(&statistics),
-    };
-    let notified = ctx.config.resources.eviction.kernel_memcg_notification;
-    let eviction = EvictionLoop {
-        ctx: ctx.clone(),
-        settings,
-        observer: Observer { root, statistics, tree: tree.subscribe() },
-        file,
-        monitor,
-        orders: orders.clone(),
-        conditions,
-        commands: commands.clone(),
-        preemptions,
-        finished: receivers.finished,
-        metrics: EvictionMetrics::new(&ctx.metrics),
-        notifications: notified.then(|| MemoryNotifications::new(Arc::new(KernelNotifier))),
-        overdue: BTreeSet::new(),
-        interval: eviction::INTERVAL,
-    };
-    let manager = Manager::new(env, machine.state(), outputs, orders, found);
-    let placement = PlacementLoop {
-        ctx: ctx.clone(),
-        tree: tree.subscribe(),
-        choice: choice.subscribe(),
-        statistics: Arc::clone(&service.statistics),
-        commands: commands.clone(),
-    };
-    let handle = ctx.progress.register("placement");
-    ctx.spawn("placement", placement.run(ctx.shutdown.clone(), handle));
-    let handle = ctx.progress.register("pods");
-    ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
-    let handle = ctx.progress.register("machine");
-    ctx.spawn("machine", machine.run(ctx.shutdown.clone(), handle));
-    let handle = ctx.progress.register("cgroups");
-    let burstable = receivers.burstable;
-    let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable, commands, metrics, drivers, choice };
-    ctx.spawn("cgroups", tree_loop.run(handle));
-    let handle = ctx.progress.register("eviction");
-    ctx.spawn("eviction", eviction.run(ctx.shutdown.clone(), handle));
-    oom::watch(&ctx);
-    iptables::start(&ctx);
-    swap::warn_about_volumes(&ctx);
-    Routes::new(ResourceManagerServer::new(service))
-}
-
-/// The receivers of [`ManagerOutputs`].
-struct ManagerOutputReceivers {
-    reservations_known: watch::Receiver<bool>,
-    burstable: watch::Receiver<u64>,
-    changes: watch::Receiver<u64>,
-    finished: watch::Receiver<u64>,
-}
-
-fn manager_outputs(preempt: mpsc::Sender<Vec<Order>>) -> (ManagerOutputs, ManagerOutputReceivers) {
-    let outputs = ManagerOutputs {
-        reservations_known: watch::Sender::new(false),
-        burstable: watch::Sender::new(0),
-        changes: watch::Sender::new(0),
-        finished: watch::Sender::new(0),
-        preempt,
-    };
-    let receivers = ManagerOutputReceivers {
-        reservations_known: outputs.reservations_known.subscribe(),
-        burstable: outputs.burstable.subscribe(),
-        changes: outputs.changes.subscribe(),
-        finished: outputs.finished.subscribe(),
-    };
-    (outputs, receivers)
-}
-
-struct Service {
-    manager: ManagerHandle<PodDesire, View, ManagerRequest>,
-    reservations_known: watch::Receiver<bool>,
-    changes: watch::Receiver<u64>,
-    orders: Orders,
-    machine: watch::Receiver<MachineState>,
-    tree: watch::Receiver<TreeState>,
-    statistics: Arc<Statistics>,
+/// The gRPC API.
+pub(crate) struct Service {
+    pub(crate) manager: ManagerHandle<PodDesire, View, ManagerRequest>,
+    pub(crate) reservations_known: watch::Receiver<bool>,
+    pub(crate) changes: watch::Receiver<u64>,
+    pub(crate) orders: Orders,
+    pub(crate) machine: watch::Receiver<MachineState>,
+    pub(crate) tree: watch::Receiver<TreeState>,
+    pub(crate) statistics: Arc<Statistics>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

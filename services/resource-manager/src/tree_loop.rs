@@ -64,11 +64,10 @@ fn open_tree(config: &Config, driver: Driver) -> anyhow::Result<(Tree, FoundPods
         slices: (driver == Driver::Systemd).then(|| Arc::new(Systemd::of_this_machine()) as Arc<dyn Slices>),
         owner: config.paths.root_dir.to_string_lossy().into_owned(),
     };
-    let mountinfo = std::fs::read("/proc/self/mountinfo")?;
+    let mounts = keelson_mountinfo::parse(&std::fs::read("/proc/self/mountinfo")?);
     let pids = u64::try_from(config.resources.pod_pids_limit).ok().filter(|limit| *limit > 0);
     let node = NodeLimits { pids, page_sizes: host::page_sizes() };
-    let text = String::from_utf8_lossy(&mountinfo);
-    let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), driver_config, node)?;
+    let tree = Tree::open(Arc::new(KernelCgroups), &mounts, Path::new(CGROUP_ROOT), driver_config, node)?;
     tree.set_up()?;
     let found = tree.scan_by_owner()?;
     Ok((tree, found))

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
+use keelson_files::remove_if_exists;
 use keelson_kube_model::time::format_seconds;
 use keelson_volume_manager_core::payload::{File, Payload};
 use rustix::fs::OFlags;
@@ -217,10 +218,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), WriteError> {
 }
 
 fn remove_file(path: &Path) -> Result<(), WriteError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
-    }
+    remove_if_exists(path).map_err(failed("remove", path))
 }
 
 /// Creates the links that users see. Removes links of names that are gone, all folders of old files except `data`, and

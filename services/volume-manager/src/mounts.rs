@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_mountinfo::{Mount, RootNeeds};
 use keelson_volume_manager_core::hugepages;
-use keelson_volume_manager_core::mountinfo::{self, Mount, RootNeeds};
 use keelson_volume_manager_core::tmpfs;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
@@ -61,7 +61,7 @@ fn below_text(below: &[PathBuf]) -> String {
 /// Reads the mounts of this process.
 pub(crate) fn read_mounts() -> Result<Vec<Mount>, MountError> {
     let bytes = std::fs::read("/proc/self/mountinfo").map_err(MountError::ReadMounts)?;
-    Ok(mountinfo::parse(&String::from_utf8_lossy(&bytes)))
+    Ok(keelson_mountinfo::parse(&bytes))
 }
 
 /// Whether something is mounted on `path` itself. A missing path is not a mount point.
@@ -141,14 +141,14 @@ pub(crate) fn unmount_memory(path: &Path) -> Result<bool, MountError> {
 
 fn busy(path: &Path, errno: Errno) -> MountError {
     let mounts = read_mounts().unwrap_or_default();
-    let below = mountinfo::below(&mounts, path).map(|m| m.point.clone()).collect();
+    let below = keelson_mountinfo::below(&mounts, path).map(|m| m.point.clone()).collect();
     MountError::Unmount { path: path.to_owned(), below, source: errno.into() }
 }
 
 /// Makes sure that the root folder is on a shared mount (volumes.md §2).
 pub(crate) fn share_root(root: &Path) -> Result<(), MountError> {
     let real = root.canonicalize().map_err(|source| MountError::Stat { path: root.to_owned(), source })?;
-    let needs = mountinfo::root_needs(&read_mounts()?, &real);
+    let needs = keelson_mountinfo::root_needs(&read_mounts()?, &real);
     if needs == RootNeeds::Nothing {
         return Ok(());
     }

@@ -1,99 +1,36 @@
 //! The pod folders and volumes on disk (volumes.md §2, §10.1, §10.2, §3.17). All functions block.
 
+mod error;
+mod folders;
+mod host_path;
+
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use keelson_files::remove_if_exists;
 use keelson_kube_model::kernel;
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
-use keelson_volume_manager_core::hostpath::{self, CheckResult, FileKind, HostPathError, TypeCheck};
-use keelson_volume_manager_core::hugepages::{self, HugePagesError};
-use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_path_component};
-use keelson_volume_manager_core::payload::{Files, PayloadError, SourceCache, collect};
+use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_canonical};
+use keelson_volume_manager_core::payload::{Files, SourceCache, collect};
 use keelson_volume_manager_core::plan::ActualState;
-use keelson_volume_manager_core::tmpfs;
+use keelson_volume_manager_core::{hostpath, hugepages, tmpfs};
 
-use crate::atomic::{self, WriteError};
+pub(crate) use self::error::StoreError;
+use self::error::io_error;
+use self::folders::{
+    FOLDER_MODE, create_folder, create_marker, folders_in, ignore_not_found, is_folder, remove_empty,
+    remove_marker, set_mode,
+};
+use self::host_path::check_host_path;
+use crate::atomic;
 use crate::fsgroup::{self, Access, FsGroup};
 use crate::mounts::{
     MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
 };
-use crate::remove::{RemoveError, remove_tree};
-use crate::subpath::{self, SubPathError};
+use crate::remove::remove_tree;
+use crate::subpath;
 use crate::walks::FsGroupWalks;
-
-/// The mode of the agent's and the pods' folders (volumes.md §2).
-const FOLDER_MODE: u32 = 0o750;
-
-/// An error of a pod folder or volume.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
-    /// The root folder's path is not canonical.
-    #[error("the root folder {} must be an absolute path without . or .. and without a slash at its end", path.display())]
-    RootPath { path: PathBuf },
-    /// A system call has failed.
-    #[error("cannot {operation} {}", path.display())]
-    Io { operation: &'static str, path: PathBuf, source: io::Error },
-    /// A mount or unmount has failed.
-    #[error(transparent)]
-    Mount(#[from] MountError),
-    /// A removal has failed.
-    #[error(transparent)]
-    Remove(#[from] RemoveError),
-    /// The files of a volume cannot be determined.
-    #[error(transparent)]
-    Payload(#[from] PayloadError),
-    /// Writing the files of a volume has failed.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    /// The hostPath does not match its type or may not be used.
-    #[error(transparent)]
-    HostPath(#[from] HostPathError),
-    /// The API has no such medium.
-    #[error("unknown storage medium {medium:?}; use an empty string, Memory or HugePages")]
-    UnknownMedium { medium: String },
-    /// The pod does not request such huge pages.
-    #[error(transparent)]
-    HugePages(#[from] HugePagesError),
-    /// Unmounting the subPaths of containers has failed.
-    #[error("a subPath of a container is still mounted")]
-    SubPath(#[from] SubPathError),
-    /// This version does not support the volume kind.
-    #[error("volumes of the kind {kind} are not supported by this version")]
-    Unsupported { kind: String },
-    /// A volume to be removed belongs to a plugin that this version does not support.
-    #[error("the volume {} belongs to the plugin {plugin}, which this version cannot tear down; unmount it and remove its folder", path.display())]
-    ForeignPlugin { path: PathBuf, plugin: String },
-}
-
-impl StoreError {
-    /// Whether the spec causes the error; then a retry only helps if the node changes.
-    pub(crate) fn is_permanent(&self) -> bool {
-        match self {
-            Self::HostPath(_)
-            | Self::UnknownMedium { .. }
-            | Self::HugePages(_)
-            | Self::Unsupported { .. } => true,
-            Self::Payload(PayloadError::Invalid(errors)) => {
-                errors.iter().any(|error| error.is_caused_by_spec())
-            }
-            Self::Payload(PayloadError::Pending(_))
-            | Self::Write(_)
-            | Self::RootPath { .. }
-            | Self::Io { .. }
-            | Self::Mount(_)
-            | Self::Remove(_)
-            | Self::SubPath(_)
-            | Self::ForeignPlugin { .. } => false,
-        }
-    }
-
-    /// Whether the user has to fix an object that the pod refers to.
-    pub(crate) fn is_fixable_by_user(&self) -> bool {
-        matches!(self, Self::Payload(PayloadError::Invalid(_))) && !self.is_permanent()
-    }
-}
 
 /// A volume that is set up.
 #[derive(Debug)]
@@ -136,7 +73,7 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the root folder, and creates it and its fixed sub-folders if they are missing.
     pub(crate) fn open(root: &Path, run_dir: &Path, allocatable: u64) -> Result<Self, StoreError> {
-        if !keelson_volume_manager_core::mountinfo::is_canonical(root) {
+        if !is_canonical(root) {
             return Err(StoreError::RootPath { path: root.to_owned() });
         }
         if let Some(parent) = root.parent() {
@@ -368,7 +305,7 @@ impl Store {
                 // Created again during the removal; the removal of the pod's folder below fails and is retried.
                 Some("volumes") => {}
                 Some(name) if is_folder => remove_tree(&folder, name)?,
-                _ => ignore_not_found(fs::remove_file(entry.path()))
+                _ => remove_if_exists(&entry.path())
                     .map_err(|source| io_error("remove", &entry.path(), source))?,
             }
         }
@@ -386,55 +323,6 @@ fn backing(medium: &Medium, desire: &PodDesire) -> Result<Backing, StoreError> {
     }
 }
 
-fn io_error(operation: &'static str, path: &Path, source: io::Error) -> StoreError {
-    StoreError::Io { operation, path: path.to_owned(), source }
-}
-
-/// Treats a missing file as removed.
-fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-fn remove_empty(path: &Path) -> Result<(), StoreError> {
-    ignore_not_found(fs::remove_dir(path)).map_err(|source| io_error("remove", path, source))
-}
-
-fn is_folder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
-}
-
-fn set_mode(path: &Path, mode: u32) -> Result<(), StoreError> {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .map_err(|source| io_error("set the mode of", path, source))
-}
-
-/// Creates one folder with exactly this mode, regardless of the umask. An existing folder keeps its mode.
-fn create_folder(path: &Path, mode: u32) -> Result<(), StoreError> {
-    match fs::DirBuilder::new().mode(mode).create(path) {
-        Ok(()) => set_mode(path, mode),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(source) => Err(io_error("create", path, source)),
-    }
-}
-
-fn create_marker(folder: &Path) -> Result<(), StoreError> {
-    if let Some(plugin) = folder.parent() {
-        create_folder(plugin, FOLDER_MODE)?;
-    }
-    create_folder(folder, FOLDER_MODE)?;
-    let file = folder.join("ready");
-    fs::File::create(&file).map(drop).map_err(|source| io_error("create", &file, source))
-}
-
-fn remove_marker(folder: &Path) -> Result<(), StoreError> {
-    let file = folder.join("ready");
-    ignore_not_found(fs::remove_file(&file)).map_err(|source| io_error("remove", &file, source))?;
-    remove_empty(folder)
-}
-
 /// Removes the folder of a volume of an unsupported plugin, but only if it is empty and nothing is mounted there. Reads
 /// mountinfo instead of the folder, which may hang.
 fn remove_foreign(path: &Path, key: &VolumeKey) -> Result<(), StoreError> {
@@ -444,63 +332,4 @@ fn remove_foreign(path: &Path, key: &VolumeKey) -> Result<(), StoreError> {
     }
     let plugin = keelson_volume_manager_core::names::unescape(&key.plugin);
     Err(StoreError::ForeignPlugin { path: path.to_owned(), plugin })
-}
-
-/// The names of the folders in `path`; none if `path` is missing.
-fn folders_in(path: &Path) -> Result<Vec<String>, StoreError> {
-    let entries = match fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(io_error("read", path, source)),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|source| io_error("read", path, source))?;
-        // From the directory entry, without access to a file system that may be mounted there.
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if let Some(name) = entry.file_name().to_str().filter(|name| is_folder && is_path_component(name)) {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
-}
-
-fn check_host_path(path: &str, kind: &str) -> Result<(), StoreError> {
-    if hostpath::type_check(path, kind)? == TypeCheck::Skipped {
-        return Ok(());
-    }
-    match hostpath::check_type(path, kind, file_kind(Path::new(path))?)? {
-        CheckResult::Matches => return Ok(()),
-        CheckResult::CreateDirectory => fs::DirBuilder::new().recursive(true).mode(0o755).create(path),
-        CheckResult::CreateFile => {
-            match fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                other => other.map(drop),
-            }
-        }
-    }
-    .map_err(|source| io_error("create", Path::new(path), source))?;
-    hostpath::check_type(path, kind, file_kind(Path::new(path))?)?;
-    Ok(())
-}
-
-fn file_kind(path: &Path) -> Result<FileKind, StoreError> {
-    let kind = match fs::metadata(path) {
-        Ok(meta) => meta.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FileKind::Missing),
-        Err(source) => return Err(io_error("stat", path, source)),
-    };
-    Ok(if kind.is_dir() {
-        FileKind::Directory
-    } else if kind.is_file() {
-        FileKind::File
-    } else if kind.is_socket() {
-        FileKind::Socket
-    } else if kind.is_char_device() {
-        FileKind::CharDevice
-    } else if kind.is_block_device() {
-        FileKind::BlockDevice
-    } else {
-        FileKind::Other
-    })
 }

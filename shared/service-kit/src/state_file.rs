@@ -1,11 +1,11 @@
 //! A small JSON file (checkpoint) with the state of a service that must survive a restart.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::marker::PhantomData;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use keelson_files::Replacement;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -113,11 +113,7 @@ fn replace<T: StoredState>(path: &Path, kept: &T) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    let temporary = path.with_extension("json.new");
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&serde_json::to_vec(&json)?)?;
-    fs::rename(&temporary, path)
+    Replacement::new().mode(0o600).write(path, &serde_json::to_vec(&json)?)
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ mod pair;
 mod store;
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use keelson_config::{ApiTls, CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes};
+use keelson_files::{Replacement, Written};
 use keelson_init_core::{client_certificates, kubeconfig_for_certificate, set_client_pair};
 use serde_json::Value;
 
@@ -96,23 +96,18 @@ pub(crate) fn write_kubeconfig(api: &Kubernetes) -> Result<(), KubeconfigFileErr
     let text = kubeconfig_for_certificate(&document.root, Path::new(&document.folder), &current)
         .map_err(|source| KubeconfigFileError::Invalid { path: bootstrap.clone(), source })?;
     let path = &api.kubeconfig;
-    if fs::read(path).is_ok_and(|now| now == text.as_bytes()) {
-        return Ok(());
-    }
-    let write = || -> io::Result<()> {
-        let mut temporary = path.clone().into_os_string();
-        temporary.push(".new");
-        crate::remove_if_exists(Path::new(&temporary))?;
+    let write = || -> io::Result<Written> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
+        Replacement::new().mode(0o600).synced().write_if_changed(path, text.as_bytes())
     };
-    write().map_err(|source| KubeconfigFileError::Write { path: path.clone(), source })?;
-    tracing::info!(kubeconfig = %path.display(), "wrote the kubeconfig for the requested certificate");
+    match write().map_err(|source| KubeconfigFileError::Write { path: path.clone(), source })? {
+        Written::Created | Written::Replaced => {
+            tracing::info!(kubeconfig = %path.display(), "wrote the kubeconfig for the requested certificate");
+        }
+        Written::Unchanged => {}
+    }
     Ok(())
 }
 

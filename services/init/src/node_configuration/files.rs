@@ -1,13 +1,14 @@
 //! The files through which pod-config, init and node-status exchange the node configuration.
 
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use keelson_config::{AssignedConfiguration, Config, ConfigurationStatus, Paths};
+use keelson_files::{Replacement, remove_if_exists};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -46,21 +47,16 @@ pub(super) fn read(path: &Path) -> io::Result<Option<AssignedConfiguration>> {
 pub(super) fn write_status(config: &Config, status: Option<&ConfigurationStatus>) -> anyhow::Result<()> {
     let Some(status) = status else { return remove_status(&config.paths) };
     let path = config.paths.configuration_status();
-    let temporary = path.with_extension("json.new");
-    let write = || -> io::Result<()> {
-        crate::remove_if_exists(&temporary)?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o640).open(&temporary)?;
-        file.write_all(&serde_json::to_vec(status)?)
-    };
-    write().with_context(|| format!("cannot write {}", temporary.display()))?;
-    crate::give_to_operators(config, &temporary)?;
-    fs::rename(&temporary, &path).with_context(|| format!("cannot write {}", path.display()))
+    let owner = crate::is_root().then_some((0, config.users.operator_gid)).unzip();
+    let replacement = Replacement::new().mode(0o640).owner(owner.0).group(owner.1);
+    let bytes = serde_json::to_vec(status)?;
+    replacement.write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Removes the published status.
 pub(crate) fn remove_status(paths: &Paths) -> anyhow::Result<()> {
     let path = paths.configuration_status();
-    crate::remove_if_exists(&path).with_context(|| format!("cannot remove {}", path.display()))
+    remove_if_exists(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
 /// Watches the folder of pod-config (inotify(7)). Without it, changes are noticed at the next heartbeat.

@@ -1,9 +1,9 @@
 //! The mounted cgroup hierarchies (cgroups(7)).
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+
+use keelson_mountinfo::Mount;
 
 /// The cgroup version that is used for pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,24 +70,27 @@ pub enum HierarchyError {
     },
 }
 
-/// Finds the hierarchies in a mountinfo text at or below `root` (`/sys/fs/cgroup`): v2 when cgroup2 is mounted on `root`
-/// itself, else v1.
-pub fn detect(mountinfo: &str, root: &Path) -> Result<Hierarchies, HierarchyError> {
+/// Finds the hierarchies at or below `root` (`/sys/fs/cgroup`): v2 when cgroup2 is mounted on `root` itself, else v1. A mount
+/// of a part of a hierarchy is skipped, since paths in it would be wrong.
+pub fn detect(mounts: &[Mount], root: &Path) -> Result<Hierarchies, HierarchyError> {
     let mut pod_hierarchies: Vec<Hierarchy> = Vec::new();
     let mut unified = None;
-    for mount in mountinfo.lines().filter_map(parse_line).filter(|m| m.point.starts_with(root)) {
+    let whole = mounts.iter().filter(|m| m.root == Path::new("/"));
+    for mount in whole.filter(|m| m.point.starts_with(root)) {
+        let point = mount.point.clone();
         if mount.fs_type == "cgroup2" {
-            if mount.point == root {
-                let v2 = Hierarchy { mount: mount.point, controllers: BTreeSet::new() };
+            if point == root {
+                let v2 = Hierarchy { mount: point, controllers: BTreeSet::new() };
                 return Ok(Hierarchies { version: Version::V2, pod_hierarchies: vec![v2], unified: None });
             }
-            unified = Some(mount.point);
+            unified = Some(point);
         } else if mount.fs_type == "cgroup" {
+            let options = mount.super_options.split(',');
             let controllers: BTreeSet<String> =
-                mount.options.split(',').filter(|o| is_controller(o)).map(ToOwned::to_owned).collect();
+                options.filter(|o| is_controller(o)).map(ToOwned::to_owned).collect();
             // The same hierarchy mounted twice counts once.
             if !controllers.is_empty() && pod_hierarchies.iter().all(|h| h.controllers != controllers) {
-                pod_hierarchies.push(Hierarchy { mount: mount.point, controllers });
+                pod_hierarchies.push(Hierarchy { mount: point, controllers });
             }
         }
     }
@@ -121,49 +124,13 @@ fn is_controller(option: &str) -> bool {
     ) && (!option.contains('=') || option.starts_with("name="))
 }
 
-struct Mount {
-    point: PathBuf,
-    fs_type: String,
-    options: String,
-}
-
-/// Parses a mount of a whole hierarchy; a mount of a part of one is skipped, since paths in it would be wrong.
-fn parse_line(line: &str) -> Option<Mount> {
-    let (left, right) = line.split_once(" - ")?;
-    let mut left = left.split(' ').skip(3);
-    let (root, point) = (left.next()?, left.next()?);
-    let mut right = right.split(' ');
-    let (fs_type, _, options) = (right.next()?, right.next()?, right.next()?);
-    (root == "/").then(|| Mount {
-        point: unescape(point),
-        fs_type: fs_type.to_owned(),
-        options: options.to_owned(),
-    })
-}
-
-fn unescape(field: &str) -> PathBuf {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some(at) = rest.find('\\') {
-        plain.extend_from_slice(&rest.as_bytes()[..at]);
-        match rest.get(at + 1..at + 4).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                rest = &rest[at + 4..];
-            }
-            None => {
-                plain.push(b'\\');
-                rest = &rest[at + 1..];
-            }
-        }
-    }
-    plain.extend_from_slice(rest.as_bytes());
-    PathBuf::from(OsString::from_vec(plain))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn detect(mountinfo: &str, root: &str) -> Result<Hierarchies, HierarchyError> {
+        super::detect(&keelson_mountinfo::parse(mountinfo.as_bytes()), Path::new(root))
+    }
 
     const HYBRID: &str = "\
 27 1 254:0 / / rw - ext4 /dev/vda rw\n\
@@ -181,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_hybrid_machine_is_v1_with_each_hierarchy_once() {
-        let found = detect(HYBRID, Path::new("/sys/fs/cgroup")).unwrap();
+        let found = detect(HYBRID, "/sys/fs/cgroup").unwrap();
         assert_eq!(found.version, Version::V1);
         let all: Vec<_> = found.pod_hierarchies.iter().map(controllers).collect();
         assert_eq!(all, [vec!["cpu", "cpuacct"], vec!["memory"], vec!["name=systemd"]]);
@@ -192,7 +159,7 @@ mod tests {
     #[test]
     fn cgroup2_on_the_root_is_v2() {
         let text = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-        let mut found = detect(text, Path::new("/sys/fs/cgroup")).unwrap();
+        let mut found = detect(text, "/sys/fs/cgroup").unwrap();
         assert_eq!((found.version, found.pod_hierarchies.len()), (Version::V2, 1));
         let error = check(&found, false).unwrap_err().to_string();
         assert!(error.contains("cpu, memory"), "{error}");
@@ -204,27 +171,21 @@ mod tests {
     #[test]
     fn missing_cgroup_controllers_are_named() {
         let text = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
-        let found = detect(text, Path::new("/sys/fs/cgroup")).unwrap();
+        let found = detect(text, "/sys/fs/cgroup").unwrap();
         let error = check(&found, false).unwrap_err().to_string();
         assert!(error.contains("cpuacct, memory") && !error.contains("cpuset"), "{error}");
     }
 
     #[test]
     fn a_missing_cgroup_mount_error_names_the_mount_point() {
-        let error =
-            detect("27 1 254:0 / / rw - ext4 /dev/vda rw\n", Path::new("/sys/fs/cgroup")).unwrap_err();
+        let error = detect("27 1 254:0 / / rw - ext4 /dev/vda rw\n", "/sys/fs/cgroup").unwrap_err();
         assert!(error.to_string().contains("/sys/fs/cgroup"));
     }
 
     #[test]
     fn cgroup_mounts_outside_the_root_are_ignored() {
-        let found = detect(HYBRID, Path::new("/elsewhere"));
+        let found = detect(HYBRID, "/elsewhere");
         assert!(matches!(found, Err(HierarchyError::None { .. })));
-    }
-
-    #[test]
-    fn escaped_mount_points_are_read() {
-        assert_eq!(unescape("/a\\040b\\x"), Path::new("/a b\\x"));
     }
 
     #[test]

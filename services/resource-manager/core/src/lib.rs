@@ -13,7 +13,7 @@
 //! | [`enforce`] | the limits of the `kubepods` cgroup and of the reserved cgroups |
 //! | [`driver`] | which cgroup driver is used |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
-//! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
+//! | [`hierarchy`] | which cgroup hierarchies are mounted |
 //! | [`values`] | the limits of a cgroup, and what is written to which of its files |
 //! | [`slices`] | the systemd properties of a slice |
 //! | [`machine`] | capacity and allocatable |

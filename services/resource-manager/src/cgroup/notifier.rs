@@ -52,14 +52,11 @@ mod tests {
     impl Cgroup {
         /// None on a machine with memory on cgroup v2.
         fn create() -> Option<Self> {
-            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-            let found = mounts.lines().find(|line| {
-                let options = line.split_once(" - cgroup ").map(|(_, rest)| rest);
-                options.is_some_and(|options| options.split([' ', ',']).any(|option| option == "memory"))
-            });
-            let mount = found?.split(' ').nth(4).unwrap();
+            let mounts = keelson_mountinfo::parse(&fs::read("/proc/self/mountinfo").unwrap());
+            let has_memory = |options: &str| options.split(',').any(|option| option == "memory");
+            let mount = mounts.into_iter().find(|m| m.fs_type == "cgroup" && has_memory(&m.super_options))?;
             let name = format!("keelson-alarm-{}-{:08x}", std::process::id(), fastrand::u32(..));
-            let dir = Path::new(mount).join(name);
+            let dir = mount.point.join(name);
             fs::create_dir(&dir).unwrap();
             Some(Self(dir))
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use keelson_mountinfo::Mount;
 use keelson_resource_manager_core::desire::PodCgroup;
 use keelson_resource_manager_core::enforce::{self, Limits};
 use keelson_resource_manager_core::hierarchy::{
@@ -78,15 +79,15 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Finds the hierarchies that `mountinfo` shows at or below `root`, and checks that nothing is missing.
+    /// Finds the hierarchies that are mounted at or below `root`, and checks that nothing is missing.
     pub(crate) fn open(
         fs: Arc<dyn CgroupFs>,
-        mountinfo: &str,
+        mounts: &[Mount],
         root: &Path,
         driver_config: DriverConfig,
         node: NodeLimits,
     ) -> Result<Self, TreeError> {
-        let mut hierarchies = hierarchy::detect(mountinfo, root)?;
+        let mut hierarchies = hierarchy::detect(mounts, root)?;
         if hierarchies.version == Version::V2 {
             for unified in &mut hierarchies.pod_hierarchies {
                 let text = fs

@@ -22,7 +22,8 @@ fn open(fake: &FakeCgroups, mountinfo: &str) -> Result<Tree, TreeError> {
 
 fn open_with(fake: &FakeCgroups, mountinfo: &str, driver_config: DriverConfig) -> Result<Tree, TreeError> {
     let node = NodeLimits { pids: Some(64), page_sizes: vec!["2Mi".to_owned()] };
-    Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driver_config, node)
+    let mounts = keelson_mountinfo::parse(mountinfo.as_bytes());
+    Tree::open(Arc::new(fake.clone()), &mounts, Path::new("/cg"), driver_config, node)
 }
 
 /// A tree of slices, and systemd.

@@ -176,7 +176,8 @@ mod tests {
             slices: None,
             owner: "/var/lib/kubelet".into(),
         };
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driver_config, NodeLimits::default())
+        let mounts = keelson_mountinfo::parse(mountinfo.as_bytes());
+        Tree::open(Arc::new(fake.clone()), &mounts, Path::new("/cg"), driver_config, NodeLimits::default())
             .unwrap()
     }
 

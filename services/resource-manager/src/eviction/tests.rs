@@ -65,6 +65,18 @@ impl FakeNotifier {
     }
 }
 
+/// A tree of cgroups below `/cg`.
+fn open_tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
+    let driver_config = DriverConfig {
+        layout: Layout::new(Driver::Cgroupfs, "/").unwrap(),
+        slices: None,
+        owner: "/var/lib/kubelet".into(),
+    };
+    let mounts = keelson_mountinfo::parse(mountinfo.as_bytes());
+    Tree::open(Arc::new(fake.clone()), &mounts, Path::new("/cg"), driver_config, NodeLimits::default())
+        .unwrap()
+}
+
 /// A running eviction task and its environment.
 struct World {
     _dir: tempfile::TempDir,
@@ -92,19 +104,8 @@ impl World {
         config.resources.eviction.hard = [("memory.available".to_owned(), "1".to_owned())].into();
         config.resources.eviction.local_storage_limits = false;
         let ctx = Context::detached(ServiceName::ResourceManager, config);
-        let driver_config = DriverConfig {
-            layout: Layout::new(Driver::Cgroupfs, "/").unwrap(),
-            slices: None,
-            owner: "/var/lib/kubelet".into(),
-        };
-        let opened = Tree::open(
-            Arc::new(fake.clone()),
-            mountinfo,
-            Path::new("/cg"),
-            driver_config,
-            NodeLimits::default(),
-        );
-        let (tree_end, tree) = watch::channel(TreeState::Ready(Arc::new(opened.unwrap())));
+        let opened = open_tree(fake, mountinfo);
+        let (tree_end, tree) = watch::channel(TreeState::Ready(Arc::new(opened)));
         let runtime = || ctx.peer(ServiceName::RuntimeShim);
         let storage = Storage::new(runtime(), ctx.peer(ServiceName::VolumeManager));
         let root = dir.path().to_owned();
@@ -223,15 +224,7 @@ async fn eviction_passes_continue_without_kernel_notifications() {
 #[tokio::test]
 async fn a_notification_error_is_reported_once_until_it_recovers() {
     let config = Config::default();
-    let fake = v1(600);
-    let driver_config = DriverConfig {
-        layout: Layout::new(Driver::Cgroupfs, "/").unwrap(),
-        slices: None,
-        owner: "/var/lib/kubelet".into(),
-    };
-    let tree =
-        Tree::open(Arc::new(fake), V1, Path::new("/cg"), driver_config, NodeLimits::default()).unwrap();
-    let tree = TreeState::Ready(Arc::new(tree));
+    let tree = TreeState::Ready(Arc::new(open_tree(&v1(600), V1)));
     let mut texts = config.resources.eviction;
     texts.hard = [("memory.available".to_owned(), "1".to_owned())].into();
     let list = thresholds(&Texts { hard: texts.hard, ..Texts::default() }, true).unwrap();

@@ -98,9 +98,9 @@ impl World {
 
 /// Where cgroup hierarchies are mounted.
 pub fn hierarchies() -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let is_cgroup = |line: &&str| line.contains(" - cgroup ") || line.contains(" - cgroup2 ");
-    text.lines().filter(is_cgroup).map(|line| line.split(' ').nth(4).unwrap().into()).collect()
+    let mounts = keelson_mountinfo::parse(&fs::read("/proc/self/mountinfo").unwrap());
+    let cgroups = mounts.into_iter().filter(|mount| ["cgroup", "cgroup2"].contains(&mount.fs_type.as_str()));
+    cgroups.map(|mount| mount.point).collect()
 }
 
 fn remove_cgroup(dir: &Path) {

@@ -14,7 +14,6 @@
 //! | [`ownership`] | which events report a slow fsGroup ownership change |
 //! | [`envfile`] | which value a key has in an environment file |
 //! | [`hostpath`] | whether the file at a hostPath has the type that the volume asks for |
-//! | [`mountinfo`] | which mounts a mountinfo text lists |
 
 pub mod desire;
 pub mod envfile;
@@ -22,7 +21,6 @@ pub mod hostpath;
 pub mod hugepages;
 pub mod measurement;
 pub mod mount_latency;
-pub mod mountinfo;
 pub mod names;
 pub mod ownership;
 pub mod payload;

@@ -1,4 +1,6 @@
-//! Names of plugins and volumes on disk (volumes.md §1, §2).
+//! Names of plugins and volumes on disk, and which paths are safe (volumes.md §1, §2).
+
+use std::path::{Component, Path, PathBuf};
 
 /// The plugin of emptyDir volumes, escaped.
 pub const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
@@ -39,6 +41,14 @@ pub fn relative_components(path: &str) -> Option<Vec<&str>> {
     }
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     (!parts.contains(&"..")).then_some(parts)
+}
+
+/// Whether a path is absolute and written without `.`, `..`, doubled or trailing slashes.
+pub fn is_canonical(path: &Path) -> bool {
+    let rebuilt: PathBuf = path.components().collect();
+    path.is_absolute()
+        && !path.components().any(|c| matches!(c, Component::ParentDir | Component::CurDir))
+        && rebuilt.as_os_str() == path.as_os_str()
 }
 
 /// The place of a volume below `volumes/` of its pod.
@@ -109,6 +119,21 @@ mod tests {
             ("a\0b", None),
         ] {
             assert_eq!(relative_components(path), parts, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_plain_absolute_path_is_canonical() {
+        for (path, good) in [
+            ("/var/lib/kubelet", true),
+            ("/", true),
+            ("var/lib", false),
+            ("/var/../lib", false),
+            ("/var/./lib", false),
+            ("/var//lib", false),
+            ("/var/lib/", false),
+        ] {
+            assert_eq!(is_canonical(Path::new(path)), good, "{path}");
         }
     }
 

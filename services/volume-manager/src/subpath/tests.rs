@@ -44,7 +44,7 @@ impl World {
     }
 
     fn mounts(&self) -> usize {
-        let below = |m: &keelson_volume_manager_core::mountinfo::Mount| m.point.starts_with(self.dir.path());
+        let below = |m: &keelson_mountinfo::Mount| m.point.starts_with(self.dir.path());
         read_mounts().unwrap().into_iter().filter(below).count()
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
+use keelson_mountinfo::Mount;
 pub use keelson_pod_reconciler::testing::{FakeRuntime, eventually, within};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
@@ -18,6 +19,9 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
+
+/// A deadline that is long enough on a busy machine.
+pub const LONG: Duration = Duration::from_secs(20);
 
 pub type Client = VolumeManagerClient<PeerChannel>;
 pub type Service = keelson_pod_reconciler::testing::Service<Client>;
@@ -66,9 +70,14 @@ impl World {
     }
 }
 
+/// The mounts of this process.
+pub fn mounts() -> Vec<Mount> {
+    keelson_mountinfo::parse(&std::fs::read("/proc/self/mountinfo").unwrap())
+}
+
+/// The mount points at and below `folder`.
 pub fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    let points = mounts().into_iter().map(|mount| mount.point);
     points.filter(|point| point.starts_with(folder)).collect()
 }
 
