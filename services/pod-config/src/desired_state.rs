@@ -1,14 +1,14 @@
 //! The merged desired pods of all sources, and their subscribers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
-use keelson_pod_config_core::files::{SourceError, SourceObject, SourceSet};
-use keelson_pod_config_core::merge::{Change, Merge, MergeError, MergedPod, Op};
+use keelson_pod_config_core::desired_pod::DesiredPod;
+use keelson_pod_config_core::files::{SourceError, SourceSet};
+use keelson_pod_config_core::merge::{Change, Merge, MergeError, Op};
 use keelson_pod_config_core::object::ObjectKey;
-use keelson_pod_config_core::offline::WaitingPod;
 use keelson_pod_config_core::sent_record::SentRecord;
 use keelson_pod_config_core::{ManifestError, ManifestErrorKind, ManifestWarning};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -17,6 +17,8 @@ use tokio::sync::watch;
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::SourceMetrics;
+use crate::sent_pod::SentPod;
+use crate::source_state::SourceState;
 
 /// Name of the source that `staticPodPath` configures.
 pub const FILE: &str = "file";
@@ -38,7 +40,7 @@ pub enum WatchKey {
 #[derive(Debug, Clone)]
 pub enum WatchValue {
     /// The pod as sent to subscribers.
-    Pod(Arc<pb::DesiredPod>),
+    Pod(Arc<SentPod>),
     /// The source has been read once.
     Ready,
 }
@@ -77,18 +79,6 @@ struct State {
     sources: BTreeMap<String, SourceState>,
 }
 
-#[derive(Debug, Default)]
-struct SourceState {
-    location: String,
-    ready: bool,
-    objects: BTreeMap<ObjectKey, SourceObject>,
-    errors: BTreeMap<SourceError, i64>,
-    /// Waiting pods, each with the time since when it waits.
-    waiting: BTreeMap<WaitingPod, i64>,
-    /// Warnings with their files, each with the time since when it is known.
-    warnings: BTreeMap<(String, ManifestWarning), i64>,
-}
-
 impl DesiredState {
     /// A state without pods. `sources` are the configured sources with their locations, in order of precedence. `restored` are
     /// the records of the run before the restart, by UID; `checkpoint` stores those of this run.
@@ -98,9 +88,8 @@ impl DesiredState {
         checkpoint: Checkpoint,
         restored: BTreeMap<String, SentRecord>,
     ) -> Self {
-        let state = |(name, location): &(&str, String)| {
-            ((*name).to_owned(), SourceState { location: location.clone(), ..SourceState::default() })
-        };
+        let state =
+            |(name, location): &(&str, String)| ((*name).to_owned(), SourceState::new(location.clone()));
         Self(Arc::new(Inner {
             hub: WatchHub::incomplete(),
             state: Mutex::new(State {
@@ -134,30 +123,16 @@ impl DesiredState {
     pub fn publish(&self, source: &str, set: SourceSet, settled: bool) {
         let mut guard = self.state();
         let state = &mut *guard;
+        let now = now_unix_nanos();
         let SourceSet { pods, objects, mut errors, waiting, warnings } = set;
-        let outcome = state.merge.set(source, pods, now_unix_nanos());
+        let outcome = state.merge.set(source, pods, now);
         errors.extend(outcome.errors.into_iter().map(merge_error));
-        let new_errors = Self::replace_errors(state, source, errors);
         let entry = state.sources.entry(source.to_owned()).or_default();
+        let new_errors = entry.replace_errors(source, errors, now);
+        entry.replace_waiting(waiting, now);
+        let new_warnings = entry.replace_warnings(warnings, now);
         let objects_changed = entry.objects != objects;
         entry.objects = objects;
-        let (since, now) = (std::mem::take(&mut entry.waiting), now_unix_nanos());
-        entry.waiting = waiting
-            .into_iter()
-            .map(|pod| {
-                let since = since.get(&pod).copied().unwrap_or(now);
-                (pod, since)
-            })
-            .collect();
-        let mut new_warnings = Vec::new();
-        let known = std::mem::take(&mut entry.warnings);
-        for warning in warnings {
-            let since = known.get(&warning).copied();
-            if since.is_none() {
-                new_warnings.push(warning.clone());
-            }
-            entry.warnings.insert(warning, since.unwrap_or(now));
-        }
         // An API server never reuses a UID.
         let added_unix_nanos = if entry.ready && source != API { now } else { 0 };
         let newly_ready = settled && !entry.ready;
@@ -169,25 +144,26 @@ impl DesiredState {
             self.publish_change(source, change, added_unix_nanos);
         }
         if newly_ready {
-            tracing::info!(
-                event = "source_ready",
-                source,
-                pods = state.merge.count(source),
-                "the source has been read"
-            );
-            self.0.hub.set(WatchKey::Source(source.to_owned()), WatchValue::Ready);
+            self.publish_ready(state, source);
         }
-        if newly_ready && state.sources.values().all(|source| source.ready) {
-            self.forget_restored(&mut state.merge);
-            self.0.hub.complete();
-        }
-        let total = state.sources.values().map(|source| source.errors.len()).sum();
+        let total = state.sources.values().map(SourceState::error_count).sum();
         self.0.metrics.set(source, state.merge.count(source), total);
         for source_error in &new_errors {
             self.report_error(&state.merge, source, source_error);
         }
         for (origin, warning) in &new_warnings {
             self.report_warning(&state.merge, source, origin, warning);
+        }
+    }
+
+    /// Sends that `source` has been read; after the last source also that the state is complete.
+    fn publish_ready(&self, state: &mut State, source: &str) {
+        let pods = state.merge.count(source);
+        tracing::info!(event = "source_ready", source, pods, "the source has been read");
+        self.0.hub.set(WatchKey::Source(source.to_owned()), WatchValue::Ready);
+        if state.sources.values().all(|source| source.ready) {
+            self.forget_restored(&mut state.merge);
+            self.0.hub.complete();
         }
     }
 
@@ -215,84 +191,31 @@ impl DesiredState {
 
     /// Sends a change to subscribers. `added_unix_nanos` is used for new pods.
     fn publish_change(&self, source: &str, change: Change, added_unix_nanos: i64) {
-        let Change { op, pod } = change;
+        let Change { op, pod, mut sent, restored_traceparent } = change;
+        log_change(op, source, &pod);
+        if op == Op::Remove {
+            self.0.checkpoint.remove_pod(&pod.uid);
+            self.0.hub.remove(&WatchKey::Pod(pod.uid.clone()));
+            return;
+        }
+        let before = self.pod(&pod.uid);
         let added_unix_nanos = if op == Op::Add {
             added_unix_nanos
         } else {
-            self.pod(&pod.uid).map_or(0, |sent| sent.added_unix_nanos)
+            before.as_ref().map_or(0, |before| before.added_unix_nanos)
         };
-        log_change(op, source, &pod);
-        match op {
-            Op::Remove => {
-                self.0.checkpoint.remove_pod(&pod.uid);
-                self.0.hub.remove(&WatchKey::Pod(pod.uid));
+        sent.traceparent = match (restored_traceparent, op) {
+            (Some(restored), _) => restored,
+            (None, Op::Add | Op::Update) => new_trace(source, &pod),
+            // Another change belongs to the trace that was sent with the pod last.
+            (None, Op::Delete | Op::Reconcile | Op::Remove) => {
+                before.map(|before| before.record.traceparent.clone()).unwrap_or_default()
             }
-            Op::Add | Op::Update if pod.restored_traceparent.is_none() => {
-                let span = tracing::info_span!(
-                    target: keelson_telemetry::TRACE_TARGET,
-                    parent: None,
-                    "pod seen",
-                    k8s.pod.name = pod.name,
-                    k8s.namespace.name = pod.namespace,
-                    k8s.pod.uid = pod.uid,
-                    source,
-                );
-                self.set(
-                    source,
-                    pod,
-                    keelson_telemetry::traceparent_of(&span).unwrap_or_default(),
-                    added_unix_nanos,
-                );
-            }
-            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
-                let traceparent = pod.restored_traceparent.clone().unwrap_or_else(|| self.trace_of(&pod.uid));
-                self.set(source, pod, traceparent, added_unix_nanos);
-            }
-        }
-    }
-
-    /// The trace context that was sent with the pod last; a change that starts no new trace belongs to it.
-    fn trace_of(&self, uid: &str) -> String {
-        self.pod(uid).map(|sent| sent.traceparent.clone()).unwrap_or_default()
-    }
-
-    fn set(&self, source: &str, pod: MergedPod, traceparent: String, added_unix_nanos: i64) {
-        self.0.checkpoint.put_pod(&pod.uid, &pod.sent_record(&traceparent));
-        let desired = pb::DesiredPod {
-            uid: pod.uid.clone(),
-            namespace: pod.namespace,
-            name: pod.name,
-            source: source.to_owned(),
-            pod_json: pod.json.into(),
-            revision: pod.revision,
-            traceparent,
-            origin: pod.origin,
-            seen_unix_nanos: pod.seen_unix_nanos,
-            added_unix_nanos,
         };
-        self.0.hub.set(WatchKey::Pod(pod.uid), WatchValue::Pod(Arc::new(desired)));
-    }
-
-    /// Replaces the errors of a source and returns the new ones. Each error is reported once, and once more when it is fixed.
-    fn replace_errors(state: &mut State, source: &str, errors: Vec<SourceError>) -> Vec<SourceError> {
-        let entry = state.sources.entry(source.to_owned()).or_default();
-        let old = std::mem::take(&mut entry.errors);
-        let now = now_unix_nanos();
-        let mut new_errors = Vec::new();
-        for source_error in errors {
-            let since = old.get(&source_error).copied();
-            if since.is_none() {
-                new_errors.push(source_error.clone());
-            }
-            entry.errors.insert(source_error, since.unwrap_or(now));
-        }
-        let failing: BTreeSet<&str> = entry.errors.keys().map(|p| p.origin.as_str()).collect();
-        let fixed: BTreeSet<&str> =
-            old.keys().map(|p| p.origin.as_str()).filter(|origin| !failing.contains(origin)).collect();
-        for origin in fixed {
-            tracing::info!(event = "manifest_fixed", source, origin, "all errors of the manifest are fixed");
-        }
-        new_errors
+        self.0.checkpoint.put_pod(&pod.uid, &sent);
+        let key = WatchKey::Pod(pod.uid.clone());
+        let sent = SentPod { pod, source: source.to_owned(), record: sent, added_unix_nanos };
+        self.0.hub.set(key, WatchValue::Pod(Arc::new(sent)));
     }
 
     fn report_error(&self, merge: &Merge, source: &str, source_error: &SourceError) {
@@ -341,7 +264,7 @@ impl DesiredState {
     }
 
     /// The pod with this UID.
-    pub fn pod(&self, uid: &str) -> Option<Arc<pb::DesiredPod>> {
+    pub fn pod(&self, uid: &str) -> Option<Arc<SentPod>> {
         match self.0.hub.get(&WatchKey::Pod(uid.to_owned())) {
             Some(WatchValue::Pod(pod)) => Some(pod),
             Some(WatchValue::Ready) | None => None,
@@ -372,27 +295,26 @@ impl DesiredState {
     /// The response of `ListSources`.
     pub fn sources(&self) -> Vec<pb::Source> {
         let state = self.state();
-        let one = |name: &String| {
-            let source = state.sources.get(name)?;
-            Some(pb::Source {
-                name: name.clone(),
-                location: source.location.clone(),
-                ready: source.ready,
-                pods: u32::try_from(state.merge.count(name)).unwrap_or(u32::MAX),
-                problems: source.errors.iter().map(|(error, since)| source_problem(error, *since)).collect(),
-                waiting: source.waiting.iter().map(|(pod, since)| waiting_pod(name, pod, *since)).collect(),
-                warnings: source
-                    .warnings
-                    .iter()
-                    .map(|(warning, since)| source_warning(warning, *since))
-                    .collect(),
-            })
-        };
+        let one = |name: &String| Some(state.sources.get(name)?.to_wire(name, state.merge.count(name)));
         self.0.configured.iter().filter_map(one).collect()
     }
 }
 
-fn log_change(op: Op, source: &str, pod: &MergedPod) {
+/// The trace context of a new trace for a new or updated pod; empty when traces are off.
+fn new_trace(source: &str, pod: &DesiredPod) -> String {
+    let span = tracing::info_span!(
+        target: keelson_telemetry::TRACE_TARGET,
+        parent: None,
+        "pod seen",
+        k8s.pod.name = pod.name,
+        k8s.namespace.name = pod.namespace,
+        k8s.pod.uid = pod.uid,
+        source,
+    );
+    keelson_telemetry::traceparent_of(&span).unwrap_or_default()
+}
+
+fn log_change(op: Op, source: &str, pod: &DesiredPod) {
     let name = format!("{}/{}", pod.namespace, pod.name);
     let (uid, origin) = (pod.uid.as_str(), pod.origin.as_str());
     match op {
@@ -418,63 +340,5 @@ fn merge_error(MergeError { pod, message }: MergeError) -> SourceError {
         pod: Some(pod.full_name()),
         ..ManifestError::file(ManifestErrorKind::Duplicate, message)
     };
-    SourceError { origin: pod.origin, error, kept_pods: Vec::new() }
-}
-
-fn waiting_pod(source: &str, pod: &WaitingPod, since: i64) -> pb::WaitingPod {
-    let who = if source == API { "the API server" } else { source };
-    pb::WaitingPod {
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        origin: pod.origin.clone(),
-        message: format!("since the reboot the pod waits for {who}, which does not answer: {}", pod.reason),
-        since_unix_nanos: since,
-    }
-}
-
-fn source_warning((origin, warning): &(String, ManifestWarning), since: i64) -> pb::SourceWarning {
-    let full = |name: &PodFullName| format!("{}/{}", name.namespace, name.name);
-    pb::SourceWarning {
-        origin: origin.clone(),
-        line: warning.line,
-        pod: warning.pod.as_ref().map(full).unwrap_or_default(),
-        message: warning.message.clone(),
-        since_unix_nanos: since,
-    }
-}
-
-fn source_problem(source_error: &SourceError, since: i64) -> pb::SourceProblem {
-    pb::SourceProblem {
-        origin: source_error.origin.clone(),
-        line: source_error.error.line,
-        column: source_error.error.column,
-        message: source_error.error.to_string(),
-        since_unix_nanos: since,
-        kept_pods: source_error
-            .kept_pods
-            .iter()
-            .map(|name| format!("{}/{}", name.namespace, name.name))
-            .collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use keelson_pod_config_core::offline::WaitReason;
-
-    use super::*;
-
-    #[test]
-    fn a_waiting_pod_names_the_control_plane_it_waits_for() {
-        let pod = WaitingPod {
-            namespace: "default".into(),
-            name: "db".into(),
-            origin: "api".into(),
-            reason: WaitReason::Policy,
-        };
-        for (source, who) in [("etcd", "etcd"), (API, "the API server")] {
-            let message = waiting_pod(source, &pod, 7).message;
-            assert!(message.contains(&format!("waits for {who}, which does not answer: offline")));
-        }
-    }
+    SourceError { origin: pod.origin.clone(), error, kept_pods: Vec::new() }
 }

@@ -1,48 +1,30 @@
-//! The source `etcd`: the pods, Secrets and ConfigMaps under this node's keys (architecture §6).
+//! The control plane `etcd`: the pods, Secrets and ConfigMaps under this node's keys (architecture §6).
 //!
-//! The last good state is in the checkpoint, Secrets are in memory. While etcd is down, pods of this boot keep running over a
-//! restart of the service; after a reboot those start that the offline policy allows. Only a response of etcd settles the source,
-//! so that an outage never removes pods.
+//! Secrets are kept over a restart in memory; everything else is in the checkpoint.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, StreamExt as _};
-use keelson_config::{Config, Etcd as Settings, Offline, ServiceName};
+use futures_util::stream::BoxStream;
+use keelson_config::{Config, Etcd as Settings, ServiceName};
 use keelson_etcd::keys::KeyKind;
-use keelson_etcd::{Change, Entry, Etcd, Follower, NodeKeys, WatchEvent};
+use keelson_etcd::{Change, Entry, Etcd, EtcdListWatch, Follower, NodeKeys};
 use keelson_kube_model::pod_ext::ETCD;
-use keelson_pod_config_core::files::{NameOwners, SourceFiles};
+use keelson_pod_config_core::files::{NameOwners, SourceFiles, SourceSet};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::ObjectKey;
-use keelson_pod_config_core::offline::{WaitingPod, contact_age, wait_reason};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::stored::{ExpectedObject, parse_stored};
-
 use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind};
-use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, Progress};
 
-use crate::boot_state::BootState;
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{
     ControlPlane, ControlPlaneError, ControlPlanePods, NodeState, ObjectRequest, standalone,
 };
-use crate::last_contact::{LastContact, now_unix_seconds, waiting_suffix};
+use crate::followed_pods::{FollowedPods, OfflineStart, PodStore, RestoredState};
 use crate::secrets::{SecretName, Secrets};
-
-/// The condition for the connection to etcd.
-const CONDITION: &str = "control-plane";
-
-/// State restored from the checkpoint.
-#[derive(Debug, Default)]
-pub struct RestoredState {
-    /// Values by key; no Secrets.
-    pub values: BTreeMap<String, Vec<u8>>,
-    /// The last contact with etcd, in seconds since 1970; `None` if unknown.
-    pub last_contact: Option<i64>,
-}
 
 /// The control plane `etcd`.
 pub struct EtcdControlPlane {
@@ -89,24 +71,25 @@ impl ControlPlane for EtcdControlPlane {
         let (secrets, stored_secrets) = Secrets::open(&run_dir);
         let key_of = |(namespace, name): SecretName| keys.object(Kind::Secret.as_str(), &namespace, &name);
         values.extend(stored_secrets.into_iter().map(|(name, bytes)| (key_of(name), bytes)));
-        let source = EtcdSource {
-            follower: Follower::new(self.etcd.clone(), keys.desired()),
+        let follower = Follower::new(self.etcd.clone(), keys.desired());
+        let store = EtcdObjects {
             keys,
             rules: StaticRules::standalone(&self.config.node_name),
-            progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
             secrets,
             restored: values,
-            last_contact: LastContact::new(ETCD, last_contact, &self.config.offline, self.checkpoint.clone()),
             files: SourceFiles::restore(NameOwners::new()),
             known: BTreeMap::new(),
-            settled: false,
-            started: false,
-            boot: BootState::new(&run_dir, ETCD, &self.config.resources.identity_files.boot_id),
-            offline: self.config.offline.clone(),
-            waiting: BTreeMap::new(),
         };
-        stream::unfold(source, |mut source| async move { Some((source.next().await, source)) }).boxed()
+        FollowedPods::new(
+            &self.config,
+            self.progress.clone(),
+            self.checkpoint.clone(),
+            last_contact,
+            follower,
+            store,
+        )
+        .into_stream()
     }
 
     fn node(&self) -> BoxStream<'static, NodeState> {
@@ -126,84 +109,45 @@ struct Revisions {
     last: i64,
 }
 
-struct EtcdSource {
-    follower: Follower,
+/// The pods and objects under the keys of this node.
+struct EtcdObjects {
     keys: NodeKeys,
     rules: StaticRules,
-    progress: Progress,
     checkpoint: Checkpoint,
     secrets: Secrets,
     /// Restored values of keys that have not been read yet.
     restored: BTreeMap<String, Vec<u8>>,
-    last_contact: LastContact,
     files: SourceFiles,
     known: BTreeMap<String, Revisions>,
-    settled: bool,
-    started: bool,
-    boot: BootState,
-    offline: Offline,
-    /// Pods that do not start before etcd answers, by key.
-    waiting: BTreeMap<String, Vec<WaitingPod>>,
 }
 
-impl EtcdSource {
-    /// Waits for the next complete set.
-    async fn next(&mut self) -> ControlPlanePods {
-        if !std::mem::replace(&mut self.started, true) && self.restore_all() {
-            return self.set();
+impl PodStore for EtcdObjects {
+    type Watch = EtcdListWatch;
+
+    const SOURCE: &'static str = ETCD;
+    const CONTROL_PLANE: &'static str = "etcd";
+
+    fn restore(&mut self, start: &mut OfflineStart<'_>) -> bool {
+        let keys: Vec<String> = self.restored.keys().cloned().collect();
+        let mut any = false;
+        for key in keys {
+            let bytes = self.restored.get(&key).cloned();
+            let Some((_, mut content)) = self.restore_content(&key) else { continue };
+            content.pods.retain(|pod| match start.hold_back(pod) {
+                Some(reason) => {
+                    let pod = format!("{}/{}", pod.namespace, pod.name);
+                    tracing::info!(event = "pod_waits_offline", pod, %reason, "after the reboot the pod waits for etcd");
+                    false
+                }
+                None => true,
+            });
+            self.files.restore_content(&key, content);
+            self.restored.extend(bytes.map(|bytes| (key, bytes)));
+            any = true;
         }
-        loop {
-            // Cancel-safe: a follower returns again what it did not return.
-            let event = tokio::select! {
-                event = self.follower.next() => event,
-                () = self.last_contact.write_due() => {
-                    self.last_contact.write_if_due();
-                    continue;
-                }
-            };
-            match event {
-                WatchEvent::Listed(entries) => {
-                    self.record_contact();
-                    self.apply_list(entries);
-                    return self.set();
-                }
-                WatchEvent::Changed(changes) => {
-                    self.record_contact();
-                    for change in changes {
-                        match change {
-                            Change::Put(entry) => self.apply_entry(&entry),
-                            Change::Deleted(key) => self.forget(&key),
-                        }
-                    }
-                    return self.set();
-                }
-                WatchEvent::Contact => self.record_contact(),
-                WatchEvent::Lost(error) => {
-                    self.last_contact.record_loss();
-                    let waiting = self.waiting.values().flatten().count();
-                    let text = format!(
-                        "{}; the last known state stays in effect{}",
-                        chain(&error),
-                        waiting_suffix(waiting)
-                    );
-                    self.progress.condition(CONDITION, Err(text));
-                }
-            }
-        }
+        any
     }
 
-    fn set(&mut self) -> ControlPlanePods {
-        let mut set = self.files.assemble();
-        set.waiting = self.waiting.values().flatten().cloned().collect();
-        ControlPlanePods { set, settled: self.settled }
-    }
-
-    fn record_contact(&mut self) {
-        self.progress.condition(CONDITION, Ok(()));
-        self.last_contact.record_contact();
-    }
-
-    /// Applies a complete list.
     fn apply_list(&mut self, entries: Vec<Entry>) {
         let removed: Vec<String> = self
             .known
@@ -217,23 +161,30 @@ impl EtcdSource {
             self.apply_entry(entry);
         }
         self.restored.clear();
-        self.waiting.clear();
         self.files.forget_unread_owners();
         let (keys, files) = (&self.keys, &self.files);
         self.secrets.retain(|(namespace, name)| {
             let key = keys.object(Kind::Secret.as_str(), namespace, name);
             files.content(&key).is_some_and(|content| !content.objects.is_empty())
         });
-        for path in self.checkpoint.paths() {
-            if path.starts_with(self.keys.prefix()) && self.files.content(&path).is_none() {
-                self.checkpoint.remove(&path);
+        self.checkpoint.retain(|path| !path.starts_with(keys.prefix()) || files.content(path).is_some());
+    }
+
+    fn apply_changes(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Put(entry) => self.apply_entry(&entry),
+                Change::Deleted(key) => self.forget(&key),
             }
-        }
-        if !std::mem::replace(&mut self.settled, true) {
-            self.boot.record_contact();
         }
     }
 
+    fn set(&mut self) -> SourceSet {
+        self.files.assemble()
+    }
+}
+
+impl EtcdObjects {
     fn apply_entry(&mut self, entry: &Entry) {
         let revisions = Revisions { create: entry.create_revision, last: entry.mod_revision };
         let before = self.known.insert(entry.key.clone(), revisions);
@@ -258,7 +209,7 @@ impl EtcdSource {
             }
             Err(errors) => {
                 self.files.update(&entry.key, Err(errors));
-                if let Some((create, content)) = self.restore(&entry.key)
+                if let Some((create, content)) = self.restore_content(&entry.key)
                     && create == revisions.create
                 {
                     self.files.restore_content(&entry.key, content);
@@ -306,7 +257,7 @@ impl EtcdSource {
     }
 
     /// Takes the restored value of a key, with the revision at which the key was created.
-    fn restore(&mut self, key: &str) -> Option<(i64, FileContent)> {
+    fn restore_content(&mut self, key: &str) -> Option<(i64, FileContent)> {
         let bytes = self.restored.remove(key)?;
         let (create, value) = decode_row(&bytes)?;
         match self.read(key, value, create) {
@@ -315,53 +266,6 @@ impl EtcdSource {
                 tracing::warn!(key, error = %errors[0], "the version in the checkpoint is no longer valid");
                 None
             }
-        }
-    }
-
-    /// Restores the pods that may start now. Returns whether there is anything.
-    fn restore_all(&mut self) -> bool {
-        let same_boot = self.boot.has_contact();
-        let keys: Vec<String> = self.restored.keys().cloned().collect();
-        let mut any = false;
-        for key in keys {
-            let bytes = self.restored.get(&key).cloned();
-            let Some((_, mut content)) = self.restore(&key) else { continue };
-            if !same_boot {
-                self.hold_back(&key, &mut content);
-            }
-            self.files.restore_content(&key, content);
-            self.restored.extend(bytes.map(|bytes| (key, bytes)));
-            any = true;
-        }
-        if any {
-            tracing::info!(
-                event = "offline_state_restored",
-                same_boot,
-                "the last known pods of etcd stay in effect until it answers"
-            );
-        }
-        any
-    }
-
-    /// Removes the pods that must wait for etcd after a reboot, and records them as waiting.
-    fn hold_back(&mut self, key: &str, content: &mut FileContent) {
-        let age = contact_age(
-            self.last_contact.before_restart(),
-            self.boot.first_offline_check(now_unix_seconds()),
-        );
-        let mut waiting = Vec::new();
-        content.pods.retain(|pod| {
-            let reason = wait_reason(&pod.json, &self.offline, age);
-            if let Some(reason) = &reason {
-                let name = format!("{}/{}", pod.namespace, pod.name);
-                tracing::info!(event = "pod_waits_offline", pod = name, %reason, "after the reboot the pod waits for etcd");
-                let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-                waiting.push(WaitingPod { namespace, name, origin: key.to_owned(), reason: reason.clone() });
-            }
-            reason.is_none()
-        });
-        if !waiting.is_empty() {
-            self.waiting.insert(key.to_owned(), waiting);
         }
     }
 }

@@ -342,11 +342,7 @@ impl FileSource {
     }
 
     fn prune_checkpoint(&self) {
-        for path in self.checkpoint.paths() {
-            if is_file_key(&path) && self.files.content(&path).is_none() {
-                self.checkpoint.remove(&path);
-            }
-        }
+        self.checkpoint.retain(|path| !is_file_key(path) || self.files.content(path).is_some());
     }
 
     fn publish(&mut self) {
@@ -388,14 +384,4 @@ async fn next_batch(watcher: &mut Option<Watcher>) -> std::io::Result<Batch> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_file_rows_of_the_checkpoint_are_pruned_by_the_file_source() {
-        assert!(is_file_key("/etc/kubernetes/manifests/web.yaml"));
-        for other in ["https://h/pods", "api:pods/default/web", "api:node", &format!("{NODES}n/pods/a/b")] {
-            assert!(!is_file_key(other), "{other}");
-        }
-    }
-}
+mod tests;

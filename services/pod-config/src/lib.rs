@@ -10,12 +10,18 @@
 //! cluster). Each publishes into [`desired_state::DesiredState`], which applies the decisions of `keelson-pod-config-core` and
 //! sends the changes. `node-configuration` passes the configuration from etcd to init.
 //!
+//! A pod is decoded and encoded once, when its source reads it. Its record
+//! ([`DesiredPod`](keelson_pod_config_core::desired_pod::DesiredPod)) is shared by the source, the merge and the subscribers; the
+//! merge adds its version, and `sent_pod` makes the message. A source passes the records of unchanged pods again, which the merge
+//! recognises by their address.
+//!
 //! An invalid manifest removes no pods: its last good version stays in effect, also over a restart. After a restart the same pods
 //! are sent as the same bytes.
 
 mod blocking;
 mod boot_state;
 pub mod checkpoint;
+mod checkpoint_database;
 mod cluster;
 pub mod control_plane;
 pub mod desired_state;
@@ -26,9 +32,13 @@ mod etcd_source;
 mod fake_api;
 mod fetch;
 mod file_source;
+mod followed_objects;
+mod followed_pods;
+mod kubernetes_node;
 mod kubernetes_objects;
 mod kubernetes_source;
 mod last_contact;
+mod manifest_files;
 mod manifest_store;
 mod metrics;
 mod mutations;
@@ -37,15 +47,18 @@ mod objects;
 mod review_metrics;
 mod reviews;
 mod secrets;
+mod sent_pod;
 mod server;
+mod source_state;
 mod url_source;
 mod watcher;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use keelson_config::{ControlPlane as ControlPlaneConfig, ServiceName};
+use keelson_config::{Config, ControlPlane as ControlPlaneConfig, ServiceName};
 use keelson_etcd::keys::NODES;
 use keelson_kube_model::pod_ext::{API, ETCD};
 use keelson_pod_config_core::manifest::MAX_BYTES;
@@ -58,11 +71,13 @@ use crate::checkpoint::{API_KEY_PREFIX, Checkpoint, Restored};
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired_state::{DesiredState, FILE, HTTP, MANIFEST};
-use crate::etcd_source::{EtcdControlPlane, RestoredState};
+use crate::etcd_source::EtcdControlPlane;
 use crate::file_source::FileSource;
+use crate::followed_pods::RestoredState;
 use crate::kubernetes_source::KubernetesControlPlane;
 use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
+use crate::reviews::Reviewer;
 use crate::secrets::Secrets;
 use crate::server::Server;
 use crate::url_source::{UrlSource, is_url};
@@ -74,79 +89,25 @@ use crate::url_source::{UrlSource, is_url};
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let state = ctx.config.paths.state(ServiceName::PodConfig);
     let manifests = state.join("manifests");
-    let static_path = ctx.config.sources.static_pod_path.clone();
-    let mut sources = Vec::new();
-    if let Some(path) = &static_path {
-        sources.push((FILE, path.display().to_string()));
-    }
-    let static_url = ctx.config.sources.static_pod_url.clone();
-    sources.extend(static_url.clone().map(|url| (HTTP, url)));
-    sources.push((MANIFEST, manifests.display().to_string()));
-    if let ControlPlaneConfig::Etcd(etcd) = &ctx.config.control_plane {
-        sources.push((ETCD, etcd.endpoints.join(", ")));
-    }
-    if let ControlPlaneConfig::Kubernetes(api) = &ctx.config.control_plane {
-        sources.push((API, api.kubeconfig.display().to_string()));
-    }
+    let sources = configured_sources(&ctx.config, &manifests);
     let (checkpoint, writer, restored, error) =
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", error.map_or(Ok(()), |e| Err(checkpoint::condition_message(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
-    let Restored { manifests: file_rows, pods, name_owners, last_contact } = restored;
-    let (etcd_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        file_rows.into_iter().partition(|(path, _)| path.starts_with(NODES));
-    let (mut api_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        file_rows.into_iter().partition(|(path, _)| path.starts_with(API_KEY_PREFIX));
-    let (mut url_rows, file_rows): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        file_rows.into_iter().partition(|(path, _)| is_url(path));
+    let Restored { manifests: rows, pods, name_owners, last_contact } = restored;
+    let rows = RestoredRows::of(rows);
     let desired = DesiredState::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
-
-    if let Some(path) = static_path {
-        let source =
-            FileSource::new(&ctx, &path, desired.clone(), checkpoint.clone(), file_rows, name_owners);
+    if let Some(path) = ctx.config.sources.static_pod_path.clone() {
+        let (desired, checkpoint) = (desired.clone(), checkpoint.clone());
+        let source = FileSource::new(&ctx, &path, desired, checkpoint, rows.files, name_owners);
         ctx.spawn("file-source", source.run());
     }
-
-    let url_row = static_url.as_ref().and_then(|url| url_rows.remove(url));
-    url_rows.keys().for_each(|url| checkpoint.remove(url));
-    if let Some(url) = static_url {
-        let source = UrlSource::new(&ctx, url, desired.clone(), checkpoint.clone(), url_row);
-        ctx.spawn("url-source", source.run());
-    }
-
-    let mut reviewer = None;
-    let mut cluster = None;
-    let control_plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
-        ControlPlaneConfig::None => {
-            etcd_rows.keys().chain(api_rows.keys()).for_each(|key| checkpoint.remove(key));
-            Secrets::remove_all(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
-            Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
-        }
-        ControlPlaneConfig::Kubernetes(settings) => {
-            etcd_rows.keys().for_each(|key| checkpoint.remove(key));
-            let api = kubernetes_source::connection(&ctx, settings);
-            let services = Cluster::new(api.clone(), checkpoint.clone(), &mut api_rows);
-            ctx.spawn("services", services.clone().follow(ctx.progress.clone(), ctx.shutdown.clone()));
-            cluster = Some(services);
-            let restored = kubernetes_source::RestoredState {
-                values: api_rows,
-                last_contact: last_contact.get(API).copied(),
-            };
-            let control_plane = KubernetesControlPlane::new(&ctx, api, checkpoint.clone(), restored);
-            reviewer = Some(control_plane.reviewer(settings, &ctx.metrics));
-            Arc::new(control_plane)
-        }
-        ControlPlaneConfig::Etcd(etcd) => {
-            api_rows.keys().for_each(|key| checkpoint.remove(key));
-            let restored = RestoredState { values: etcd_rows, last_contact: last_contact.get(ETCD).copied() };
-            let control_plane = EtcdControlPlane::new(&ctx, etcd, checkpoint.clone(), restored);
-            ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), control_plane.etcd()));
-            Arc::new(control_plane)
-        }
-    };
+    start_url_source(&ctx, &desired, &checkpoint, rows.url);
+    let StartedControlPlane { control_plane, cluster, reviewer } =
+        start_control_plane(&ctx, &checkpoint, rows.etcd, rows.api, &last_contact);
     let node = WatchHub::incomplete();
     ctx.spawn(
         "control-plane",
@@ -162,6 +123,100 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     Ok(Routes::new(service))
 }
 
+/// The configured sources with their locations, in order of precedence.
+fn configured_sources(config: &Config, manifests: &Path) -> Vec<(&'static str, String)> {
+    let mut sources = Vec::new();
+    if let Some(path) = &config.sources.static_pod_path {
+        sources.push((FILE, path.display().to_string()));
+    }
+    sources.extend(config.sources.static_pod_url.clone().map(|url| (HTTP, url)));
+    sources.push((MANIFEST, manifests.display().to_string()));
+    match &config.control_plane {
+        ControlPlaneConfig::None => {}
+        ControlPlaneConfig::Etcd(etcd) => sources.push((ETCD, etcd.endpoints.join(", "))),
+        ControlPlaneConfig::Kubernetes(api) => sources.push((API, api.kubeconfig.display().to_string())),
+    }
+    sources
+}
+
+type Rows = BTreeMap<String, Vec<u8>>;
+
+/// The restored contents by where they are from, each by its checkpoint key.
+struct RestoredRows {
+    files: Rows,
+    url: Rows,
+    etcd: Rows,
+    api: Rows,
+}
+
+impl RestoredRows {
+    fn of(rows: Rows) -> Self {
+        let (etcd, rows): (Rows, Rows) = rows.into_iter().partition(|(key, _)| key.starts_with(NODES));
+        let (api, rows): (Rows, Rows) =
+            rows.into_iter().partition(|(key, _)| key.starts_with(API_KEY_PREFIX));
+        let (url, files) = rows.into_iter().partition(|(key, _)| is_url(key));
+        Self { files, url, etcd, api }
+    }
+}
+
+/// Starts the source `http` if there is a URL. The contents of other URLs are deleted.
+fn start_url_source(ctx: &Context, desired: &DesiredState, checkpoint: &Checkpoint, mut rows: Rows) {
+    let url = ctx.config.sources.static_pod_url.clone();
+    let row = url.as_ref().and_then(|url| rows.remove(url));
+    rows.keys().for_each(|url| checkpoint.remove(url));
+    if let Some(url) = url {
+        let source = UrlSource::new(ctx, url, desired.clone(), checkpoint.clone(), row);
+        ctx.spawn("url-source", source.run());
+    }
+}
+
+/// The configured control plane, and what only an API server has.
+struct StartedControlPlane {
+    control_plane: Arc<dyn ControlPlane>,
+    cluster: Option<Cluster>,
+    reviewer: Option<Reviewer>,
+}
+
+/// Connects to the configured control plane. The restored rows of other ones are deleted. `last_contact` is that of each
+/// source, in seconds since 1970.
+fn start_control_plane(
+    ctx: &Context,
+    checkpoint: &Checkpoint,
+    etcd_rows: Rows,
+    mut api_rows: Rows,
+    last_contact: &BTreeMap<String, i64>,
+) -> StartedControlPlane {
+    let remove = |rows: &Rows| rows.keys().for_each(|key| checkpoint.remove(key));
+    let restored = |source, values| RestoredState { values, last_contact: last_contact.get(source).copied() };
+    match &ctx.config.control_plane {
+        ControlPlaneConfig::None => {
+            remove(&etcd_rows);
+            remove(&api_rows);
+            Secrets::remove_all(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
+            let control_plane = Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)));
+            StartedControlPlane { control_plane, cluster: None, reviewer: None }
+        }
+        ControlPlaneConfig::Kubernetes(settings) => {
+            remove(&etcd_rows);
+            let api = kubernetes_source::connection(ctx, settings);
+            let cluster = Cluster::new(api.clone(), checkpoint.clone(), &mut api_rows);
+            ctx.spawn("services", cluster.clone().follow(ctx.progress.clone(), ctx.shutdown.clone()));
+            let restored = restored(API, api_rows);
+            let control_plane = KubernetesControlPlane::new(ctx, api, checkpoint.clone(), restored);
+            let reviewer = Some(control_plane.reviewer(settings, &ctx.metrics));
+            StartedControlPlane { control_plane: Arc::new(control_plane), cluster: Some(cluster), reviewer }
+        }
+        ControlPlaneConfig::Etcd(etcd) => {
+            remove(&api_rows);
+            let restored = restored(ETCD, etcd_rows);
+            let control_plane = EtcdControlPlane::new(ctx, etcd, checkpoint.clone(), restored);
+            ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), control_plane.etcd()));
+            StartedControlPlane { control_plane: Arc::new(control_plane), cluster: None, reviewer: None }
+        }
+    }
+}
+
+/// Publishes the pods and the Node of the control plane until the service shuts down.
 async fn follow_control_plane(
     ctx: Context,
     control_plane: Arc<dyn ControlPlane>,

@@ -1,18 +1,20 @@
 //! The source `manifest`: stores applied manifests, one file per object in `<state>/manifests`.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use keelson_files::create_private_folder;
 use keelson_kube_model::PodFullName;
 use keelson_pod_config_core::files::SourceFiles;
-use keelson_pod_config_core::manifest::{Document, Kind, read_manifest};
+use keelson_pod_config_core::manifest::{Document, read_manifest};
 use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind, ManifestWarning, parse_file};
+use keelson_pod_config_core::{
+    FileContent, ManifestError, ManifestErrorKind, ManifestWarning, parse_file, validate_documents,
+};
 
 use keelson_proto::keelson::pod_config::v1::AppliedPod;
 use keelson_service_kit::{Context, LoopHandle};
@@ -23,6 +25,7 @@ use crate::blocking::run_blocking;
 use crate::control_plane::static_rules;
 use crate::desired_state::{DesiredState, FILE, HTTP, MANIFEST};
 use crate::disk::{self, Reading};
+use crate::manifest_files::{file_name, remove, replace};
 
 /// The configured sources of manifests, which take precedence.
 const CONFIGURED: [&str; 2] = [FILE, HTTP];
@@ -174,7 +177,7 @@ impl StoreLoop {
     async fn load(&mut self) {
         let folder = self.folder.clone();
         let loaded = self.blocking(move || {
-            let folder_created = create_folder(&folder);
+            let folder_created = create_private_folder(&folder);
             // Without a folder there are no manifests, even if it cannot be created.
             let listing = match fs::metadata(&folder) {
                 Err(error) if error.kind() == ErrorKind::NotADirectory => Listing::Missing,
@@ -271,7 +274,8 @@ impl StoreLoop {
             let lines: Vec<String> = errors.iter().map(|error| error.at(hint)).collect();
             StoreError::Invalid(lines.join("\n"))
         };
-        let content = parse_file(manifest, hint, &self.rules).map_err(invalid)?;
+        let documents = read_manifest(manifest).map_err(|error| invalid(vec![error]))?;
+        let content = validate_documents(documents.clone(), manifest, hint, &self.rules).map_err(invalid)?;
         let warnings = content.warnings.clone();
         let mut applied_files = SourceFiles::default();
         applied_files.update(hint, Ok(content));
@@ -279,7 +283,6 @@ impl StoreLoop {
         if !set.errors.is_empty() {
             return Err(invalid(set.errors.into_iter().map(|source_error| source_error.error).collect()));
         }
-        let documents = read_manifest(manifest).map_err(|error| invalid(vec![error]))?;
         let planned: Vec<Planned> = documents
             .into_iter()
             .map(|document| self.plan_document(document))
@@ -322,11 +325,11 @@ impl StoreLoop {
                 return Err(StoreError::OwnedBySource { what, origin });
             }
             if let Some(other) = self.desired.pod(&pod.uid)
-                && (other.namespace != pod.namespace || other.name != pod.name)
+                && other.pod.full_name() != pod.full_name()
             {
                 return Err(StoreError::OwnedBySource {
                     what: format!("the UID {}", pod.uid),
-                    origin: other.origin.clone(),
+                    origin: other.pod.origin.clone(),
                 });
             }
         }
@@ -403,56 +406,6 @@ impl StoreLoop {
 
 fn describe(key: &ObjectKey) -> String {
     format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name)
-}
-
-fn file_name(kind: Kind, namespace: &str, name: &str) -> String {
-    match kind {
-        Kind::Pod => format!("{namespace}_{name}.json"),
-        // Names have no underscore, so these never collide with the file of a pod.
-        Kind::Secret => format!("{namespace}_{name}_secret.json"),
-        Kind::ConfigMap => format!("{namespace}_{name}_configmap.json"),
-    }
-}
-
-fn create_folder(folder: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
-}
-
-/// Replaces the file by rename after fsync. Returns `created`, `configured` or `unchanged`.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
-    let result = match fs::read(path) {
-        Ok(old) if old == bytes => return Ok("unchanged"),
-        Ok(_) => "configured",
-        Err(error) if error.kind() == ErrorKind::NotFound => "created",
-        Err(error) => return Err(error),
-    };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    create_folder(folder)?;
-    // A name that is ignored as a manifest, in case the service dies before the rename.
-    let temporary = path.with_extension("tmp");
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, path))
-        .and_then(|()| File::open(folder)?.sync_all());
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map(|()| result)
-}
-
-fn remove(path: &Path) -> Result<(), (PathBuf, io::Error)> {
-    let removed = match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => {
-            File::open(path.parent().unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
-        }
-    };
-    removed.map_err(|error| (path.to_owned(), error))
 }
 
 /// The messages of the warnings about one pod.

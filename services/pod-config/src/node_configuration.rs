@@ -4,13 +4,12 @@
 //! The value is not validated here: init knows the rest of the configuration, tries it and reverts it. While etcd is down the
 //! file stays unchanged.
 
-use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::Path;
 
 use keelson_config::AssignedConfiguration;
 use keelson_etcd::{Change, Entry, Etcd, Follower, NodeKeys, Range, WatchEvent};
+use keelson_files::{Replacement, remove_if_exists};
 use keelson_service_kit::{Context, LoopHandle};
 
 /// The condition for whether the file has the value of the key.
@@ -71,25 +70,18 @@ async fn write(path: &Path, wanted: &Option<AssignedConfiguration>) -> io::Resul
 
 /// Replaces the file by rename, mode 0600. Leaves an equal file untouched.
 fn replace(path: &Path, wanted: Option<&AssignedConfiguration>) -> io::Result<()> {
-    let Some(wanted) = wanted else {
-        return match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        };
-    };
-    let bytes = serde_json::to_vec(wanted)?;
-    if fs::read(path).is_ok_and(|now| now == bytes) {
-        return Ok(());
+    match wanted {
+        Some(wanted) => {
+            let bytes = serde_json::to_vec(wanted)?;
+            Replacement::new().mode(0o600).write_if_changed(path, &bytes).map(drop)
+        }
+        None => remove_if_exists(path),
     }
-    let temporary = path.with_extension("json.new");
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&bytes)?;
-    fs::rename(temporary, path)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt as _;
 
     use super::*;

@@ -4,16 +4,16 @@
 //! Secrets until the control plane answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_files::{Replacement, create_private_folder};
 use rustix::fs::{FsWord, statfs};
 
 /// Folder in the run folder of the service.
 const FOLDER: &str = "secrets";
-/// Name of a file that is being written.
+/// Name of a file that is being written. Object names never begin with a dot.
 const TEMPORARY: &str = ".new";
 /// Magic numbers of file systems in memory (statfs(2)).
 const TMPFS: FsWord = 0x0102_1994;
@@ -103,14 +103,8 @@ fn path_of(folder: &Path, (namespace, name): &SecretName) -> PathBuf {
 }
 
 fn write(folder: &Path, name: &SecretName, bytes: &[u8]) -> io::Result<()> {
-    let path = path_of(folder, name);
-    let parent = folder.join(&name.0);
-    DirBuilder::new().recursive(true).mode(0o700).create(&parent)?;
-    // Object names never begin with a dot.
-    let temporary = parent.join(TEMPORARY);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(bytes)?;
-    fs::rename(&temporary, &path)
+    create_private_folder(&folder.join(&name.0))?;
+    Replacement::new().mode(0o600).temporary_name(TEMPORARY).write(&path_of(folder, name), bytes)
 }
 
 fn read_all(folder: &Path) -> BTreeMap<SecretName, Vec<u8>> {

@@ -3,20 +3,17 @@
 //! Parity: a kubelet logs and drops a pod that it cannot decode. Here the previous version stays in effect, and the error is
 //! reported as for a manifest: in `ListSources` and as an event of the pod.
 
-use std::sync::Arc;
-
 use keelson_kube_model::{Pod, PodFullName, default_pod};
 use serde_json::{Value, json};
 
+use crate::desired_pod::DesiredPod;
 use crate::error::{ManifestError, ManifestErrorKind};
-use crate::merge::SourcePod;
-use crate::static_pod::Fingerprint;
 
 /// Reads a Pod of the API. The server has validated it; an older server leaves out newer defaults.
 ///
 /// # Errors
 /// The pod cannot be run: it has no name or UID, or a field has the wrong type.
-pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
+pub fn api_pod(mut object: Value) -> Result<DesiredPod, ManifestError> {
     let text =
         |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
     let (name, namespace, uid) = (text(&object, "name"), text(&object, "namespace"), text(&object, "uid"));
@@ -41,19 +38,12 @@ pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
         metadata.remove("managedFields");
     }
     default_pod(&mut object);
-    if let Err(error) = serde_path_to_error::deserialize::<_, Pod>(&object) {
+    let pod: Pod = serde_path_to_error::deserialize(&object).map_err(|error| {
         let field = error.path().to_string();
         let field = if field == "." { "" } else { &field };
-        return Err(fail(field, format!("Invalid type: {}", error.inner())));
-    }
-    Ok(SourcePod {
-        origin: format!("{namespace}/{name}"),
-        fingerprint: Fingerprint::of(&object),
-        json: Arc::from(object.to_string().into_bytes()),
-        uid,
-        namespace,
-        name,
-    })
+        fail(field, format!("Invalid type: {}", error.inner()))
+    })?;
+    Ok(DesiredPod::new(&object, &pod, &format!("{namespace}/{name}")))
 }
 
 #[cfg(test)]

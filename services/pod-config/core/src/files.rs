@@ -10,12 +10,11 @@ use std::sync::Arc;
 
 use keelson_kube_model::PodFullName;
 
+use crate::desired_pod::DesiredPod;
 use crate::error::{ManifestError, ManifestErrorKind};
-use crate::merge::SourcePod;
-use crate::object::ObjectKey;
+use crate::object::{ObjectKey, StoredObject};
 use crate::offline::WaitingPod;
 use crate::parse::{FileContent, ManifestWarning};
-use crate::static_pod::StaticPod;
 
 /// The files of one source, each with its last good content.
 #[derive(Debug, Default)]
@@ -48,9 +47,9 @@ pub struct SourceError {
 #[derive(Debug, Default)]
 pub struct SourceSet {
     /// Its pods, ordered by path.
-    pub pods: Vec<SourcePod>,
+    pub pods: Vec<Arc<DesiredPod>>,
     /// Its Secrets and ConfigMaps.
-    pub objects: BTreeMap<ObjectKey, SourceObject>,
+    pub objects: BTreeMap<ObjectKey, Arc<StoredObject>>,
     /// Errors of rejected files and documents.
     pub errors: Vec<SourceError>,
     /// Pods that wait for the control plane before they start.
@@ -59,29 +58,23 @@ pub struct SourceSet {
     pub warnings: Vec<(String, ManifestWarning)>,
 }
 
-/// A Secret or ConfigMap from a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceObject {
-    /// The object as JSON.
-    pub json: Arc<[u8]>,
-    /// The file.
-    pub origin: String,
-    line: u32,
-}
-
 impl SourceFiles {
     /// A source without files; `name_owners` are those of the run before the restart, see [`SourceFiles::name_owners`].
     pub fn restore(name_owners: NameOwners) -> Self {
         Self { files: BTreeMap::new(), name_owners }
     }
 
-    /// Takes the result of reading a file. After an error its last good content stays in use.
+    /// Takes the result of reading a file. After an error its last good content stays in use. Pods and objects that are the same
+    /// as before keep their records.
     pub fn update(&mut self, path: &str, reading: Result<FileContent, Vec<ManifestError>>) {
         let file = self.files.entry(path.to_owned()).or_default();
         match reading {
             Ok(content) => {
                 // The checkpoint bytes are written once and not kept in memory.
-                file.last_good = FileContent { checkpoint: Vec::new(), ..content };
+                let pods = with_known_records(content.pods, &file.last_good.pods, |pod| &pod.uid);
+                let objects =
+                    with_known_records(content.objects, &file.last_good.objects, |object| &object.key);
+                file.last_good = FileContent { pods, objects, checkpoint: Vec::new(), ..content };
                 file.errors.clear();
             }
             Err(errors) => file.errors = errors,
@@ -129,11 +122,12 @@ impl SourceFiles {
         self.files.get(path).map(|file| &file.last_good)
     }
 
-    /// Builds the current set of the source.
+    /// Builds the current set of the source. It shares the records of pods and objects with the files, so that those of unchanged
+    /// files are the same records each time.
     pub fn assemble(&mut self) -> SourceSet {
         let mut set = SourceSet::default();
         for (path, file) in &self.files {
-            let kept_pods: Vec<_> = file.last_good.pods.iter().map(StaticPod::full_name).collect();
+            let kept_pods: Vec<_> = file.last_good.pods.iter().map(|pod| pod.full_name()).collect();
             set.errors.extend(file.errors.iter().map(|error| SourceError {
                 origin: path.clone(),
                 error: error.clone(),
@@ -192,7 +186,7 @@ impl SourceFiles {
             uids.insert(&pod.uid, here.clone());
             names.insert(name.clone(), here);
             name_owners.insert(name, path.clone());
-            pods.insert(index, SourcePod::of(pod, path));
+            pods.insert(index, Arc::clone(pod));
         }
         set.pods = pods.into_values().collect();
     }
@@ -209,11 +203,23 @@ impl SourceFiles {
                 continue;
             }
             name_owners.insert(name, path.clone());
-            let entry =
-                SourceObject { json: Arc::clone(&object.json), origin: path.clone(), line: object.line };
-            set.objects.insert(key.clone(), entry);
+            set.objects.insert(key.clone(), Arc::clone(object));
         }
     }
+}
+
+/// The records `new`, of which those that equal a known one are replaced by it.
+fn with_known_records<T: PartialEq, K: Ord + ?Sized>(
+    new: Vec<Arc<T>>,
+    known: &[Arc<T>],
+    key: impl Fn(&T) -> &K,
+) -> Vec<Arc<T>> {
+    let known: BTreeMap<&K, &Arc<T>> = known.iter().map(|known| (key(known), known)).collect();
+    let same = |new: Arc<T>| match known.get(key(&new)) {
+        Some(known) if **known == new => Arc::clone(known),
+        _ => new,
+    };
+    new.into_iter().map(same).collect()
 }
 
 /// One file's definition of a pod or an object.

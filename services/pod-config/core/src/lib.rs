@@ -2,13 +2,14 @@
 //!
 //! | module | what it decides |
 //! |---|---|
+//! | [`desired_pod`] | the record of a pod, from its source to the wire |
 //! | [`manifest`] | which objects a manifest contains, and where |
 //! | [`static_pod`] | how a Pod of a manifest is defaulted, named and validated for this node (pod-lifecycle.md §2.1) |
 //! | [`object`] | how a Secret or ConfigMap of a manifest is defaulted and validated |
 //! | [`stored`] | how the value of an etcd key is read (architecture §6) |
 //! | [`files`] | how the files of one source are combined: duplicates, last good versions, errors |
 //! | [`merge`] | which changes a new set of a source makes (pod-lifecycle.md §2.5) |
-//! | [`sent_record`] | what is stored of each sent pod, so that a restart sends the same again |
+//! | [`sent_record`] | the version of each sent pod, which is stored so that a restart sends the same again |
 //! | [`scan`] | which files of a folder to read, and when a missing folder counts as empty |
 //! | [`offline`] | which pods start after a reboot without the control plane (architecture §5) |
 //! | [`service_env`] | the environment variables of services (runtime-and-resources.md §3.4) |
@@ -17,13 +18,13 @@
 //! | [`mutation`] | which service may change which objects at the API server |
 //! | [`node`] | the Node object until a control plane has one |
 //!
-//! [`parse_file`] combines the first three.
+//! [`parse_file`] combines [`manifest`], [`static_pod`] and [`object`].
 
 pub mod api_pod;
-mod bounds;
+pub mod desired_pod;
+mod encode;
 pub mod error;
 pub mod files;
-mod locate;
 pub mod manifest;
 pub mod merge;
 pub mod mutation;
@@ -39,7 +40,6 @@ pub mod service_env;
 pub mod static_pod;
 pub mod stored;
 pub mod token;
-mod yaml;
 
 pub use error::{ManifestError, ManifestErrorKind};
-pub use parse::{FileContent, ManifestWarning, parse_file};
+pub use parse::{FileContent, ManifestWarning, parse_file, validate_documents};

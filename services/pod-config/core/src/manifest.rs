@@ -4,15 +4,16 @@
 //! `---`, and Secrets and ConfigMaps.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use keelson_kube_model::PodFullName;
+use keelson_yaml::bounds::{Budget, Size};
+use keelson_yaml::manifest::{self as yaml, ConvertedKey, YamlDocument, YamlError};
 use serde_json::Value;
 
-pub use crate::bounds::MAX_BYTES;
-use crate::bounds::{Budget, Size};
 use crate::error::{ManifestError, ManifestErrorKind};
-use crate::yaml::{self, ConvertedKey, YamlDocument, YamlError};
+
+/// A manifest of this many bytes or more is rejected.
+pub const MAX_BYTES: usize = 10 * 1024 * 1024;
 
 /// A larger object is rejected: an API server would not store it, and it does not fit into a gRPC message.
 pub(crate) const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
@@ -63,7 +64,36 @@ pub struct Document {
     pub(crate) converted: Vec<ConvertedKey>,
 }
 
+/// Where an object is, for the errors in it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct DocumentPlace {
+    /// Document in the file, 1-based.
+    pub(crate) number: u32,
+    /// Line where the document begins, 1-based.
+    pub(crate) line: u32,
+    /// Column where the document begins, 1-based.
+    column: u32,
+    /// Path of the object in its document: empty, or `items[2]` in a list.
+    path: String,
+    /// The pod, if the object is one and has a name.
+    pod: Option<PodFullName>,
+}
+
 impl Document {
+    /// The place of this object.
+    pub(crate) fn place(&self) -> DocumentPlace {
+        let text = |name| self.value.pointer(name).and_then(Value::as_str).unwrap_or_default();
+        let name = text("/metadata/name");
+        let pod = (self.kind == Kind::Pod && !name.is_empty()).then(|| {
+            let namespace = text("/metadata/namespace");
+            PodFullName::new(name, if namespace.is_empty() { "default" } else { namespace })
+        });
+        let Self { number, line, column, path, .. } = self;
+        DocumentPlace { number: *number, line: *line, column: *column, path: path.clone(), pod }
+    }
+}
+
+impl DocumentPlace {
     /// An error in this object; `field` is relative to the object.
     pub(crate) fn error(
         &self,
@@ -76,12 +106,6 @@ impl Document {
             (path, "") => path.to_owned(),
             (path, field) => format!("{path}.{field}"),
         };
-        let text = |name| self.value.pointer(name).and_then(Value::as_str).unwrap_or_default();
-        let name = text("/metadata/name");
-        let pod = (self.kind == Kind::Pod && !name.is_empty()).then(|| {
-            let namespace = text("/metadata/namespace");
-            PodFullName::new(name, if namespace.is_empty() { "default" } else { namespace })
-        });
         ManifestError {
             kind,
             line: self.line,
@@ -89,19 +113,21 @@ impl Document {
             document: self.number,
             field: joined,
             message: message.into(),
-            pod,
+            pod: self.pod.clone(),
         }
     }
-}
 
-/// Encodes an object as JSON, unless it is too large.
-pub(crate) fn encode_object(document: &Document, value: &Value) -> Result<Arc<[u8]>, Vec<ManifestError>> {
-    let json = value.to_string().into_bytes();
-    if json.len() > MAX_OBJECT_BYTES {
+    /// Checks the size of an object that was encoded as `json`.
+    ///
+    /// # Errors
+    /// It is too large.
+    pub(crate) fn check_size(&self, json: &[u8]) -> Result<(), Vec<ManifestError>> {
+        if json.len() <= MAX_OBJECT_BYTES {
+            return Ok(());
+        }
         let message = format!("the object is longer than {} MiB", MAX_OBJECT_BYTES >> 20);
-        return Err(vec![document.error(ManifestErrorKind::Invalid, "", message)]);
+        Err(vec![self.error(ManifestErrorKind::Invalid, "", message)])
     }
-    Ok(json.into())
 }
 
 /// Reads all objects of a manifest, in order. The first error rejects the whole manifest.

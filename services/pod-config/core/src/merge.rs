@@ -5,47 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use keelson_kube_model::{PodFullName, annotations, time};
-use serde_json::{Value, json};
+use keelson_kube_model::PodFullName;
 
+use crate::desired_pod::DesiredPod;
 use crate::sent_record::{SentRecord, digest};
-use crate::static_pod::{Fingerprint, StaticPod};
-
-/// A pod as a source passes it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SourcePod {
-    /// `metadata.uid`.
-    pub uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
-    /// Where it was read: a file, URL or key.
-    pub origin: String,
-    /// The Pod as JSON.
-    pub json: Arc<[u8]>,
-    /// By which versions are compared.
-    pub fingerprint: Fingerprint,
-}
-
-impl SourcePod {
-    /// Converts a pod of a manifest.
-    pub fn of(pod: &StaticPod, origin: &str) -> Self {
-        Self {
-            uid: pod.uid.clone(),
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            origin: origin.to_owned(),
-            json: Arc::clone(&pod.json),
-            fingerprint: pod.fingerprint,
-        }
-    }
-
-    /// Name and namespace.
-    pub fn full_name(&self) -> PodFullName {
-        PodFullName::new(&self.name, &self.namespace)
-    }
-}
 
 /// The kind of a change. Changes of one set are sent in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,50 +30,19 @@ pub enum Op {
 pub struct Change {
     /// The kind of the change.
     pub op: Op,
-    /// The pod after the change; for [`Op::Remove`] the pod before, without its JSON.
-    pub pod: MergedPod,
-}
-
-/// A desired pod as it is sent to subscribers.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MergedPod {
-    /// `metadata.uid`.
-    pub uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
-    /// Where it was read.
-    pub origin: String,
-    /// The Pod as JSON, annotated with its source and the time at which it was first seen.
-    pub json: Vec<u8>,
-    /// Grows with each change of this UID; also over a restart of the service, unless the clock is set back.
-    pub revision: u64,
-    /// When this UID was first seen, nanoseconds since 1970.
-    pub seen_unix_nanos: i64,
-    /// Digest of this version, see [`digest`]; 0 for [`Op::Remove`].
-    pub digest: u64,
+    /// The pod after the change, as its source has passed it; for [`Op::Remove`] the pod before.
+    pub pod: Arc<DesiredPod>,
+    /// The version that is sent now, without a trace context. For [`Op::Remove`] its digest is 0.
+    pub sent: SentRecord,
     /// The trace context with which the service sent exactly this version before its restart.
     pub restored_traceparent: Option<String>,
-}
-
-impl MergedPod {
-    /// The record from which a later run of the service sends the same again. It was sent with `traceparent`.
-    pub fn sent_record(&self, traceparent: &str) -> SentRecord {
-        SentRecord {
-            seen_unix_nanos: self.seen_unix_nanos,
-            revision: self.revision,
-            digest: self.digest,
-            traceparent: traceparent.to_owned(),
-        }
-    }
 }
 
 /// Why a pod of a set was rejected.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MergeError {
     /// The rejected pod.
-    pub pod: SourcePod,
+    pub pod: Arc<DesiredPod>,
     /// The reason, for people.
     pub message: String,
 }
@@ -134,13 +66,12 @@ pub struct Merge {
     restored: BTreeMap<String, SentRecord>,
 }
 
-#[derive(Debug, Clone)]
+/// The last version of a pod that its source has passed.
+#[derive(Debug)]
 struct KnownPod {
-    name: PodFullName,
-    origin: String,
-    fingerprint: Fingerprint,
+    pod: Arc<DesiredPod>,
     revision: u64,
-    seen: i64,
+    seen_unix_nanos: i64,
 }
 
 impl Merge {
@@ -159,37 +90,42 @@ impl Merge {
         self.sources.values().any(|pods| pods.contains_key(uid))
     }
 
-    /// Replaces the set of `source` as of `now` (nanoseconds since 1970) and returns the changes.
-    pub fn set(&mut self, source: &str, pods: Vec<SourcePod>, now: i64) -> Outcome {
+    /// Replaces the set of `source` as of `now` (nanoseconds since 1970) and returns the changes. A pod that is the same record
+    /// as before is unchanged; others are compared by their fingerprints.
+    pub fn set(&mut self, source: &str, pods: Vec<Arc<DesiredPod>>, now: i64) -> Outcome {
         let first = !self.sources.contains_key(source);
         let mut known = self.sources.remove(source).unwrap_or_default();
         let mut outcome = Outcome { first, ..Outcome::default() };
         let mut next = BTreeMap::new();
         let mut names = BTreeSet::new();
-        for pod in pods {
+        for pod in &pods {
             let conflict = self.uid_conflict(&pod.uid);
-            if let Some(message) = conflict.or_else(|| duplicate_in_set(&pod, &names, &next)) {
-                outcome.errors.push(MergeError { pod, message });
+            if let Some(message) = conflict.or_else(|| duplicate_in_set(pod, &names, &next)) {
+                outcome.errors.push(MergeError { pod: Arc::clone(pod), message });
                 continue;
             }
-            names.insert(pod.full_name());
-            let uid = pod.uid.clone();
-            let (op, mut entry) = compare(&pod, known.remove(&uid), now);
-            if let Some(op) = op {
-                let digest = digest(source, &pod.origin, &pod.json);
-                let restored_traceparent =
-                    self.restored.remove(&uid).and_then(|record| restore_record(&mut entry, record, digest));
-                let pod = MergedPod { digest, restored_traceparent, ..merged(source, pod, &entry) };
-                outcome.changes.push(Change { op, pod });
-            }
+            names.insert(name_of(pod));
+            let (uid, old) = match known.remove_entry(&pod.uid) {
+                Some((uid, old)) => (uid, Some(old)),
+                None => (pod.uid.clone(), None),
+            };
+            let (op, mut entry) = compare(pod, old, now);
+            outcome.changes.extend(op.map(|op| self.change(op, source, &mut entry)));
             next.insert(uid, entry);
         }
-        outcome
-            .changes
-            .extend(known.into_iter().map(|(uid, gone)| Change { op: Op::Remove, pod: removed(uid, gone) }));
+        outcome.changes.extend(known.into_values().map(removal));
         outcome.changes.sort_by_key(|change| change.op);
         self.sources.insert(source.to_owned(), next);
         outcome
+    }
+
+    /// The change that sends `entry`, which continues from its restored record.
+    fn change(&mut self, op: Op, source: &str, entry: &mut KnownPod) -> Change {
+        let pod = Arc::clone(&entry.pod);
+        let digest = digest(source, &pod.origin, &pod.json);
+        let record = self.restored.remove(&pod.uid);
+        let restored_traceparent = record.and_then(|record| restore_record(entry, record, digest));
+        Change { op, pod, sent: sent_record(entry, entry.revision, digest), restored_traceparent }
     }
 
     /// Whether the source has passed a set.
@@ -204,53 +140,59 @@ impl Merge {
 
     /// UID and origin of the pod with this name in `source`.
     pub fn find(&self, source: &str, name: &PodFullName) -> Option<(&str, &str)> {
-        let (uid, known) = self.sources.get(source)?.iter().find(|(_, known)| known.name == *name)?;
-        Some((uid, &known.origin))
+        let is_named =
+            |known: &&KnownPod| known.pod.name == name.name && known.pod.namespace == name.namespace;
+        let known = self.sources.get(source)?.values().find(is_named)?;
+        Some((&known.pod.uid, &known.pod.origin))
     }
 
     fn uid_conflict(&self, uid: &str) -> Option<String> {
         let (source, known) =
             self.sources.iter().find_map(|(source, pods)| Some((source, pods.get(uid)?)))?;
-        Some(format!("the UID {uid} belongs to a pod of the source {source} already: {}", known.origin))
+        Some(format!("the UID {uid} belongs to a pod of the source {source} already: {}", known.pod.origin))
     }
+}
+
+fn name_of(pod: &DesiredPod) -> (&str, &str) {
+    (&pod.namespace, &pod.name)
 }
 
 fn duplicate_in_set(
-    pod: &SourcePod,
-    names: &BTreeSet<PodFullName>,
+    pod: &DesiredPod,
+    names: &BTreeSet<(&str, &str)>,
     next: &BTreeMap<String, KnownPod>,
 ) -> Option<String> {
-    if names.contains(&pod.full_name()) {
+    if names.contains(&name_of(pod)) {
         return Some(format!("the source has another pod {}/{}", pod.namespace, pod.name));
     }
     let other = next.get(&pod.uid)?;
-    Some(format!("the source has another pod with the UID {}: {}", pod.uid, other.origin))
+    Some(format!("the source has another pod with the UID {}: {}", pod.uid, other.pod.origin))
 }
 
-fn compare(pod: &SourcePod, old: Option<KnownPod>, now: i64) -> (Option<Op>, KnownPod) {
-    let fresh = KnownPod {
-        name: pod.full_name(),
-        origin: pod.origin.clone(),
-        fingerprint: pod.fingerprint,
-        revision: u64::try_from(now).unwrap_or(0),
-        seen: now,
+fn compare(pod: &Arc<DesiredPod>, old: Option<KnownPod>, now: i64) -> (Option<Op>, KnownPod) {
+    let revision = u64::try_from(now).unwrap_or(0);
+    let Some(old) = old else {
+        return (Some(Op::Add), KnownPod { pod: Arc::clone(pod), revision, seen_unix_nanos: now });
     };
-    let Some(old) = old else { return (Some(Op::Add), fresh) };
-    let op = if old.fingerprint.semantic != pod.fingerprint.semantic {
-        Some(if pod.fingerprint.deleting { Op::Delete } else { Op::Update })
-    } else if old.fingerprint.status != pod.fingerprint.status || old.origin != pod.origin {
+    if Arc::ptr_eq(&old.pod, pod) {
+        return (None, old);
+    }
+    let (before, after) = (&old.pod.fingerprint, &pod.fingerprint);
+    let op = if before.semantic != after.semantic {
+        Some(if after.deleting { Op::Delete } else { Op::Update })
+    } else if before.status != after.status || old.pod.origin != pod.origin {
         // The manifest of a pod with its own UID was moved: only the origin is different.
         Some(Op::Reconcile)
     } else {
         None
     };
-    let revision = if op.is_some() { fresh.revision.max(old.revision + 1) } else { old.revision };
-    (op, KnownPod { revision, seen: old.seen, ..fresh })
+    let revision = if op.is_some() { revision.max(old.revision + 1) } else { old.revision };
+    (op, KnownPod { pod: Arc::clone(pod), revision, ..old })
 }
 
 /// Continues from the record of the run before the restart. Returns its trace context if the version is the same.
 fn restore_record(entry: &mut KnownPod, restored: SentRecord, digest: u64) -> Option<String> {
-    entry.seen = restored.seen_unix_nanos;
+    entry.seen_unix_nanos = restored.seen_unix_nanos;
     if restored.digest == digest {
         entry.revision = restored.revision;
         return Some(restored.traceparent);
@@ -259,46 +201,11 @@ fn restore_record(entry: &mut KnownPod, restored: SentRecord, digest: u64) -> Op
     None
 }
 
-fn merged(source: &str, pod: SourcePod, known: &KnownPod) -> MergedPod {
-    let json = add_annotations(&pod.json, source, known.seen);
-    MergedPod {
-        uid: pod.uid,
-        namespace: pod.namespace,
-        name: pod.name,
-        origin: pod.origin,
-        json,
-        revision: known.revision,
-        seen_unix_nanos: known.seen,
-        digest: 0,
-        restored_traceparent: None,
-    }
+fn sent_record(known: &KnownPod, revision: u64, digest: u64) -> SentRecord {
+    SentRecord { seen_unix_nanos: known.seen_unix_nanos, revision, digest, traceparent: String::new() }
 }
 
-fn removed(uid: String, known: KnownPod) -> MergedPod {
-    MergedPod {
-        uid,
-        namespace: known.name.namespace,
-        name: known.name.name,
-        origin: known.origin,
-        json: Vec::new(),
-        revision: known.revision + 1,
-        seen_unix_nanos: known.seen,
-        digest: 0,
-        restored_traceparent: None,
-    }
-}
-
-/// Adds the source and the time at which the pod was first seen as annotations. Leaves anything but an object unchanged.
-fn add_annotations(pod: &[u8], source: &str, seen: i64) -> Vec<u8> {
-    let Ok(mut value) = serde_json::from_slice::<Value>(pod) else { return pod.to_vec() };
-    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        if let Some(annotations) = annotations.as_object_mut() {
-            annotations.insert(annotations::CONFIG_SOURCE.into(), json!(source));
-            if let Ok(seen) = time::format_nanos(i128::from(seen)) {
-                annotations.insert(annotations::CONFIG_SEEN.into(), json!(seen));
-            }
-        }
-    }
-    value.to_string().into_bytes()
+fn removal(known: KnownPod) -> Change {
+    let sent = sent_record(&known, known.revision + 1, 0);
+    Change { op: Op::Remove, pod: known.pod, sent, restored_traceparent: None }
 }

@@ -6,7 +6,7 @@ use keelson_kube_model::{base64, fill_nulls};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, ManifestErrorKind};
-use crate::manifest::{Document, Kind, encode_object};
+use crate::manifest::{Document, Kind};
 use crate::object_rules;
 
 /// Identifies a Secret or ConfigMap.
@@ -21,7 +21,7 @@ pub struct ObjectKey {
 }
 
 /// A Secret or ConfigMap as the API would return it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     /// Its kind, namespace and name.
     pub key: ObjectKey,
@@ -31,24 +31,27 @@ pub struct StoredObject {
     pub document: u32,
     /// Line where its document begins, 1-based.
     pub line: u32,
+    /// The file or key.
+    pub origin: String,
 }
 
 /// Defaults and validates a Secret or ConfigMap as the API server does on creation: the namespace `default`, `stringData` merged
-/// into `data`, the type `Opaque`.
-pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestError>> {
+/// into `data`, the type `Opaque`. `origin` is its file or key.
+pub(crate) fn prepare(document: Document, origin: &str) -> Result<StoredObject, Vec<ManifestError>> {
+    let place = document.place();
+    let Document { kind, mut value, .. } = document;
     let mut errors = Vec::new();
     let mut fail =
-        |field: &str, message: &str| errors.push(document.error(ManifestErrorKind::Invalid, field, message));
-    let mut value = document.value.clone();
+        |field: &str, message: &str| errors.push(place.error(ManifestErrorKind::Invalid, field, message));
     fill_nulls(&mut value);
     let Some(object) = value.as_object_mut() else {
         fail("", "not an object");
         return Err(errors);
     };
     object.insert("apiVersion".into(), json!("v1"));
-    object.insert("kind".into(), json!(document.kind.as_str()));
+    object.insert("kind".into(), json!(kind.as_str()));
     let (name, namespace) = identity(object, &mut fail);
-    match document.kind {
+    match kind {
         Kind::Secret => {
             check_map(object, "data", &mut fail, is_base64, "must be base64");
             check_map(object, "stringData", &mut fail, Value::is_string, "must be text; quote it");
@@ -70,11 +73,14 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
     if !errors.is_empty() {
         return Err(errors);
     }
+    let json = value.to_string().into_bytes();
+    place.check_size(&json)?;
     Ok(StoredObject {
-        key: ObjectKey { kind: document.kind, namespace, name },
-        json: encode_object(document, &value)?,
-        document: document.number,
-        line: document.line,
+        key: ObjectKey { kind, namespace, name },
+        json: json.into(),
+        document: place.number,
+        line: place.line,
+        origin: origin.to_owned(),
     })
 }
 

@@ -7,8 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use keelson_config::{Offline, StartAfterReboot};
-use keelson_kube_model::format_go_duration;
-use serde::Deserialize;
+use keelson_kube_model::{Pod, Volume, format_go_duration};
 
 /// How often per maximum age the last contact is written to the checkpoint…
 const WRITES_PER_MAX_AGE: u32 = 10;
@@ -33,7 +32,7 @@ pub struct WaitingPod {
 /// Why a pod waits for the control plane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitReason {
-    /// `offline.startAfterReboot: never`, or a pod that cannot be decoded.
+    /// `offline.startAfterReboot: never`.
     Policy,
     /// The last contact was too long ago.
     Age {
@@ -75,9 +74,38 @@ impl fmt::Display for WaitReason {
     }
 }
 
-/// Why a pod must wait for the control plane after a reboot; `None` if it may start. `age` is the time since the last contact,
-/// `None` if unknown.
-pub fn wait_reason(pod_json: &[u8], policy: &Offline, age: Option<Duration>) -> Option<WaitReason> {
+/// Why a pod must not run twice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SingleRun {
+    /// A StatefulSet owns the pod.
+    StatefulSet,
+    /// The pod has a claim.
+    Claim {
+        /// Name of its volume.
+        volume: String,
+    },
+}
+
+impl SingleRun {
+    /// Whether `pod` must not run twice, and why.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        if pod.metadata.owner_references.iter().any(|owner| owner.kind == "StatefulSet") {
+            return Some(Self::StatefulSet);
+        }
+        let has_claim =
+            |volume: &&Volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
+        let volume = pod.spec.volumes.iter().find(has_claim)?;
+        Some(Self::Claim { volume: volume.name.clone() })
+    }
+}
+
+/// Why a pod must wait for the control plane after a reboot; `None` if it may start. `single_run` says why it must not run twice,
+/// `age` is the time since the last contact, `None` if unknown.
+pub fn wait_reason(
+    single_run: Option<&SingleRun>,
+    policy: &Offline,
+    age: Option<Duration>,
+) -> Option<WaitReason> {
     let max_age = Duration::from_millis(policy.max_age_ms);
     if policy.start_after_reboot == StartAfterReboot::Never {
         return Some(WaitReason::Policy);
@@ -89,13 +117,10 @@ pub fn wait_reason(pod_json: &[u8], policy: &Offline, age: Option<Duration>) -> 
     if policy.start_after_reboot == StartAfterReboot::All {
         return None;
     }
-    // A pod that cannot be decoded never starts offline.
-    let Ok(pod) = serde_json::from_slice::<Pod>(pod_json) else { return Some(WaitReason::Policy) };
-    if pod.metadata.owner_references.iter().any(|owner| owner.kind == "StatefulSet") {
-        return Some(WaitReason::StatefulSet);
-    }
-    let claim = |volume: &Volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
-    pod.spec.volumes.into_iter().find(claim).map(|volume| WaitReason::Claim { volume: volume.name })
+    single_run.map(|single_run| match single_run {
+        SingleRun::StatefulSet => WaitReason::StatefulSet,
+        SingleRun::Claim { volume } => WaitReason::Claim { volume: volume.clone() },
+    })
 }
 
 /// How often to write the last contact while the control plane answers. The age after a reboot is wrong by at most this much.
@@ -113,40 +138,4 @@ pub fn contact_write_interval(policy: &Offline) -> Duration {
 pub fn contact_age(last_contact: Option<i64>, now: i64) -> Option<Duration> {
     last_contact
         .map(|last_contact| Duration::from_secs(u64::try_from(now.saturating_sub(last_contact)).unwrap_or(0)))
-}
-
-#[derive(Deserialize)]
-struct Pod {
-    #[serde(default)]
-    metadata: Metadata,
-    #[serde(default)]
-    spec: Spec,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
-    #[serde(default)]
-    owner_references: Vec<Owner>,
-}
-
-#[derive(Deserialize)]
-struct Owner {
-    #[serde(default)]
-    kind: String,
-}
-
-#[derive(Default, Deserialize)]
-struct Spec {
-    #[serde(default)]
-    volumes: Vec<Volume>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Volume {
-    #[serde(default)]
-    name: String,
-    persistent_volume_claim: Option<serde::de::IgnoredAny>,
-    ephemeral: Option<serde::de::IgnoredAny>,
 }

@@ -1,11 +1,15 @@
 //! Parses and validates a manifest file.
 
-use keelson_kube_model::PodFullName;
+use std::sync::Arc;
 
+use keelson_kube_model::PodFullName;
+use keelson_yaml::manifest::ConvertedKey;
+
+use crate::desired_pod::DesiredPod;
 use crate::error::ManifestError;
 use crate::manifest::{Document, Kind, decode_text, read_http_body, read_manifest, with_positions};
 use crate::object::{self, StoredObject};
-use crate::static_pod::{self, StaticPod, StaticRules};
+use crate::static_pod::{self, StaticRules};
 
 /// Maximum number of errors reported for one file.
 const MAX_ERRORS: usize = 20;
@@ -14,9 +18,9 @@ const MAX_ERRORS: usize = 20;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FileContent {
     /// Its pods, in order.
-    pub pods: Vec<StaticPod>,
+    pub pods: Vec<Arc<DesiredPod>>,
     /// Its Secrets and ConfigMaps, in order.
-    pub objects: Vec<StoredObject>,
+    pub objects: Vec<Arc<StoredObject>>,
     /// What is not used as it was written.
     pub warnings: Vec<ManifestWarning>,
     /// What the checkpoint stores: the text itself, or, if it contains a Secret, the other objects as JSON. Parsing it again
@@ -35,15 +39,16 @@ pub struct ManifestWarning {
     pub message: String,
 }
 
-fn warnings(document: &Document, pod: Option<&StaticPod>) -> Vec<ManifestWarning> {
-    let warning = |line, message| ManifestWarning { line, pod: pod.map(StaticPod::full_name), message };
+/// Warnings about a part of the document at `line`; `pod` is its pod, if it is one.
+fn warnings(line: u32, converted: Vec<ConvertedKey>, pod: Option<&DesiredPod>) -> Vec<ManifestWarning> {
+    let warning = |line, message| ManifestWarning { line, pod: pod.map(DesiredPod::full_name), message };
     let mut found = Vec::new();
     if let Some(pod) = pod.filter(|pod| !pod.ignored.is_empty()) {
         let fields = pod.ignored.join(", ");
         let message = format!("these fields are ignored, because only a control plane writes them: {fields}");
-        found.push(warning(document.line, message));
+        found.push(warning(line, message));
     }
-    found.extend(document.converted.iter().map(|key| {
+    found.extend(converted.into_iter().map(|key| {
         let message = format!("the key {} is not text and is read as {:?}; quote it", key.written, key.text);
         warning(key.line, message)
     }));
@@ -52,24 +57,42 @@ fn warnings(document: &Document, pod: Option<&StaticPod>) -> Vec<ManifestWarning
 
 /// Parses and validates all objects of a file. One invalid object rejects the whole file, so that always one version of it is
 /// running.
+///
+/// # Errors
+/// Everything that is wrong with the file, up to 20 errors.
 pub fn parse_file(bytes: &[u8], path: &str, rules: &StaticRules) -> Result<FileContent, Vec<ManifestError>> {
     let read = if rules.url { read_http_body } else { read_manifest };
     let documents = read(bytes).map_err(|error| vec![error])?;
-    let mut content = FileContent::default();
+    validate_documents(documents, bytes, path, rules)
+}
+
+/// Validates the objects that were read from the `bytes` of a file, as [`parse_file`] does.
+///
+/// # Errors
+/// Everything that is wrong with them, up to 20 errors.
+pub fn validate_documents(
+    documents: Vec<Document>,
+    bytes: &[u8],
+    path: &str,
+    rules: &StaticRules,
+) -> Result<FileContent, Vec<ManifestError>> {
+    let checkpoint = checkpoint(bytes, &documents);
+    let mut content = FileContent { checkpoint, ..FileContent::default() };
     let mut errors = Vec::new();
-    for document in &documents {
+    for mut document in documents {
+        let (line, converted) = (document.line, std::mem::take(&mut document.converted));
         match document.kind {
             Kind::Pod => match static_pod::prepare(document, path, rules) {
                 Ok(pod) => {
-                    content.warnings.extend(warnings(document, Some(&pod)));
-                    content.pods.push(pod);
+                    content.warnings.extend(warnings(line, converted, Some(&pod)));
+                    content.pods.push(Arc::new(pod));
                 }
                 Err(found) => errors.extend(found.into_iter().map(|error| with_name_on_node(error, rules))),
             },
-            Kind::Secret | Kind::ConfigMap => match object::prepare(document) {
+            Kind::Secret | Kind::ConfigMap => match object::prepare(document, path) {
                 Ok(object) => {
-                    content.warnings.extend(warnings(document, None));
-                    content.objects.push(object);
+                    content.warnings.extend(warnings(line, converted, None));
+                    content.objects.push(Arc::new(object));
                 }
                 Err(found) => errors.extend(found),
             },
@@ -80,7 +103,6 @@ pub fn parse_file(bytes: &[u8], path: &str, rules: &StaticRules) -> Result<FileC
         let text = decode_text(bytes).map_err(|error| vec![error])?;
         return Err(with_positions(&text, errors));
     }
-    content.checkpoint = checkpoint(bytes, &documents);
     Ok(content)
 }
 
@@ -92,6 +114,7 @@ fn with_name_on_node(mut error: ManifestError, rules: &StaticRules) -> ManifestE
     error
 }
 
+/// What the checkpoint stores, see [`FileContent::checkpoint`].
 fn checkpoint(bytes: &[u8], documents: &[Document]) -> Vec<u8> {
     if documents.iter().all(|document| document.kind != Kind::Secret) {
         return bytes.to_vec();

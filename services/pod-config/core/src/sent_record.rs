@@ -1,4 +1,5 @@
-//! What the checkpoint stores of each sent pod, so that a restart of the service sends the same pods as the same bytes.
+//! What the merge decides about each sent pod. The checkpoint stores it, so that a restart of the service sends the same pods as
+//! the same bytes.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

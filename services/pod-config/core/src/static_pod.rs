@@ -1,15 +1,14 @@
 //! Defaults, names and validates a Pod of a manifest for this node (pod-lifecycle.md §2.1).
 
-use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher};
-use std::sync::Arc;
-
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
-use keelson_kube_model::{Pod, PodFullName, PodOrigin, annotations, default_pod, fill_nulls, static_pod_uid};
+use keelson_kube_model::{
+    Pod, PodOrigin, PodSpec, Toleration, annotations, default_pod, fill_nulls, static_pod_uid,
+};
 use serde_json::{Map, Value, json};
 
+use crate::desired_pod::DesiredPod;
 use crate::error::{ManifestError, ManifestErrorKind};
-use crate::manifest::{Document, encode_object};
+use crate::manifest::{Document, DocumentPlace};
 
 /// What the rules depend on besides the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,148 +53,91 @@ impl StaticRules {
     }
 }
 
-/// A pod of a manifest, defaulted and valid.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StaticPod {
-    /// `metadata.uid`, from the manifest or computed.
-    pub uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name` with the node's name appended.
-    pub name: String,
-    /// The Pod as JSON, without the annotations that the merge adds.
-    pub json: Arc<[u8]>,
-    /// Fingerprint of the fields whose change updates the pod.
-    pub fingerprint: Fingerprint,
-    /// Document in its file, 1-based.
-    pub document: u32,
-    /// Line where its document begins, 1-based.
-    pub line: u32,
-    /// Fields that were removed: they belong to the control plane from which the manifest was exported.
-    pub ignored: Vec<String>,
-}
-
-impl StaticPod {
-    /// Name and namespace.
-    pub fn full_name(&self) -> PodFullName {
-        PodFullName::new(&self.name, &self.namespace)
-    }
-}
-
-/// By which two versions of a pod are compared (pod-lifecycle.md §2.5). Valid only within one process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint {
-    /// Spec, labels, deletion fields and annotations except [`LOCAL_ANNOTATIONS`].
-    pub semantic: u64,
-    /// The status.
-    pub status: u64,
-    /// Whether deletion was requested.
-    pub deleting: bool,
-}
-
-impl Fingerprint {
-    /// The fingerprint of a Pod.
-    pub fn of(pod: &Value) -> Self {
-        let null = Value::Null;
-        let at = |pointer| pod.pointer(pointer).unwrap_or(&null);
-        let mut hasher = DefaultHasher::new();
-        for pointer in [
-            "/spec",
-            "/metadata/labels",
-            "/metadata/deletionTimestamp",
-            "/metadata/deletionGracePeriodSeconds",
-        ] {
-            hash_value(at(pointer), &mut hasher);
-        }
-        let own: BTreeMap<_, _> = at("/metadata/annotations")
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
-            .collect();
-        for (key, value) in own {
-            key.hash(&mut hasher);
-            hash_value(value, &mut hasher);
-        }
-        let semantic = hasher.finish();
-        let mut hasher = DefaultHasher::new();
-        hash_value(at("/status"), &mut hasher);
-        let deleting = !at("/metadata/deletionTimestamp").is_null();
-        Self { semantic, status: hasher.finish(), deleting }
-    }
-}
-
-/// Annotations that the agent writes for itself; they do not count as changes of a pod.
-pub const LOCAL_ANNOTATIONS: [&str; 3] =
-    [annotations::CONFIG_SOURCE, annotations::CONFIG_MIRROR, annotations::CONFIG_SEEN];
-
-/// Hashes a value independently of the order of its keys.
-fn hash_value(value: &Value, hasher: &mut impl Hasher) {
-    match value {
-        Value::Null => 0u8.hash(hasher),
-        Value::Bool(b) => (1u8, b).hash(hasher),
-        Value::Number(n) => (2u8, n.to_string()).hash(hasher),
-        Value::String(s) => (3u8, s).hash(hasher),
-        Value::Array(items) => {
-            (4u8, items.len()).hash(hasher);
-            items.iter().for_each(|item| hash_value(item, hasher));
-        }
-        Value::Object(map) => {
-            (5u8, map.len()).hash(hasher);
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| key.as_str());
-            for (key, value) in entries {
-                key.hash(hasher);
-                hash_value(value, hasher);
-            }
-        }
-    }
-}
-
-/// Defaults, names, annotates and validates the Pod in `document`, which comes from the file or URL `path`.
+/// Defaults, names, annotates and validates the Pod in `document`, which comes from the file, URL or key `origin`.
 pub(crate) fn prepare(
-    document: &Document,
-    path: &str,
+    document: Document,
+    origin: &str,
     rules: &StaticRules,
-) -> Result<StaticPod, Vec<ManifestError>> {
-    let fail = |field: &str, message: String| document.error(ManifestErrorKind::Invalid, field, message);
-    let mut value = document.value.clone();
+) -> Result<DesiredPod, Vec<ManifestError>> {
+    let place = document.place();
+    let CompletePod { value, pod, ignored } = complete(document.value, &place, origin, rules)?;
+    let errors = validation_errors(&pod, &place, rules);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let desired = DesiredPod::new(&value, &pod, origin);
+    place.check_size(&desired.json)?;
+    Ok(DesiredPod { document: place.number, line: place.line, ignored, ..desired })
+}
+
+/// A Pod with everything that it has on this node.
+struct CompletePod {
+    value: Value,
+    /// The same Pod, decoded.
+    pod: Pod,
+    /// Fields that were removed, see [`DesiredPod::ignored`].
+    ignored: Vec<String>,
+}
+
+/// Defaults the Pod of a manifest, decodes it, and adds what it has on this node.
+fn complete(
+    mut value: Value,
+    place: &DocumentPlace,
+    origin: &str,
+    rules: &StaticRules,
+) -> Result<CompletePod, Vec<ManifestError>> {
+    let fail = |field: &str, message: String| vec![place.error(ManifestErrorKind::Invalid, field, message)];
     add_required_fields(&mut value);
     // The UID is computed before fields are removed, so that a running pod keeps its UID.
-    let mut written = value.clone();
-    default_pod(&mut written);
+    let computed_uid = needs_computed_uid(&value, rules).then(|| compute_uid(value.clone(), origin, rules));
     fill_nulls(&mut value);
     let ignored = remove_control_plane_fields(&mut value);
     default_pod(&mut value);
-    let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
-    if typed.metadata.name.is_empty() {
-        return Err(vec![fail("metadata.name", "Required value: name is required".into())]);
+    let mut pod = decode(&value).map_err(|(field, message)| fail(&field, message))?;
+    if pod.metadata.name.is_empty() {
+        return Err(fail("metadata.name", "Required value: name is required".into()));
     }
-    let other_node = &typed.spec.node_name;
+    let other_node = &pod.spec.node_name;
     if rules.stored.is_some() && !other_node.is_empty() && *other_node != rules.node_name {
         let message =
             format!("Invalid value: {other_node:?}: the key belongs to the node {}", rules.node_name);
-        return Err(vec![fail("spec.nodeName", message)]);
+        return Err(fail("spec.nodeName", message));
     }
-    let uid = match (typed.metadata.uid.as_str(), rules.stored) {
-        (_, Some(create_revision)) => {
-            static_pod_uid(&written, &rules.node_name, PodOrigin::Stored { key: path, create_revision })
-        }
-        ("", None) if rules.url => static_pod_uid(&written, &rules.node_name, PodOrigin::Url(path)),
-        ("", None) => static_pod_uid(&written, &rules.node_name, PodOrigin::File(path)),
-        (own, None) if is_path_safe(own) => own.to_owned(),
-        (own, None) => {
-            let message = format!(
-                "Invalid value: {own:?}: must consist of letters, digits, '-', '_' and '.', because it is used in paths"
-            );
-            return Err(vec![fail("metadata.uid", message)]);
-        }
+    let own_uid = &pod.metadata.uid;
+    if computed_uid.is_none() && !is_path_safe(own_uid) {
+        let message = format!(
+            "Invalid value: {own_uid:?}: must consist of letters, digits, '-', '_' and '.', because it is used in paths"
+        );
+        return Err(fail("metadata.uid", message));
+    }
+    let uid = computed_uid.unwrap_or_else(|| own_uid.clone());
+    set_node_fields(&mut value, &mut pod, uid, rules);
+    Ok(CompletePod { value, pod, ignored })
+}
+
+/// Whether the UID does not come from the manifest.
+fn needs_computed_uid(value: &Value, rules: &StaticRules) -> bool {
+    let own_uid = value.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+    rules.stored.is_some() || own_uid.is_empty()
+}
+
+/// The UID of a pod as it was written, with the required fields.
+fn compute_uid(mut written: Value, origin: &str, rules: &StaticRules) -> String {
+    default_pod(&mut written);
+    let origin = match rules.stored {
+        Some(create_revision) => PodOrigin::Stored { key: origin, create_revision },
+        None if rules.url => PodOrigin::Url(origin),
+        None => PodOrigin::File(origin),
     };
-    set_node_fields(&mut value, &uid, rules);
-    typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
+    static_pod_uid(&written, &rules.node_name, origin)
+}
+
+/// What the API server, or the rules of static pods, would reject.
+fn validation_errors(pod: &Pod, place: &DocumentPlace, rules: &StaticRules) -> Vec<ManifestError> {
+    let fail = |field: &str, message: String| place.error(ManifestErrorKind::Invalid, field, message);
     let mut errors: Vec<_> =
-        validate_pod(&typed).into_iter().map(|found| fail(&found.field, found.message)).collect();
-    if let Some(resource) = static_pod_api_references(&typed, rules.allowed) {
+        validate_pod(pod).into_iter().map(|found| fail(&found.field, found.message)).collect();
+    if let Some(resource) = static_pod_api_references(pod, rules.allowed) {
         // Secrets and ConfigMaps are forbidden only with an API server.
         let why = if rules.allowed == AllowedReferences::default() {
             "the API server refuses its mirror pod; use a pod of the API instead"
@@ -205,19 +147,7 @@ pub(crate) fn prepare(
         let message = format!("Forbidden: a static pod may not refer to {resource}; {why}");
         errors.push(fail(field_of(&resource), message));
     }
-    if !errors.is_empty() {
-        return Err(errors);
-    }
-    Ok(StaticPod {
-        uid,
-        namespace: typed.metadata.namespace,
-        name: typed.metadata.name,
-        fingerprint: Fingerprint::of(&value),
-        json: encode_object(document, &value)?,
-        document: document.number,
-        line: document.line,
-        ignored,
-    })
+    errors
 }
 
 /// Annotations that the agent writes for itself. In a manifest they would assign the pod to another source, or make it a mirror
@@ -288,31 +218,32 @@ fn add_required_fields(value: &mut Value) {
     }
 }
 
-fn set_node_fields(value: &mut Value, uid: &str, rules: &StaticRules) {
+/// Sets what a pod has on this node, in `value` and in `pod`, which is the same Pod decoded.
+fn set_node_fields(value: &mut Value, pod: &mut Pod, uid: String, rules: &StaticRules) {
+    pod.metadata.name = rules.name_on_node(&pod.metadata.name);
+    if pod.metadata.namespace.is_empty() {
+        pod.metadata.namespace = "default".to_owned();
+    }
+    pod.metadata.uid = uid;
+    pod.spec.node_name.clone_from(&rules.node_name);
+    pod.status.phase = "Pending".to_owned();
     if let Some(metadata) = child(value, "metadata") {
-        let text = |m: &Map<String, Value>, key: &str| {
-            m.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
-        };
-        let name = rules.name_on_node(&text(metadata, "name"));
-        let namespace = text(metadata, "namespace");
-        metadata.insert("name".into(), json!(name));
-        metadata.insert("namespace".into(), json!(if namespace.is_empty() { "default" } else { &namespace }));
-        metadata.insert("uid".into(), json!(uid));
+        metadata.insert("name".into(), json!(pod.metadata.name));
+        metadata.insert("namespace".into(), json!(pod.metadata.namespace));
+        metadata.insert("uid".into(), json!(pod.metadata.uid));
         if rules.stored.is_none()
             && let Some(annotations) = child_of_map(metadata, "annotations")
         {
-            annotations.insert(annotations::CONFIG_HASH.into(), json!(uid));
+            annotations.insert(annotations::CONFIG_HASH.into(), json!(pod.metadata.uid));
+            pod.metadata.annotations.insert(annotations::CONFIG_HASH.into(), pod.metadata.uid.clone());
         }
     }
     if let Some(spec) = child(value, "spec") {
         spec.insert("nodeName".into(), json!(rules.node_name));
         if rules.stored.is_some() {
-            add_priority(spec);
-            value.as_object_mut().map(|pod| pod.insert("status".into(), json!({"phase": "Pending"})));
-            return;
-        }
-        if !rules.url {
-            tolerate_all_no_execute_taints(spec);
+            add_priority(spec, &mut pod.spec);
+        } else if !rules.url {
+            tolerate_all_no_execute_taints(spec, &mut pod.spec);
         }
     }
     if let Some(status) = child(value, "status") {
@@ -321,7 +252,7 @@ fn set_node_fields(value: &mut Value, uid: &str, rules: &StaticRules) {
 }
 
 /// A pod of a file tolerates all NoExecute taints (pod-lifecycle.md §2.1).
-fn tolerate_all_no_execute_taints(spec: &mut Map<String, Value>) {
+fn tolerate_all_no_execute_taints(spec: &mut Map<String, Value>, decoded: &mut PodSpec) {
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
     if tolerations.is_null() {
         *tolerations = json!([]);
@@ -331,17 +262,20 @@ fn tolerate_all_no_execute_taints(spec: &mut Map<String, Value>) {
         && !list.contains(&everything)
     {
         list.push(everything);
+        let (operator, effect) = ("Exists".to_owned(), "NoExecute".to_owned());
+        decoded.tolerations.push(Toleration { operator, effect, ..Toleration::default() });
     }
 }
 
 /// Sets the priority of the two system classes, as the API server would.
-fn add_priority(spec: &mut Map<String, Value>) {
-    let priority = match spec.get("priorityClassName").and_then(Value::as_str) {
-        Some("system-node-critical") => 2_000_001_000,
-        Some("system-cluster-critical") => 2_000_000_000,
+fn add_priority(spec: &mut Map<String, Value>, decoded: &mut PodSpec) {
+    let priority = match decoded.priority_class_name.as_str() {
+        "system-node-critical" => 2_000_001_000,
+        "system-cluster-critical" => 2_000_000_000,
         _ => return,
     };
     spec.insert("priority".into(), json!(priority));
+    decoded.priority = Some(priority);
 }
 
 fn child<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
@@ -370,5 +304,44 @@ fn field_of(resource: &str) -> &'static str {
         "resourceclaims" => "spec.resourceClaims",
         "secrets" | "configmaps" => "spec",
         _ => "spec.volumes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::read_manifest;
+
+    #[test]
+    fn the_decoded_pod_gets_the_same_node_fields_as_the_json() {
+        let everything = json!({"effect": "NoExecute", "operator": "Exists"});
+        let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+        let with = |field: &str, value: Value| {
+            let mut spec = spec.clone();
+            spec[field] = value;
+            spec
+        };
+        let files = StaticRules::standalone("Node");
+        let stored = StaticRules { stored: Some(7), ..files.clone() };
+        for spec in [
+            spec.clone(),
+            with("tolerations", Value::Null),
+            with("tolerations", json!([everything])),
+            with("tolerations", json!([{"key": "a", "operator": "Exists"}])),
+            with("priorityClassName", json!("system-node-critical")),
+            with("priorityClassName", json!("other")),
+        ] {
+            let annotations = json!({"a": "1", annotations::CONFIG_HASH: "x"});
+            let metadata = json!({"name": "web", "namespace": null, "annotations": annotations, "uid": "u"});
+            let status = json!({"phase": "Failed", "reason": "Evicted"});
+            let text = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
+            for rules in [files.clone(), files.clone().for_url(), stored.clone()] {
+                let document = read_manifest(text.to_string().as_bytes()).unwrap().remove(0);
+                let place = document.place();
+                let complete = complete(document.value, &place, "/m/web.yaml", &rules);
+                let CompletePod { value, pod, .. } = complete.unwrap_or_else(|errors| panic!("{errors:?}"));
+                assert_eq!(decode(&value), Ok(pod), "{rules:?}: {value}");
+            }
+        }
     }
 }

@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use keelson_kube_model::Pod;
 use keelson_kube_model::validate::AllowedReferences;
+use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::files::SourceFiles;
 use keelson_pod_config_core::manifest::read_manifest;
-use keelson_pod_config_core::merge::{Merge, Op, SourcePod};
+use keelson_pod_config_core::merge::{Merge, Op};
 use keelson_pod_config_core::scan::{FolderView, Listing, QUIET_NANOS, Stamp};
-use keelson_pod_config_core::static_pod::{Fingerprint, StaticRules};
+use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind, parse_file};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 const PATH: &str = "/m/web.yaml";
@@ -119,18 +123,11 @@ fn json_documents_and_syntax_errors_have_line_and_column() {
 #[test]
 fn a_removal_has_a_revision_of_its_own() {
     let value = json!({"metadata": {"uid": "u", "name": "p"}, "spec": {}});
-    let pod = SourcePod {
-        uid: "u".into(),
-        namespace: "default".into(),
-        name: "p".into(),
-        origin: PATH.into(),
-        fingerprint: Fingerprint::of(&value),
-        json: value.to_string().into_bytes().into(),
-    };
+    let pod = Arc::new(DesiredPod::new(&value, &Pod::deserialize(&value).unwrap(), PATH));
     let mut merge = Merge::default();
-    let added = merge.set("file", vec![pod], 1).changes[0].pod.revision;
+    let added = merge.set("file", vec![pod], 1).changes[0].sent.revision;
     let removed = merge.set("file", vec![], 2).changes.remove(0);
-    assert_eq!((removed.op, removed.pod.revision), (Op::Remove, added + 1));
+    assert_eq!((removed.op, removed.sent.revision), (Op::Remove, added + 1));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Last good versions, removals and duplicates.
 
+use std::sync::Arc;
+
 use keelson_pod_config_core::files::{SourceFiles, SourceSet};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::ObjectKey;
@@ -179,4 +181,31 @@ fn duplicate_secrets_and_config_maps_follow_the_rules_of_pods() {
     let set = files.assemble();
     assert_eq!((set.objects[&key].origin.as_str(), set.errors.len()), ("/m/b.yaml", 1));
     assert_eq!(files.name_owners()["ConfigMap default/c"], "/m/b.yaml");
+}
+
+#[test]
+fn an_edit_of_one_file_reuses_the_records_of_the_other_files() {
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n";
+    let mut files = SourceFiles::default();
+    read(&mut files, "/m/a.yaml", &pod("a", "one"));
+    read(&mut files, "/m/b.yaml", &format!("{}---\n{map}", pod("b", "one")));
+    let before = files.assemble();
+    read(&mut files, "/m/a.yaml", &pod("a", "two"));
+    let after = files.assemble();
+    let reused: Vec<_> = before.pods.iter().zip(&after.pods).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
+    assert_eq!(reused, [false, true]);
+    let key = ObjectKey { kind: Kind::ConfigMap, namespace: "default".into(), name: "c".into() };
+    assert!(Arc::ptr_eq(&before.objects[&key], &after.objects[&key]));
+}
+
+#[test]
+fn an_edit_of_one_pod_reuses_the_records_of_the_other_pods_in_its_file() {
+    let text = |image: &str| format!("{}---\n{}", pod("a", "one"), pod("b", image));
+    let mut files = SourceFiles::default();
+    read(&mut files, "/m/a.yaml", &text("one"));
+    let before = files.assemble().pods;
+    read(&mut files, "/m/a.yaml", &text("two"));
+    let after = files.assemble().pods;
+    let reused: Vec<_> = before.iter().zip(&after).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
+    assert_eq!(reused, [true, false]);
 }

@@ -1,22 +1,21 @@
 //! The merge of pod-lifecycle.md §2.5.
 
-use keelson_pod_config_core::merge::{Change, Merge, Op, SourcePod};
-use keelson_pod_config_core::static_pod::Fingerprint;
+use std::sync::Arc;
+
+use keelson_kube_model::Pod;
+use keelson_pod_config_core::desired_pod::DesiredPod;
+use keelson_pod_config_core::merge::{Change, Merge, Op};
+use keelson_pod_config_core::sent_record::SentRecord;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-fn pod_of(value: Value) -> SourcePod {
-    let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-    SourcePod {
-        uid: text("/metadata/uid"),
-        namespace: "default".into(),
-        name: text("/metadata/name"),
-        origin: "/m/x.yaml".into(),
-        fingerprint: Fingerprint::of(&value),
-        json: value.to_string().into_bytes().into(),
-    }
+fn pod_of(value: Value) -> Arc<DesiredPod> {
+    let mut pod = Pod::deserialize(&value).unwrap_or_else(|error| panic!("{error}: {value}"));
+    pod.metadata.namespace = "default".into();
+    Arc::new(DesiredPod::new(&value, &pod, "/m/x.yaml"))
 }
 
-fn pod(uid: &str, image: &str) -> SourcePod {
+fn pod(uid: &str, image: &str) -> Arc<DesiredPod> {
     pod_of(json!({"metadata": {"uid": uid, "name": format!("pod-{uid}")}, "spec": {"image": image}}))
 }
 
@@ -97,7 +96,8 @@ fn local_annotations_owners_and_key_order_are_not_a_change() {
 fn config_source_and_config_seen_are_annotated_and_config_seen_stays() {
     let mut merge = Merge::default();
     let seen = |change: &Change| {
-        let value: Value = serde_json::from_slice(&change.pod.json).unwrap();
+        let value: Value =
+            serde_json::from_slice(&change.pod.annotated_json("file", change.sent.seen_unix_nanos)).unwrap();
         let annotations = &value["metadata"]["annotations"];
         assert_eq!(annotations["kubernetes.io/config.source"], "file");
         annotations["kubernetes.io/config.seen"].as_str().unwrap().to_owned()
@@ -106,44 +106,55 @@ fn config_source_and_config_seen_are_annotated_and_config_seen_stays() {
     assert_eq!(seen(&first.changes[0]), "2017-07-14T02:40:00.000000001Z");
     let second = merge.set("file", vec![pod("u", "2")], 1_600_000_000_000_000_000);
     assert_eq!(seen(&second.changes[0]), seen(&first.changes[0]));
-    assert_eq!(second.changes[0].pod.seen_unix_nanos, 1_500_000_000_000_000_001);
+    assert_eq!(second.changes[0].sent.seen_unix_nanos, 1_500_000_000_000_000_001);
 }
 
 #[test]
 fn after_a_restart_an_equal_pod_is_identical_and_a_changed_one_keeps_config_seen() {
     let mut before = Merge::default();
     before.set("file", vec![pod("u", "1")], 1_000);
-    let last = before.set("file", vec![pod("u", "2")], 2_000).changes.remove(0).pod;
+    let last = before.set("file", vec![pod("u", "2")], 2_000).changes.remove(0);
     let again = |source: &str, uid: &str, image: &str| {
-        let earlier = [("u".to_owned(), last.sent_record("00-a-b-01"))].into();
-        Merge::restore(earlier).set(source, vec![pod(uid, image)], 9_000).changes.remove(0).pod
+        let earlier =
+            [("u".to_owned(), SentRecord { traceparent: "00-a-b-01".into(), ..last.sent.clone() })].into();
+        Merge::restore(earlier).set(source, vec![pod(uid, image)], 9_000).changes.remove(0)
     };
     let same = again("file", "u", "2");
     assert_eq!(same.restored_traceparent.as_deref(), Some("00-a-b-01"));
-    assert_eq!((same.revision, same.seen_unix_nanos, &same.json), (last.revision, 1_000, &last.json));
+    let json = |change: &Change| change.pod.annotated_json("file", change.sent.seen_unix_nanos);
+    assert_eq!(
+        (same.sent.revision, same.sent.seen_unix_nanos, json(&same)),
+        (last.sent.revision, 1_000, json(&last))
+    );
 
     for (source, image) in [("file", "3"), ("manifest", "2")] {
         let other = again(source, "u", image);
-        assert_eq!((other.seen_unix_nanos, other.revision, other.restored_traceparent), (1_000, 9_000, None));
+        assert_eq!(
+            (other.sent.seen_unix_nanos, other.sent.revision, other.restored_traceparent),
+            (1_000, 9_000, None)
+        );
     }
     let fresh = again("file", "v", "2");
-    assert_eq!((fresh.seen_unix_nanos, fresh.revision, fresh.restored_traceparent), (9_000, 9_000, None));
+    assert_eq!(
+        (fresh.sent.seen_unix_nanos, fresh.sent.revision, fresh.restored_traceparent),
+        (9_000, 9_000, None)
+    );
 }
 
 #[test]
 fn a_revision_grows_over_a_restart_even_if_the_clock_was_set_back() {
-    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
-    let mut merge = Merge::restore([("u".to_owned(), last.sent_record(""))].into());
-    assert_eq!(merge.set("file", vec![pod("u", "2")], 10).changes[0].pod.revision, 5_001);
+    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0);
+    let mut merge = Merge::restore([("u".to_owned(), last.sent)].into());
+    assert_eq!(merge.set("file", vec![pod("u", "2")], 10).changes[0].sent.revision, 5_001);
 }
 
 #[test]
 fn restored_records_are_used_only_until_every_source_has_been_read() {
-    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
-    let mut merge = Merge::restore([("u".to_owned(), last.sent_record(""))].into());
+    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0);
+    let mut merge = Merge::restore([("u".to_owned(), last.sent)].into());
     assert!(!merge.contains("u"));
     merge.forget_restored();
-    assert_eq!(merge.set("file", vec![pod("u", "1")], 6_000).changes[0].pod.seen_unix_nanos, 6_000);
+    assert_eq!(merge.set("file", vec![pod("u", "1")], 6_000).changes[0].sent.seen_unix_nanos, 6_000);
     assert!(merge.contains("u"));
 }
 
@@ -153,8 +164,8 @@ fn revisions_grow_even_if_the_clock_is_set_back() {
     let mut last = 0;
     for (image, now) in [("1", 100), ("2", 200), ("3", 50), ("4", 60)] {
         let outcome = merge.set("file", vec![pod("u", image)], now);
-        assert!(outcome.changes[0].pod.revision > last, "{image}");
-        last = outcome.changes[0].pod.revision;
+        assert!(outcome.changes[0].sent.revision > last, "{image}");
+        last = outcome.changes[0].sent.revision;
     }
 }
 
@@ -172,7 +183,7 @@ fn two_sources_may_share_a_pod_name_but_a_uid_belongs_to_the_first_source() {
     let mut merge = Merge::default();
     merge.set("file", vec![pod("u", "1")], 1);
     let mut other = pod("v", "1");
-    other.name = "pod-u".into();
+    Arc::make_mut(&mut other).name = "pod-u".into();
     let outcome = merge.set("manifest", vec![pod("u", "1"), other], 2);
     assert_eq!(ops(&outcome.changes), [(Op::Add, "v")]);
     assert!(outcome.errors[0].message.contains("source file already: /m/x.yaml"), "{outcome:?}");
@@ -186,4 +197,15 @@ fn a_new_uid_under_the_same_name_is_a_removal_and_an_addition() {
     let mut merge = Merge::default();
     merge.set("file", vec![named("1")], 1);
     assert_eq!(ops(&merge.set("file", vec![named("2")], 2).changes), [(Op::Remove, "1"), (Op::Add, "2")]);
+}
+
+#[test]
+fn unchanged_records_are_no_change_and_a_change_passes_on_the_record_of_its_source() {
+    let mut merge = Merge::default();
+    let (same, before, after) = (pod("same", "1"), pod("u", "1"), pod("u", "2"));
+    let first = merge.set("file", vec![Arc::clone(&same), before], 1);
+    assert!(Arc::ptr_eq(&first.changes[0].pod, &same));
+    let second = merge.set("file", vec![same, Arc::clone(&after)], 2);
+    assert_eq!(ops(&second.changes), [(Op::Update, "u")]);
+    assert!(Arc::ptr_eq(&second.changes[0].pod, &after));
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use keelson_config::{Offline, StartAfterReboot};
-use keelson_pod_config_core::offline::{WaitReason, contact_age, contact_write_interval, wait_reason};
+use keelson_pod_config_core::api_pod::api_pod;
+use keelson_pod_config_core::offline::{
+    SingleRun, WaitReason, contact_age, contact_write_interval, wait_reason,
+};
 use serde_json::{Value, json};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -12,54 +15,57 @@ fn policy(start_after_reboot: StartAfterReboot, most: Duration) -> Offline {
     Offline { start_after_reboot, max_age_ms: u64::try_from(most.as_millis()).unwrap_or(0) }
 }
 
-fn pod(owners: &Value, volumes: &Value) -> Vec<u8> {
-    json!({
-        "metadata": {"name": "web", "ownerReferences": owners},
-        "spec": {"containers": [], "volumes": volumes},
-    })
-    .to_string()
-    .into_bytes()
+/// Whether a pod from the API must not run twice.
+fn single_run(metadata: &Value, spec: &Value) -> Option<SingleRun> {
+    let mut object = json!({"metadata": metadata, "spec": spec});
+    for field in ["name", "namespace", "uid"] {
+        object["metadata"][field] = json!("web");
+    }
+    api_pod(object).unwrap_or_else(|error| panic!("{error}")).single_run
 }
 
-fn plain() -> Vec<u8> {
+fn pod(owners: &Value, volumes: &Value) -> Option<SingleRun> {
+    single_run(&json!({"ownerReferences": owners}), &json!({"containers": [], "volumes": volumes}))
+}
+
+fn plain() -> Option<SingleRun> {
     pod(
         &json!([{"kind": "ReplicaSet"}]),
         &json!([{"name": "a", "emptyDir": {}}, {"name": "b", "secret": {}}]),
     )
 }
 
-fn owned() -> Vec<u8> {
+fn owned() -> Option<SingleRun> {
     pod(&json!([{"kind": "Other"}, {"kind": "StatefulSet", "name": "db"}]), &json!([]))
 }
 
-fn claiming(kind: &str) -> Vec<u8> {
+fn claiming(kind: &str) -> Option<SingleRun> {
     pod(&json!([]), &json!([{"name": "tmp", "emptyDir": {}}, {"name": "data", kind: {}}]))
 }
 
 #[test]
 fn start_after_reboot_policy_decides_which_pods_start_offline() {
     let claim = || Some(WaitReason::Claim { volume: "data".into() });
-    for (what, json, stateless) in [
+    for (what, pod, stateless) in [
         ("plain", plain(), None),
-        ("nothing set", b"{}".to_vec(), None),
+        ("nothing set", single_run(&json!({}), &json!({})), None),
         ("of a StatefulSet", owned(), Some(WaitReason::StatefulSet)),
         ("with a claim", claiming("persistentVolumeClaim"), claim()),
         ("with a claim of its own", claiming("ephemeral"), claim()),
     ] {
-        let of = |start| wait_reason(&json, &policy(start, HOUR), Some(HOUR));
+        let of = |start| wait_reason(pod.as_ref(), &policy(start, HOUR), Some(HOUR));
         assert_eq!(of(StartAfterReboot::Never), Some(WaitReason::Policy), "{what}");
         assert_eq!(of(StartAfterReboot::Stateless), stateless, "{what}");
         assert_eq!(of(StartAfterReboot::All), None, "{what}");
     }
-    let broken = wait_reason(b"no pod", &policy(StartAfterReboot::Stateless, HOUR), Some(HOUR));
-    assert_eq!(broken, Some(WaitReason::Policy), "a pod that cannot be decoded does not start");
+    assert!(api_pod(json!("no pod")).is_err(), "a pod that cannot be decoded does not start");
 }
 
 #[test]
 fn no_pod_starts_offline_after_the_maximum_age() {
     let second = Duration::from_secs(1);
     for start in [StartAfterReboot::Stateless, StartAfterReboot::All] {
-        let of = |most, age| wait_reason(&plain(), &policy(start, most), age);
+        let of = |most, age| wait_reason(plain().as_ref(), &policy(start, most), age);
         assert_eq!(of(HOUR, Some(HOUR)), None);
         let old = HOUR + second;
         assert_eq!(of(HOUR, Some(old)), Some(WaitReason::Age { age: Some(old), max_age: HOUR }));
