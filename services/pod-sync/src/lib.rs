@@ -80,7 +80,7 @@ fn resume_ends(effects: &Arc<Effects>) {
             if phase == WorkerPhase::Terminating {
                 registry.adopt_name(&pod);
             }
-            registry.with(&uid, |state| registry.desired_state.update(state));
+            registry.update_desired_state(&uid);
         }
         lifecycle::begin_worker(effects, &uid);
     }

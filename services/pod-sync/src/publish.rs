@@ -1,6 +1,7 @@
 //! What others see of the pods: their documents with status, their events, and the metrics.
 
 pub mod document;
+pub mod json_fields;
 pub mod metrics;
 pub mod objects;
 
@@ -67,9 +68,10 @@ impl Publisher {
     pub fn publish(&self, uid: &str, facts: &StatusFacts<'_>) -> bool {
         let published = self.registry.with(uid, |state| {
             let desired = state.desired.clone()?;
-            state.stopped |= facts.pod_is_terminal;
-            state.released |= facts.finished;
-            if !state.rejected {
+            let published = &mut state.published;
+            published.stopped |= facts.pod_is_terminal;
+            published.released |= facts.finished;
+            if !published.rejected {
                 return Some(self.publish_status(uid, state, desired, facts));
             }
             if facts.finished {
@@ -92,16 +94,17 @@ impl Publisher {
         facts: &StatusFacts<'_>,
     ) -> Published {
         let at = self.registry.moment();
-        let old = (state.version > 0 || !state.status.phase.is_empty()).then(|| Arc::clone(&state.status));
-        let status = self.status_of(state, &desired, old.as_deref(), facts, &at);
+        let previous = state.published.previous();
+        let old: Option<&PodStatus> = previous.as_deref().map(|status| &**status);
+        let status = self.status_of(state, &desired, old, facts, &at);
         let phase_is_terminal = status.phase().is_terminal();
-        let is_first = state.version == 0;
-        match accept_status(&desired.pod, old.as_deref(), status, facts.finished || is_first, &at) {
+        let is_first = state.published.version == 0;
+        match accept_status(&desired.pod, old, status, facts.finished || is_first, &at) {
             Accepted::Stored { status, newly_terminated } => {
                 self.metrics.ended(&newly_terminated);
-                self.report_deadline(&desired, old.as_deref(), &status);
+                self.report_deadline(&desired, old, &status);
                 self.measure_start(state, &desired, &status, &at);
-                state.status = Arc::new(*status);
+                state.published.set_status(*status);
                 self.send(uid, state, desired);
                 Published { phase_is_terminal, changed: true }
             }
@@ -137,19 +140,19 @@ impl Publisher {
         };
         let inputs = StatusInputs {
             pod_is_terminal: facts.pod_is_terminal,
-            start_errors: state.start_errors.clone(),
-            readiness: readiness(&desired.pod, &state.observed, old, &state.probes.states),
+            start_errors: state.start.errors.clone(),
+            readiness: readiness(&desired.pod, &state.runtime.observed, old, &state.probes.states),
             waiting: facts.waiting,
             pod_ready_to_start: facts.sandbox_made,
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
-            admission_wait: state.admission_hold.as_ref(),
-            resize_refused: state.resize_refused,
+            admission_wait: state.admission.hold.as_ref(),
+            resize_refused: state.admission.resize_refused,
             patch: state.worker.status_patch.as_ref(),
             recursive_read_only,
-            v4_first: self.v4_first(&state.observed),
+            v4_first: self.v4_first(&state.runtime.observed),
             ..StatusInputs::default()
         };
-        let status = generate_status(&desired.pod, &state.observed, old, &inputs, at);
+        let status = generate_status(&desired.pod, &state.runtime.observed, old, &inputs, at);
         if facts.finished { final_status(&desired.pod, &status, at) } else { status }
     }
 
@@ -169,12 +172,12 @@ impl Publisher {
 
     /// Measures the first start of a pod when its status shows for the first time that it runs.
     fn measure_start(&self, state: &mut PodState, desired: &DesiredPod, status: &PodStatus, at: &Moment) {
-        if !state.first_start.record_phase(status.phase()) {
+        if !state.start.first.record_phase(status.phase()) {
             return;
         }
         self.metrics.pods.runs(&desired.pod, at);
-        let pulls = std::mem::take(&mut state.pulls);
-        let took = start_time(&desired.pod, &state.observed, &pulls, at.now_unix_nanos);
+        let pulls = std::mem::take(&mut state.start.pulls);
+        let took = start_time(&desired.pod, &state.runtime.observed, &pulls, at.now_unix_nanos);
         self.metrics.pods.took(took, desired.pod.is_host_network());
         // A span without duration, which marks the end of the start in the trace.
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "pod runs");
@@ -183,7 +186,7 @@ impl Publisher {
 
     /// Sends the next version of a pod's document.
     fn send(&self, uid: &str, state: &mut PodState, desired: DesiredPod) {
-        state.version += 1;
+        state.published.version += 1;
         self.documents.set(uid.to_owned(), Arc::new(Document::of(state, desired)));
     }
 
@@ -197,7 +200,7 @@ impl Publisher {
     /// Publishes the document although the status is the same: the pod has begun to end.
     pub fn republish(&self, uid: &str) {
         self.registry.with(uid, |state| {
-            state.version += 1;
+            state.published.version += 1;
             self.resend(uid, state);
         });
     }
@@ -205,9 +208,9 @@ impl Publisher {
     /// Publishes the status of a pod that was rejected at admission, which no observation leads to.
     pub fn publish_rejection(&self, uid: &str, status: PodStatus) {
         self.registry.with(uid, |state| {
-            state.rejected = true;
-            state.status = Arc::new(status);
-            state.version += 1;
+            state.published.rejected = true;
+            state.published.set_status(status);
+            state.published.version += 1;
             self.resend(uid, state);
         });
         self.registry.save(uid);
@@ -217,10 +220,10 @@ impl Publisher {
     /// changes only when the runtime has been read.
     pub fn publish_first(&self, uid: &str) {
         let has_status = self.registry.with(uid, |state| {
-            if state.version == 0 && !state.status.phase.is_empty() {
-                state.version = 1;
+            if state.published.version == 0 && !state.published.status.phase.is_empty() {
+                state.published.version = 1;
             }
-            state.version > 0
+            state.published.version > 0
         });
         if has_status == Some(false) {
             self.publish(uid, &StatusFacts::default());
@@ -231,7 +234,7 @@ impl Publisher {
 
     /// An event for a change of resources that is not made, once for each generation of the pod.
     pub fn report_refused_resize(&self, desired: &DesiredPod) {
-        let unreported = |state: &mut PodState| std::mem::take(&mut state.resize_unreported);
+        let unreported = |state: &mut PodState| std::mem::take(&mut state.admission.resize_unreported);
         if self.registry.with(&desired.pod.metadata.uid, unreported) == Some(true) {
             let object = pod_object(&desired.pod);
             self.context.events.warning(object, "ResizeInfeasible", RESIZE_UNSUPPORTED.to_owned());

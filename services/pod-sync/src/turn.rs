@@ -15,6 +15,7 @@ pub mod worker;
 use keelson_pod_sync_core::worker::{SyncOutcome, WorkerState};
 use keelson_service_kit::CancellationToken;
 
+use crate::effects::images::PulledImages;
 use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
 
@@ -31,6 +32,15 @@ pub struct Job {
     pub observed: Observed,
     /// Cancelled when the turn is outdated.
     pub cancel: CancellationToken,
+}
+
+/// What a worker remembers from one turn to the next. Nothing else uses it.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// The last error of the pod's mounts, so that the same one is not reported again; `None` once they are mounted.
+    pub mount_error: Option<String>,
+    /// Containers whose image was pulled for their next start.
+    pub pulled: PulledImages,
 }
 
 /// How a turn ended, and when the next one is due if nothing triggers it earlier.

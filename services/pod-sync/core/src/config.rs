@@ -10,6 +10,7 @@ mod env;
 mod expand;
 mod fields;
 mod hostname;
+mod inputs;
 mod mounts;
 mod resources;
 mod sandbox;
@@ -21,12 +22,16 @@ mod token;
 use keelson_kube_model::Quantity;
 use thiserror::Error;
 
-pub use container::{AssignedResources, ContainerInputs, container_plan};
+pub use container::container_plan;
 pub use dns::{DnsInputs, DnsSpec, ResolvConf, dns_for};
 pub use downward::{DownwardValue, downward_value};
 pub use env::{FileLookup, NoObjects, ObjectLookup, environment, referenced_files, referenced_objects};
 pub use expand::expand;
 pub use hostname::{HostNames, host_names};
+pub use inputs::{
+    AssignedResources, ContainerInputs, EnvSources, NodeInputs, PodInputs, ResolvedImage, RuntimeFeatures,
+    SecuritySettings, VolumeInputs,
+};
 pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
 pub use resources::{CgroupVersion, MachineInputs};
 pub use sandbox::{SandboxInputs, UserNamespace, remedy, sandbox_plan};

@@ -46,7 +46,7 @@ pub async fn prepare(effects: &Effects, desired: &DesiredPod) -> Result<String, 
 /// resource-manager does not answer, or the cgroup is still there.
 pub async fn release(effects: &Effects, desired: &DesiredPod) -> Result<(), SyncError> {
     let (registry, uid) = (&effects.registry, desired.pod.metadata.uid.as_str());
-    let adopted = registry.with(uid, |e| e.observed.any_sandbox_ready()).unwrap_or(false);
+    let adopted = registry.observed(uid).is_some_and(|observed| observed.any_sandbox_ready());
     registry.desired_state.release(desired, adopted);
     let request = resource::ReleasePodRequest { uid: desired.pod.metadata.uid.clone() };
     ok_if_gone(effects.clients.resources().release_pod(bounded(request, CALL)).await)

@@ -9,12 +9,12 @@ use crate::state::pod_state::PodState;
 /// The address that probes and hooks of a pod connect to: its own, or for a pod on the host network that of the node in its cluster, and
 /// loopback without one.
 pub fn pod_address(node: &NodeState, config: &Config, state: &PodState, pod: &Pod) -> String {
-    let observed = &state.observed;
+    let observed = &state.runtime.observed;
     if let Some(own) = observed.pod_ips().into_iter().next() {
         return own;
     }
     let of_node = || node.addresses().into_iter().next().filter(|_| has_cluster(config));
-    match (pod.is_host_network(), state.status.pod_ip.as_str()) {
+    match (pod.is_host_network(), state.published.status.pod_ip.as_str()) {
         (true, "") => of_node().unwrap_or_else(|| "127.0.0.1".to_owned()),
         (true, known) => known.to_owned(),
         (false, _) => String::new(),

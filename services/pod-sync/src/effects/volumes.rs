@@ -15,7 +15,7 @@ use crate::effects::Effects;
 use crate::effects::clients::{bounded, ok_if_gone};
 use crate::error::SyncError;
 use crate::publish::objects::pod_object;
-use crate::state::pod_state::{DesiredPod, PodState};
+use crate::state::pod_state::DesiredPod;
 
 /// The deadline of one call; it is made again while the answer is outstanding.
 const CALL: Duration = Duration::from_secs(60);
@@ -23,19 +23,34 @@ const CALL: Duration = Duration::from_secs(60);
 /// The mounted volumes by name, each with its path on the host.
 pub type Mounts = BTreeMap<String, volume::VolumeMount>;
 
-/// Has the volumes of a pod mounted and waits until they are. While they are not, the pod's steps show why.
+/// Has the volumes of a pod mounted and waits until they are. While they are not, the pod's steps show why. `reported`: the last error
+/// of its mounts, so that the same one is not reported again; `None` once they are mounted.
 ///
 /// # Errors
 /// A volume cannot be mounted, or volume-manager does not answer.
-pub async fn mount(effects: &Effects, desired: &DesiredPod) -> Result<Mounts, SyncError> {
+pub async fn mount(
+    effects: &Effects,
+    desired: &DesiredPod,
+    reported: &mut Option<String>,
+) -> Result<Mounts, SyncError> {
+    match await_mounts(effects, desired).await {
+        Ok(mounts) => {
+            let uid = desired.pod.metadata.uid.as_str();
+            effects.registry.set_step(uid, StepName::Volumes, "", Cause::done("volume-manager"));
+            *reported = None;
+            Ok(mounts)
+        }
+        Err(status) => Err(report_mount_error(effects, desired, reported, &status)),
+    }
+}
+
+async fn await_mounts(effects: &Effects, desired: &DesiredPod) -> Result<Mounts, tonic::Status> {
     let uid = desired.pod.metadata.uid.as_str();
     let request = volume::MountPodRequest { uid: uid.to_owned(), revision: desired.revision };
-    let fail = |status: &tonic::Status| report_mount_error(effects, desired, status);
     let mut client = effects.clients.volumes();
-    let mut answers = client.mount_pod(bounded(request, CALL)).await.map_err(|s| fail(&s))?.into_inner();
+    let mut answers = client.mount_pod(bounded(request, CALL)).await?.into_inner();
     loop {
-        let answer = answers.message().await.map_err(|s| fail(&s))?;
-        match answer.and_then(|a| a.item) {
+        match answers.message().await?.and_then(|answer| answer.item) {
             Some(MountItem::Progress(progress)) => {
                 let cause = match progress.next_try_unix_nanos {
                     0 => Cause::waiting("Mounting", &progress.waiting_for, "volume-manager"),
@@ -47,11 +62,9 @@ pub async fn mount(effects: &Effects, desired: &DesiredPod) -> Result<Mounts, Sy
                 effects.registry.set_step(uid, StepName::Volumes, "", cause);
             }
             Some(MountItem::Ready(ready)) => {
-                effects.registry.set_step(uid, StepName::Volumes, "", Cause::done("volume-manager"));
-                effects.registry.with(uid, |e| e.reported_mount_error = None);
                 return Ok(ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect());
             }
-            None => return Err(fail(&tonic::Status::unavailable("volume-manager ended the answer"))),
+            None => return Err(tonic::Status::unavailable("volume-manager ended the answer")),
         }
     }
 }
@@ -68,18 +81,17 @@ pub async fn unmount(effects: &Effects, desired: &DesiredPod) -> Result<(), Sync
 }
 
 /// Shows an error of volume-manager in the pod's steps and, when it is a new one, as an event.
-fn report_mount_error(effects: &Effects, desired: &DesiredPod, status: &tonic::Status) -> SyncError {
-    let uid = desired.pod.metadata.uid.as_str();
+fn report_mount_error(
+    effects: &Effects,
+    desired: &DesiredPod,
+    reported: &mut Option<String>,
+    status: &tonic::Status,
+) -> SyncError {
     let error = SyncError::from_status("Unable to attach or mount volumes", status);
     let owner = if error.peer_unavailable { "volume-manager" } else { YOU };
-    effects.registry.set_step(
-        uid,
-        StepName::Volumes,
-        "",
-        Cause::failed("FailedMount", &error.message, owner),
-    );
-    let replace = |e: &mut PodState| e.reported_mount_error.replace(error.message.clone());
-    let is_new = effects.registry.with(uid, replace).flatten().as_ref() != Some(&error.message);
+    let cause = Cause::failed("FailedMount", &error.message, owner);
+    effects.registry.set_step(&desired.pod.metadata.uid, StepName::Volumes, "", cause);
+    let is_new = reported.replace(error.message.clone()).as_ref() != Some(&error.message);
     // An unavailable service is not an error of the volumes (volumes.md §3.14). Each attempt at a volume has its own event.
     if is_new && !error.peer_unavailable {
         effects.context.events.warning(pod_object(&desired.pod), "FailedMount", error.message.clone());

@@ -141,8 +141,11 @@ pub fn carry_out(effects: &Arc<Effects>, orders: &EvictionOrders, uid: &str) {
 pub fn evict(effects: &Arc<Effects>, uid: &str, order: &Order) -> bool {
     let known = effects.registry.with(uid, |state| {
         // The order is not for what is left of an earlier incarnation.
-        let pod =
-            state.desired.as_ref().filter(|_| !state.awaits_cleanup).map(|desired| Arc::clone(&desired.pod));
+        let pod = state
+            .desired
+            .as_ref()
+            .filter(|_| !state.awaits_cleanup())
+            .map(|desired| Arc::clone(&desired.pod));
         (pod, state.worker.evicted, state.worker.phase)
     });
     let Some((Some(pod), evicted, phase)) = known else { return false };

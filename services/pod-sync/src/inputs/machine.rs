@@ -66,7 +66,7 @@ pub async fn follow_allocatable(effects: Arc<Effects>) {
         if allocatable != sent {
             sent = allocatable;
             for uid in registry.uids() {
-                registry.with(&uid, |state| registry.desired_state.update(state));
+                registry.update_desired_state(&uid);
             }
         }
     }

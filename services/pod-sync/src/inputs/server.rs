@@ -16,7 +16,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::effects::Effects;
 use crate::inputs::evictions;
 use crate::inputs::evictions::Order;
-use crate::publish::document::Document;
+use crate::publish::document::{Document, SentPods};
 use crate::state::desired_state::pod_ref;
 
 /// `keelson.pod_sync.v1.PodSync`.
@@ -68,17 +68,25 @@ impl PodSync for PodSyncServer {
         _: Request<pb::ListPodsRequest>,
     ) -> Result<Response<Self::ListPodsStream>, Status> {
         let documents = self.effects.publisher.documents.snapshot();
-        Ok(Response::new(Box::pin(stream::iter(documents).map(|(_, document)| Ok(document.message())))))
+        Ok(Response::new(Box::pin(
+            stream::iter(documents).map(|(_, document)| Ok(document.complete_message())),
+        )))
     }
 
     async fn watch_pods(
         &self,
-        _: Request<pb::WatchPodsRequest>,
+        request: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        let stream = self.effects.publisher.documents.subscribe().into_stream(|item| {
+        let separate_status = request.into_inner().separate_status;
+        let mut sent = SentPods::default();
+        let stream = self.effects.publisher.documents.subscribe().into_stream(move |item| {
             let item = match item {
-                WatchItem::Set(_, document) => Item::Pod(document.message()),
-                WatchItem::Gone(uid) => Item::GoneUid(uid),
+                WatchItem::Set(_, document) if separate_status => Item::Pod(sent.message(&document)),
+                WatchItem::Set(_, document) => Item::Pod(document.complete_message()),
+                WatchItem::Gone(uid) => {
+                    sent.forget(&uid);
+                    Item::GoneUid(uid)
+                }
                 WatchItem::Synced => Item::Synced(Synced {}),
             };
             Ok(pb::WatchPodsResponse { item: Some(item) })
@@ -93,8 +101,7 @@ impl PodSync for PodSyncServer {
         let request = request.into_inner();
         let document = self.find(&request.namespace, &request.name, &request.uid)?;
         let pod = &document.desired.pod;
-        let at = self.effects.registry.moment();
-        let explained = self.effects.registry.with(&pod.metadata.uid, |state| state.steps.explain(&at));
+        let explained = self.effects.registry.update_steps(&pod.metadata.uid, |steps, at| steps.explain(at));
         let (steps, mut summary) = explained.unwrap_or_default();
         let status = &document.status;
         if status.phase == "Failed" && !status.reason.is_empty() {
@@ -137,5 +144,68 @@ impl PodSync for PodSyncServer {
         let document = self.find(&request.namespace, &request.name, "")?;
         self.effects.registry.retry(&document.desired.pod.metadata.uid);
         Ok(Response::new(pb::RetryPodResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use keelson_config::{Config, ServiceName};
+    use keelson_pod_sync_core::worker::UpdateKind;
+    use keelson_service_kit::Context;
+
+    use super::*;
+    use crate::state::pod_state::DesiredPod;
+
+    fn desired(revision: u64) -> DesiredPod {
+        let json = serde_json::json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u", "generation": revision},
+            "spec": {"containers": [{"name": "main", "image": "i:1"}]},
+        });
+        DesiredPod {
+            raw: Bytes::from(json.to_string()),
+            pod: Arc::new(serde_json::from_value(json).unwrap()),
+            source: "file".into(),
+            origin: String::new(),
+            traceparent: String::new(),
+            revision,
+            added_unix_nanos: 0,
+        }
+    }
+
+    async fn next(stream: &mut Boxed<pb::WatchPodsResponse>) -> pb::PodDocument {
+        match stream.next().await.unwrap().unwrap().item {
+            Some(Item::Pod(document)) => document,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn watch_pods_with_separate_status_sends_the_pod_once_per_revision_and_stream() {
+        let effects = Effects::new(Context::detached(ServiceName::PodSync, Config::default()), None);
+        let send = |revision| {
+            effects.registry.set_desired(&desired(revision), UpdateKind::Update, None);
+            effects.publisher.publish_first("u");
+        };
+        send(1);
+        let server = PodSyncServer { effects: Arc::clone(&effects) };
+        let watch = async |separate_status| {
+            let request = Request::new(pb::WatchPodsRequest { separate_status });
+            server.watch_pods(request).await.unwrap().into_inner()
+        };
+        let (mut separate, mut complete) = (watch(true).await, watch(false).await);
+        let first = next(&mut separate).await;
+        assert_eq!((first.pod_json, first.pod_revision), (desired(1).raw, 1));
+        assert!(!first.status_json.is_empty());
+        let whole = next(&mut complete).await;
+        assert!(whole.pod_json.len() > desired(1).raw.len() && whole.status_json.is_empty(), "{whole:?}");
+
+        effects.publisher.republish("u");
+        let status = next(&mut separate).await;
+        assert!(status.pod_json.is_empty() && status.pod_revision == 1, "{status:?}");
+        assert_eq!(next(&mut complete).await.pod_json, whole.pod_json);
+        send(2);
+        assert_eq!(next(&mut separate).await.pod_json, desired(2).raw);
+        assert_eq!(next(&mut watch(true).await).await.pod_json, desired(2).raw, "a new stream");
     }
 }

@@ -232,9 +232,9 @@ fn all_sources_ready(effects: &Arc<Effects>, sources: &Sources) {
     let sent = sources.state().sent.clone();
     for uid in effects.registry.uids().into_iter().filter(|uid| !sent.contains(uid)) {
         let known = effects.registry.with(&uid, |e| {
-            let restored = std::mem::take(&mut e.restored);
-            e.wake.notify_one();
-            (e.incarnation, e.worker.clone(), e.desired.is_some(), restored, Arc::clone(&e.observed))
+            let restored = e.end_restore();
+            e.inbox.wake();
+            (e.incarnation, e.worker.clone(), e.desired.is_some(), restored, Arc::clone(&e.runtime.observed))
         });
         let Some((incarnation, state, has_pod, restored, observed)) = known else { continue };
         if state.desired {
@@ -355,14 +355,14 @@ fn receive_observation(effects: &Arc<Effects>, sources: &Sources, item: Observat
 /// The runtime has nothing of the pod any more. What is known here may be newer than this message, so a fresh read decides.
 fn gone(effects: &Arc<Effects>, uid: &str) {
     effects.registry.with(uid, |state| {
-        if state.awaits_cleanup {
-            state.wake.notify_one();
-        } else if state.has_leftovers() || state.freshness.stale().is_some() {
+        if state.awaits_cleanup() {
+            state.inbox.wake();
+        } else if state.runtime.may_have_leftovers() {
             // During a read too, which may still have found what is gone by now.
-            state.freshness.invalidate();
-            state.wake.notify_one();
+            state.runtime.freshness.invalidate();
+            state.inbox.wake();
         }
-        state.gone = true;
+        state.runtime.gone = true;
     });
     // The order matters: if the UID is forgotten between the two, it is added to `unclaimed`.
     effects.registry.unclaimed().remove(uid);

@@ -127,54 +127,58 @@ impl Metrics {
             probed: Family::default(),
             probe_seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
         };
+        metrics.register_hooks_and_pods(registry);
+        metrics.register_containers_and_probes(registry);
+        metrics.begin_at_nothing();
+        metrics
+    }
+
+    fn register_hooks_and_pods(&self, registry: &Registry) {
         let counters = [
             (
                 "kubelet_lifecycle_handler_http_fallbacks",
                 "HTTPS hooks whose server spoke HTTP, and that succeeded without TLS",
-                metrics.http_fallbacks.clone(),
+                self.http_fallbacks.clone(),
             ),
             (
                 "kubelet_sleep_action_terminated_early",
                 "Hooks that sleep and were given up before their time was over",
-                metrics.sleeps_cut.clone(),
+                self.sleeps_cut.clone(),
             ),
-            ("kubelet_started_pods", "Sandboxes whose making was begun", metrics.started_pods.clone()),
-            (
-                "kubelet_started_pods_errors",
-                "Sandboxes that could not be made",
-                metrics.unstarted_pods.clone(),
-            ),
+            ("kubelet_started_pods", "Sandboxes whose making was begun", self.started_pods.clone()),
+            ("kubelet_started_pods_errors", "Sandboxes that could not be made", self.unstarted_pods.clone()),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter);
         }
-        let rejections = metrics.rejections.clone();
+        let rejections = self.rejections.clone();
         registry.register(
             "kubelet_admission_rejections",
             "Pods that were turned away, by reason",
             rejections,
         );
-        let cut = metrics.probes_cut.clone();
+    }
+
+    fn register_containers_and_probes(&self, registry: &Registry) {
+        let cut = self.probes_cut.clone();
         registry.register(
             "keelson_pod_sync_probes_cut",
             "Probes of a pod with many that were ended because other pods waited for theirs",
             cut,
         );
-        let started = metrics.started.clone();
+        let started = self.started.clone();
         registry.register("kubelet_started_containers", "Containers whose start was begun", started);
-        let failed = metrics.not_started.clone();
+        let failed = self.not_started.clone();
         registry.register(
             "kubelet_started_containers_errors",
             "Containers that could not be started",
             failed,
         );
-        metrics.begin_at_nothing();
-        let ended = metrics.ended.clone();
+        let ended = self.ended.clone();
         registry.register("kubelet_terminated_containers", "Containers that were seen to have ended", ended);
-        registry.register("prober_probe", "Probes of containers, by outcome", metrics.probed.clone());
-        let seconds = metrics.probe_seconds.clone();
+        registry.register("prober_probe", "Probes of containers, by outcome", self.probed.clone());
+        let seconds = self.probe_seconds.clone();
         registry.register("prober_probe_duration_seconds", "How long successful probes took", seconds);
-        metrics
     }
 
     /// Creates the series of counters at 0, so that `increase()` sees the first count.

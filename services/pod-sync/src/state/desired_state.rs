@@ -46,7 +46,7 @@ impl DesiredState {
     /// Call it under the lock of the registry, so that nothing stays desired after its pod was removed. A pod that waits for the removal of
     /// an earlier incarnation is not in the sets: that would prevent the removal.
     pub fn update(&self, state: &PodState) {
-        let Some(desired) = state.desired.as_ref().filter(|_| !state.awaits_cleanup) else { return };
+        let Some(desired) = state.desired.as_ref().filter(|_| !state.awaits_cleanup()) else { return };
         let (pod, phase) = (&desired.pod, state.worker.phase);
         let uid = pod.metadata.uid.as_str();
         let runtime_want = match phase {
@@ -69,7 +69,7 @@ impl DesiredState {
             return;
         }
         self.sets.volumes.set(uid, self.volumes_of(desired));
-        self.sets.resources.set(uid, self.resources_of(desired, state.observed.any_sandbox_ready()));
+        self.sets.resources.set(uid, self.resources_of(desired, state.runtime.observed.any_sandbox_ready()));
     }
 
     /// volume-manager is to unmount the pod's volumes.

@@ -1,26 +1,24 @@
 //! The state of one pod.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use keelson_kube_model::{Pod, PodStatus};
+use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::admission::{held_ports, placeholder_pod};
 use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::Backoffs;
-use keelson_pod_sync_core::conditions::RESIZE_PENDING;
 use keelson_pod_sync_core::explain::{Cause, PodSteps, StepName};
 use keelson_pod_sync_core::measure::FirstStart;
-use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::worker::{WorkerPhase, WorkerState};
-use keelson_service_kit::CancellationToken;
-use tokio::sync::Notify;
 
-use crate::state::observed::Observed;
-use crate::state::pending_trigger::PendingTrigger;
+use crate::state::admission_record::AdmissionRecord;
+use crate::state::inbox::Inbox;
 use crate::state::probe_tasks::Probes;
+use crate::state::published::Published;
+use crate::state::runtime_records::RuntimeRecords;
+use crate::state::start_record::StartRecord;
 use crate::state::store::{Record, StoredBackoff, StoredProbe};
 
 /// A desired pod as pod-config sent it.
@@ -42,97 +40,46 @@ pub struct DesiredPod {
     pub added_unix_nanos: i64,
 }
 
-/// Everything that is known of one UID.
+/// What is known of one UID and concerns more than its worker. What only the worker uses is in the worker.
 #[derive(Debug)]
 pub struct PodState {
     /// Distinguishes successive pods of the same UID. Unique in this process.
     pub incarnation: u64,
-    /// State of the worker.
+    /// State of the core's state machine, which the worker and several inputs step.
     pub worker: WorkerState,
     /// The pod; `None` if only the runtime knows it.
     pub desired: Option<DesiredPod>,
-    /// If the pod itself is not known: a pod that has its host ports.
-    pub port_holder: Option<Arc<Pod>>,
-    /// The last observation of the runtime.
-    pub observed: Observed,
-    /// The status that was published last.
-    pub status: Arc<PodStatus>,
-    /// Counts the published documents.
-    pub version: u64,
-    /// The steps of its life and what each waits for, for `ExplainPod`.
-    pub steps: PodSteps,
-    /// By container, why its last start failed: waiting reason and message.
-    pub start_errors: BTreeMap<String, (String, String)>,
+    /// What it waits for before it counts as received from its source.
+    pub arrival: Arrival,
+    /// What the runtime holds of it.
+    pub runtime: RuntimeRecords,
+    /// Whether it may run here, and with what.
+    pub admission: AdmissionRecord,
+    /// Its starts.
+    pub start: StartRecord,
+    /// What its documents have shown.
+    pub published: Published,
     /// Its probes.
     pub probes: Probes,
-    /// It was admitted.
-    pub admitted: bool,
-    /// The resources that it was admitted with.
-    pub allocation: Option<Allocation>,
-    /// Its source asks for other resources than those it was admitted with, and does not get them.
-    pub resize_refused: bool,
-    /// No event has reported that refusal yet.
-    pub resize_unreported: bool,
-    /// A worker task exists.
-    pub has_worker: bool,
-    /// It was restored from the record of an earlier process, and no source has sent it yet.
-    pub restored: bool,
-    /// Whether the next turn begins with a fresh read.
-    pub freshness: Freshness,
-    /// runtime-shim has reported that nothing of it is left, and has reported nothing of it since.
-    pub gone: bool,
-    /// A document has said that none of its containers runs or will be started.
-    pub stopped: bool,
-    /// A document has said that everything of it is released. No later document takes that back.
-    pub released: bool,
-    /// It starts when runtime-shim has removed what is left of an earlier incarnation.
-    pub awaits_cleanup: bool,
-    /// Its worker has panicked and waits for its next retry.
-    pub quarantined: bool,
-    /// It was rejected at admission. Its status says why and does not change any more.
-    pub rejected: bool,
-    /// Why it waits for admission: reason and message.
-    pub admission_hold: Option<(String, String)>,
-    /// How far its first start has come, for metrics.
-    pub first_start: FirstStart,
-    /// When image pulls for its first start began and ended, unix nanoseconds.
-    pub pulls: Vec<(i64, i64)>,
-    /// Containers whose image was pulled for their next start, so that no second event reports it as present.
-    pub pulled: BTreeSet<String>,
-    /// The last error of its mounts, so that the same one is not reported again; `None` once they are mounted.
-    pub reported_mount_error: Option<String>,
-    /// What has triggered the next turn.
-    pub pending: PendingTrigger,
+    /// The steps of its life and what each waits for, for `ExplainPod`.
+    pub steps: PodSteps,
+    /// How others reach its worker.
+    pub inbox: Inbox,
     /// When a back-off of it was last advanced, as it is stored.
     pub stored_backoff_advance: Option<i64>,
-    /// Wakes the worker.
-    pub wake: Arc<Notify>,
-    /// Cancels what the worker is waiting for.
-    pub cancel: CancellationToken,
 }
 
-/// Whether the observation may be stale. An invalidation during a read is not answered by that read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Freshness {
-    invalidated: u64,
-    answered: u64,
-}
-
-impl Freshness {
-    /// The observation may be stale from now on.
-    pub fn invalidate(&mut self) {
-        self.invalidated += 1;
-    }
-
-    /// If the observation is stale: the token to pass to [`Freshness::refreshed`] after a read that begins now.
-    pub fn stale(self) -> Option<u64> {
-        (self.invalidated != self.answered).then_some(self.invalidated)
-    }
-
-    /// A read that began when [`Freshness::stale`] returned this token is done.
-    pub fn refreshed(&mut self, token: u64) {
-        self.answered = self.answered.max(token);
-    }
+/// What must still arrive before the worker of a pod may start it: its source's confirmation, or the end of an earlier
+/// incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arrival {
+    /// Nothing.
+    #[default]
+    Received,
+    /// It was restored from the record of an earlier process, and no source has sent it yet.
+    Restored,
+    /// It starts when runtime-shim has removed what is left of an earlier incarnation.
+    AwaitsCleanup,
 }
 
 impl PodState {
@@ -143,35 +90,15 @@ impl PodState {
             incarnation: INCARNATIONS.fetch_add(1, Ordering::Relaxed),
             worker,
             desired: None,
-            port_holder: None,
-            observed: Arc::new(PodObservation { uid: uid.into(), ..PodObservation::default() }),
-            status: Arc::default(),
-            version: 0,
-            steps: PodSteps::default(),
-            start_errors: BTreeMap::new(),
+            arrival: Arrival::default(),
+            runtime: RuntimeRecords::new(uid),
+            admission: AdmissionRecord::default(),
+            start: StartRecord::default(),
+            published: Published::default(),
             probes: Probes::default(),
-            admitted: false,
-            allocation: None,
-            resize_refused: false,
-            resize_unreported: false,
-            has_worker: false,
-            restored: false,
-            freshness: Freshness::default(),
-            gone: false,
-            stopped: false,
-            released: false,
-            awaits_cleanup: false,
-            quarantined: false,
-            rejected: false,
-            admission_hold: None,
-            first_start: FirstStart::default(),
-            pulls: Vec::new(),
-            pulled: BTreeSet::new(),
-            reported_mount_error: None,
-            pending: PendingTrigger::default(),
+            steps: PodSteps::default(),
+            inbox: Inbox::default(),
             stored_backoff_advance: None,
-            wake: Arc::default(),
-            cancel: CancellationToken::new(),
         }
     }
 
@@ -189,7 +116,8 @@ impl PodState {
             restart_requested: true,
             ..WorkerState::default()
         };
-        let mut state = Self { desired: Some(desired), awaits_cleanup: true, ..Self::new(uid, worker) };
+        let mut state =
+            Self { desired: Some(desired), arrival: Arrival::AwaitsCleanup, ..Self::new(uid, worker) };
         let text = "what is left of the pod's earlier run is removed first";
         state.steps.set(StepName::Source, "", Cause::waiting("Leftovers", text, "runtime-shim"), at);
         state
@@ -199,15 +127,15 @@ impl PodState {
     /// to the runtime.
     pub fn restored(record: Record) -> Self {
         let mut state = Self::new(&record.uid, record.state.restored());
-        state.first_start = match record.start {
+        state.start.first = match record.start {
             Some(start) => start.restored(),
             None => FirstStart::adopted(record.status.phase()),
         };
-        state.status = Arc::new(record.status);
-        state.start_errors = record.failed_starts;
+        state.published.set_status(record.status);
+        state.start.errors = record.failed_starts;
         state.probes.states = record.probes.into_iter().map(StoredProbe::entry).collect();
         state.stored_backoff_advance = record.backoffs.iter().map(|b| b.entry.last_advanced_unix_nanos).max();
-        state.allocation = record.allocation;
+        state.admission.allocation = record.allocation;
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
             if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
@@ -223,17 +151,17 @@ impl PodState {
             }
         }
         if !record.host_ports.is_empty() {
-            state.port_holder = Some(Arc::new(placeholder_pod(record.host_ports)));
+            state.admission.port_holder = Some(Arc::new(placeholder_pod(record.host_ports)));
         }
         state.worker.desired = false;
-        state.restored = true;
-        state.freshness.invalidate();
+        state.arrival = Arrival::Restored;
+        state.runtime.freshness.invalidate();
         state
     }
 
     /// The record to store. It contains the pod itself only once the pod is ending, because its source may no longer have it.
     pub fn record(&mut self, uid: &str, backoffs: &Backoffs) -> Record {
-        let mut record = Record::new(uid, self.worker.clone(), (*self.status).clone());
+        let mut record = Record::new(uid, self.worker.clone(), (**self.published.status).clone());
         if self.worker.phase != WorkerPhase::Sync
             && let Some(desired) = &self.desired
         {
@@ -242,13 +170,14 @@ impl PodState {
         }
         if let Some(desired) = &self.desired {
             record.host_ports = held_ports(&desired.pod);
-        } else if let Some(holder) = &self.port_holder {
+        } else if let Some(holder) = &self.admission.port_holder {
             record.host_ports = held_ports(holder);
         }
-        record.allocation = self.allocation.clone().filter(|allocation| *allocation != Allocation::default());
-        record.failed_starts = self.start_errors.clone();
+        let allocation = self.admission.allocation.clone();
+        record.allocation = allocation.filter(|allocation| *allocation != Allocation::default());
+        record.failed_starts = self.start.errors.clone();
         record.probes = StoredProbe::all(&self.probes.states);
-        record.start = Some(self.first_start);
+        record.start = Some(self.start.first);
         let stored = |(key, state): (&_, &_)| StoredBackoff::of(key, state);
         record.backoffs = backoffs.of_pod(&uid.into()).map(stored).collect();
         self.stored_backoff_advance = backoffs.last_advanced_unix_nanos(&uid.into());
@@ -258,16 +187,8 @@ impl PodState {
     /// Its source has sent it. It keeps the resources that it was admitted with. If it is sent again while it ends, what is ending keeps
     /// its resources too, and nothing counts as refused.
     pub fn set_desired(&mut self, mut desired: DesiredPod) {
-        let mut pod = Arc::clone(&desired.pod);
-        let is_other =
-            self.allocation.as_ref().is_some_and(|allocation| allocation.apply(Arc::make_mut(&mut pod)));
-        self.resize_refused = is_other && !self.worker.restart_requested;
-        if self.resize_refused {
-            let reported =
-                self.status.condition(RESIZE_PENDING).map(|condition| condition.observed_generation);
-            self.resize_unreported = reported != Some(pod.metadata.generation);
-        }
-        if is_other {
+        let is_ending = self.worker.restart_requested;
+        if let Some(pod) = self.admission.apply_allocation(&desired.pod, is_ending, &self.published.status) {
             desired.pod = pod;
         }
         self.desired = Some(desired);
@@ -275,8 +196,7 @@ impl PodState {
 
     /// It is admitted as `pod`, even if its source has sent a newer version meanwhile.
     pub fn admit(&mut self, pod: &Pod) {
-        self.admitted = true;
-        self.allocation.get_or_insert_with(|| Allocation::of(pod));
+        self.admission.admit(pod);
         if let Some(desired) = self.desired.take() {
             self.set_desired(desired);
         }
@@ -284,10 +204,10 @@ impl PodState {
 
     /// It was admitted, or found running, and has not released its resources yet.
     pub fn holds_resources(&self) -> bool {
-        let has_resources = self.admitted || self.observed.any_sandbox_ready();
+        let has_resources = self.admission.admitted || self.runtime.observed.any_sandbox_ready();
         has_resources
             && match self.worker.phase {
-                WorkerPhase::Sync => !self.status.phase().is_terminal(),
+                WorkerPhase::Sync => !self.published.status.phase().is_terminal(),
                 WorkerPhase::Terminating => true,
                 WorkerPhase::Terminated | WorkerPhase::Finished => false,
             }
@@ -295,12 +215,39 @@ impl PodState {
 
     /// The pod as the admission of other pods counts it.
     pub fn admission_pod(&self) -> Option<Arc<Pod>> {
-        self.desired.as_ref().map(|desired| &desired.pod).or(self.port_holder.as_ref()).map(Arc::clone)
+        self.desired
+            .as_ref()
+            .map(|desired| &desired.pod)
+            .or(self.admission.port_holder.as_ref())
+            .map(Arc::clone)
     }
 
-    /// The runtime is known to hold something of it.
-    pub fn has_leftovers(&self) -> bool {
-        !self.gone && (!self.observed.sandboxes.is_empty() || !self.observed.containers.is_empty())
+    /// It was restored from the record of an earlier process, and no source has sent it yet.
+    pub fn is_restored(&self) -> bool {
+        self.arrival == Arrival::Restored
+    }
+
+    /// It starts when runtime-shim has removed what is left of an earlier incarnation.
+    pub fn awaits_cleanup(&self) -> bool {
+        self.arrival == Arrival::AwaitsCleanup
+    }
+
+    /// A restored pod does not wait for its source any more. Returns whether it did.
+    pub fn end_restore(&mut self) -> bool {
+        let waited = self.is_restored();
+        if waited {
+            self.arrival = Arrival::Received;
+        }
+        waited
+    }
+
+    /// The pod does not wait for the removal of an earlier incarnation any more. Returns whether it did.
+    pub fn end_cleanup(&mut self) -> bool {
+        let waited = self.awaits_cleanup();
+        if waited {
+            self.arrival = Arrival::Received;
+        }
+        waited
     }
 }
 
@@ -309,19 +256,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn an_invalidation_during_a_read_needs_another_read() {
-        let mut freshness = Freshness::default();
-        assert_eq!(freshness.stale(), None);
-        freshness.invalidate();
-        let first = freshness.stale().unwrap();
-        freshness.invalidate();
-        freshness.refreshed(first);
-        let second = freshness.stale().expect("the second invalidation is still open");
-        freshness.refreshed(second);
-        assert_eq!(freshness.stale(), None);
-    }
 
     fn desired(cpu: &str, generation: i64) -> DesiredPod {
         let pod = json!({
@@ -353,7 +287,7 @@ mod tests {
         state.set_desired(desired("2", 2));
         // What is ending keeps its resources, and no refusal is reported.
         assert_eq!(
-            (cpu(&state).as_str(), state.resize_refused, state.resize_unreported),
+            (cpu(&state).as_str(), state.admission.resize_refused, state.admission.resize_unreported),
             ("1", false, false)
         );
         let at = Moment { now_unix_nanos: 1, agent_started_unix_nanos: 0 };
@@ -368,9 +302,9 @@ mod tests {
         state.set_desired(desired("1", 1));
         state.admit(&desired("1", 1).pod);
         state.set_desired(desired("2", 2));
-        assert!(state.resize_refused);
+        assert!(state.admission.resize_refused);
         let restored = PodState::restored(state.record("u", &Backoffs::default()));
-        assert_eq!((cpu(&restored).as_str(), restored.resize_refused), ("1", true));
+        assert_eq!((cpu(&restored).as_str(), restored.admission.resize_refused), ("1", true));
     }
 
     #[test]
@@ -378,6 +312,9 @@ mod tests {
         let mut state = PodState::new("u", WorkerState::default());
         state.set_desired(desired("2", 2));
         state.admit(&desired("1", 1).pod);
-        assert_eq!((cpu(&state).as_str(), state.resize_refused, state.resize_unreported), ("1", true, true));
+        assert_eq!(
+            (cpu(&state).as_str(), state.admission.resize_refused, state.admission.resize_unreported),
+            ("1", true, true)
+        );
     }
 }

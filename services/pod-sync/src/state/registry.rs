@@ -3,25 +3,28 @@
 //! No lock is held over an await. Locks are taken in this order: `pods` first, then any one of the others; `unclaimed` before
 //! `port_holders`.
 
+mod admission;
+mod incarnations;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
-use keelson_pod_sync_core::admission::Denial;
 use keelson_pod_sync_core::backoff::Backoffs;
 use keelson_pod_sync_core::explain::{Cause, PodSteps, StepName};
 use keelson_pod_sync_core::measure::Operation;
 use keelson_pod_sync_core::ordering::{StaticPodStarts, may_start};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, UpdateKind, WorkerPhase, step};
 use keelson_service_kit::{Context, now_unix_nanos};
-use tokio::time::Instant;
 
 use crate::node::NodeState;
 use crate::state::desired_state::DesiredState;
-use crate::state::observed::{Observed, is_older, same};
+use crate::state::observed::Observed;
 use crate::state::pod_state::{DesiredPod, PodState};
 use crate::state::store::{Record, Store};
+
+pub use incarnations::AfterCleanup;
 
 /// Every pod, and what pods share: names, ports, back-offs.
 #[derive(Debug)]
@@ -51,17 +54,6 @@ pub struct Applied {
     pub transition: Transition,
     /// The UID was not known before; it needs a worker.
     pub is_new: bool,
-}
-
-/// What a worker does after it has waited for the removal of an earlier incarnation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterCleanup {
-    /// It ends: the pod does not wait for a removal any more, or the service shuts down.
-    Stop,
-    /// The pod was removed meanwhile and has to be forgotten.
-    Forget,
-    /// It continues: the pod starts, or something that still runs of the earlier incarnation is ended first.
-    Continue,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -123,6 +115,21 @@ impl PodRegistry {
         lock(&self.pods).insert(uid.to_owned(), state);
     }
 
+    /// Sets what the other services are to hold of a pod in its present state.
+    pub fn update_desired_state(&self, uid: &str) {
+        self.with(uid, |state| self.desired_state.update(state));
+    }
+
+    /// Like [`PodRegistry::update_desired_state`], if this is still the same incarnation of the UID.
+    pub fn update_desired_state_of(&self, uid: &str, incarnation: u64) {
+        self.with_incarnation(uid, incarnation, |state| self.desired_state.update(state));
+    }
+
+    /// The last observation of a pod.
+    pub fn observed(&self, uid: &str) -> Option<Observed> {
+        self.with(uid, |state| Arc::clone(&state.runtime.observed))
+    }
+
     /// The crash-loop back-offs.
     pub fn backoff(&self) -> MutexGuard<'_, Backoffs> {
         lock(&self.backoff)
@@ -168,11 +175,12 @@ impl PodRegistry {
         let input = Input::Update { kind, pod, observed: observed.as_deref() };
         self.apply_and(pod.metadata.uid.as_str(), &input, None, |state| {
             state.set_desired(desired.clone());
-            (state.restored, state.quarantined) = (false, false);
+            state.end_restore();
+            state.inbox.end_quarantine();
             if let Some(observed) = observed.clone() {
                 // It may lack what an earlier process has started.
-                state.freshness.invalidate();
-                state.observed = observed;
+                state.runtime.freshness.invalidate();
+                state.runtime.observed = observed;
             }
             self.desired_state.update(state);
         })
@@ -215,8 +223,8 @@ impl PodRegistry {
         if is_new {
             let mut state = PodState::new(uid, transition.state.clone());
             if let Input::ObservedOrphan { observed } = input {
-                state.observed = Arc::new((*observed).clone());
-                state.port_holder = lock(&self.port_holders).remove(uid);
+                state.runtime.observed = Arc::new((*observed).clone());
+                state.admission.port_holder = lock(&self.port_holders).remove(uid);
             }
             pods.insert(uid.to_owned(), state);
         }
@@ -224,15 +232,14 @@ impl PodRegistry {
         let changed = state.worker != transition.state;
         state.worker = transition.state.clone();
         if let Some(operation) = Operation::of(input).filter(|_| transition.work.is_some()) {
-            state.pending.add(operation, Instant::now());
+            state.inbox.trigger(operation);
         }
         if transition.cancel_running {
-            std::mem::take(&mut state.cancel).cancel();
-            state.quarantined = false;
+            state.inbox.cancel_turn();
         }
         also(state);
         if !matches!(input, Input::Outcome { .. } | Input::Started) {
-            state.wake.notify_one();
+            state.inbox.wake();
         }
         let freed = changed && matches!(state.worker.phase, WorkerPhase::Terminated | WorkerPhase::Finished);
         drop(pods);
@@ -243,119 +250,6 @@ impl PodRegistry {
             self.save(uid);
         }
         Some(Applied { transition, is_new })
-    }
-
-    /// Removes this incarnation of a UID: the other services drop it. `also` runs in the same step. If a source has sent the UID again
-    /// meanwhile, a new incarnation is put in its place, which waits until the runtime holds nothing of the old one. Returns whether
-    /// there is one.
-    pub fn forget(&self, uid: &str, incarnation: u64, also: impl FnOnce()) -> bool {
-        let (woken, restarts) = {
-            let mut pods = lock(&self.pods);
-            if pods.get(uid).is_none_or(|e| e.incarnation != incarnation) {
-                return false;
-            }
-            let Some(state) = pods.remove(uid) else { return false };
-            state.cancel.cancel();
-            state.wake.notify_one();
-            // All under this lock: a source that sends the UID again finds the whole old incarnation or nothing of it.
-            self.desired_state.sets.forget(uid);
-            also();
-            lock(&self.backoff).forget_pod(&uid.into());
-            let woken = lock(&self.order).release_all(&uid.into());
-            if state.has_leftovers() || state.freshness.stale().is_some() {
-                let mut unclaimed = lock(&self.unclaimed);
-                unclaimed.entry(uid.to_owned()).or_insert_with(|| Arc::clone(&state.observed));
-            }
-            let sent_again = state.worker.restart_requested && state.worker.desired;
-            let desired = state.desired.filter(|_| sent_again);
-            let restarts = desired.is_some();
-            if let Some(desired) = desired {
-                pods.insert(uid.to_owned(), PodState::awaiting_cleanup(uid, desired, &self.moment()));
-            }
-            (woken, restarts)
-        };
-        for uid in woken {
-            self.wake(uid.as_str());
-        }
-        self.wake_admission_holds();
-        if restarts {
-            self.save(uid);
-        } else if let Some(store) = &self.store {
-            store.remove_unless(uid, || self.with(uid, |_| ()).is_some());
-        }
-        restarts
-    }
-
-    /// A source has sent a pod. If the runtime still holds something of an earlier incarnation of its UID, which would be taken for its
-    /// own, the pod has to wait for the removal. Returns false if nothing is left, or if the earlier incarnation has not ended here.
-    pub fn await_cleanup(&self, desired: &DesiredPod) -> bool {
-        let uid = desired.pod.metadata.uid.as_str();
-        {
-            let mut pods = lock(&self.pods);
-            match pods.get_mut(uid) {
-                Some(state) if state.awaits_cleanup => state.desired = Some(desired.clone()),
-                Some(_) => return false,
-                None => {
-                    // It stays in `unclaimed`: the pod may be removed and sent once more before the cleanup is done.
-                    if lock(&self.unclaimed).get(uid).is_none_or(is_live) {
-                        return false;
-                    }
-                    let state = PodState::awaiting_cleanup(uid, desired.clone(), &self.moment());
-                    pods.insert(uid.to_owned(), state);
-                }
-            }
-        }
-        self.save(uid);
-        true
-    }
-
-    /// The runtime holds nothing of the earlier incarnation any more: a pod that waited for that starts. `started` is called in the
-    /// same step.
-    pub fn restart_after_cleanup(
-        &self,
-        uid: &str,
-        incarnation: u64,
-        started: impl FnOnce(&Pod),
-    ) -> AfterCleanup {
-        let at = self.moment();
-        let starts = self.with_incarnation(uid, incarnation, |state| {
-            let desired = state.desired.clone().filter(|_| std::mem::take(&mut state.awaits_cleanup))?;
-            let input = Input::Update { kind: UpdateKind::Create, pod: &desired.pod, observed: None };
-            let transition = step(None, &input, &at);
-            state.worker = transition.state;
-            state.steps = PodSteps::default();
-            (state.stopped, state.released) = (false, false);
-            self.desired_state.update(state);
-            lock(&self.unclaimed).remove(uid);
-            if transition.work.is_some() {
-                state.pending.add(Operation::Create, Instant::now());
-                started(&desired.pod);
-            }
-            Some(transition.work.is_some())
-        });
-        match starts.flatten() {
-            None => AfterCleanup::Stop,
-            Some(false) => AfterCleanup::Forget,
-            Some(true) => {
-                self.save(uid);
-                AfterCleanup::Continue
-            }
-        }
-    }
-
-    /// Something of the earlier incarnation has started to run after its end: it is ended as an orphan is, and then the pod waits for the
-    /// removal again.
-    pub fn end_remainder(&self, uid: &str, incarnation: u64, remainder: Observed) {
-        let at = self.moment();
-        self.with_incarnation(uid, incarnation, |state| {
-            if !std::mem::take(&mut state.awaits_cleanup) {
-                return;
-            }
-            let mut worker = step(None, &Input::ObservedOrphan { observed: &remainder }, &at).state;
-            (worker.restart_requested, worker.desired) = (true, true);
-            (state.worker, state.observed) = (worker, remainder);
-        });
-        self.save(uid);
     }
 
     /// Whether this pod may start now: one per full name, where the source does not see to that.
@@ -376,68 +270,6 @@ impl PodRegistry {
         }
     }
 
-    /// Judges a pod against those that hold resources of the node, and gives it none.
-    pub fn check_admission(
-        &self,
-        uid: &str,
-        check: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
-    ) -> Option<Denial> {
-        let pods = lock(&self.pods);
-        check(&mut self.admitted_pods(&pods, uid).iter().map(|pod| &**pod))
-    }
-
-    /// Judges a pod against those that hold resources of the node, and admits it unless it is denied. Both in one step, so that of two
-    /// pods that want the same only one gets it.
-    pub fn admit_pod(
-        &self,
-        uid: &str,
-        pod: &Pod,
-        check: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
-    ) -> Option<Denial> {
-        let mut pods = lock(&self.pods);
-        let denial = check(&mut self.admitted_pods(&pods, uid).iter().map(|pod| &**pod));
-        if denial.is_none()
-            && let Some(state) = pods.get_mut(uid)
-        {
-            state.admit(pod);
-            if state.resize_refused {
-                // The other services were sent the resources that the source asked for during admission.
-                self.desired_state.update(state);
-            }
-        }
-        denial
-    }
-
-    /// The pods that hold resources of the node, without `uid`.
-    fn admitted_pods(&self, pods: &BTreeMap<String, PodState>, uid: &str) -> Vec<Arc<Pod>> {
-        let holding = pods.iter().filter(|(other, state)| *other != uid && state.holds_resources());
-        let mut admitted: Vec<Arc<Pod>> = holding.filter_map(|(_, state)| state.admission_pod()).collect();
-        let unclaimed = lock(&self.unclaimed);
-        let live = |uid: &String| unclaimed.get(uid).is_some_and(is_live);
-        let port_holders = lock(&self.port_holders);
-        admitted.extend(port_holders.iter().filter(|(uid, _)| live(uid)).map(|(_, pod)| Arc::clone(pod)));
-        admitted
-    }
-
-    /// The pod left its source while this process was down: what runs of it is an orphan, which will be ended. Until then it
-    /// keeps its host ports. `also` as in [`PodRegistry::forget`], whose answer this returns.
-    pub fn forget_as_orphan(
-        &self,
-        uid: &str,
-        incarnation: u64,
-        observed: Observed,
-        also: impl FnOnce(),
-    ) -> bool {
-        if let Some(holder) =
-            self.with_incarnation(uid, incarnation, |state| state.port_holder.take()).flatten()
-        {
-            lock(&self.port_holders).insert(uid.to_owned(), holder);
-        }
-        let restarts = self.forget(uid, incarnation, also);
-        lock(&self.unclaimed).insert(uid.to_owned(), observed);
-        restarts
-    }
-
     /// What the runtime holds of UIDs that are not known here.
     pub fn unclaimed(&self) -> MutexGuard<'_, BTreeMap<String, Observed>> {
         lock(&self.unclaimed)
@@ -453,37 +285,25 @@ impl PodRegistry {
             return false;
         }
         let unclaimed = self.unclaimed().values().any(holds);
-        unclaimed || lock(&self.pods).values().any(|e| e.desired.is_none() && holds(&e.observed))
-    }
-
-    /// Resources have become free: every pod that waits for admission asks again.
-    fn wake_admission_holds(&self) {
-        let pods = lock(&self.pods);
-        pods.values().filter(|e| e.admission_hold.is_some()).for_each(|e| e.wake.notify_one());
+        unclaimed || lock(&self.pods).values().any(|e| e.desired.is_none() && holds(&e.runtime.observed))
     }
 
     /// Wakes a worker.
     pub fn wake(&self, uid: &str) {
-        self.with(uid, |state| state.wake.notify_one());
+        self.with(uid, |state| state.inbox.wake());
     }
 
     /// Records an observation of the runtime, unless a newer one is known, and wakes the worker if it shows a change. Returns
     /// whether the UID is known.
     pub fn record_observation(&self, uid: &str, observed: Observed) -> bool {
         self.with(uid, |state| {
-            if state.awaits_cleanup {
+            if state.awaits_cleanup() {
                 // It shows the earlier incarnation; the worker reads whether anything of that is left.
-                state.wake.notify_one();
+                state.inbox.wake();
                 return;
             }
-            if is_older(&observed, &state.observed) {
-                return;
-            }
-            let changed = !same(&state.observed, &observed);
-            state.observed = observed;
-            state.gone = false;
-            if changed {
-                state.wake.notify_one();
+            if state.runtime.record(observed) {
+                state.inbox.wake();
                 state.probes.wake();
             }
         })
@@ -513,8 +333,8 @@ impl PodRegistry {
         self.backoff().forget_pod(&uid.into());
         self.save_backoff(uid);
         self.with(uid, |state| {
-            state.quarantined = false;
-            state.wake.notify_one();
+            state.inbox.end_quarantine();
+            state.inbox.wake();
         });
     }
 

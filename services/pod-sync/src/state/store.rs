@@ -11,6 +11,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use keelson_files::Replacement;
 use keelson_kube_model::{ContainerPort, PodStatus};
 use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
@@ -210,9 +211,8 @@ impl Store {
         let size = match appended {
             Some(size) => size,
             None => {
-                let temporary = path.with_extension("new");
-                fs::write(&temporary, &line).map_err(fail)?;
-                fs::rename(&temporary, &path).map_err(fail)?;
+                let temporary = format!("{}.new", record.uid);
+                Replacement::new().temporary_name(&temporary).write(&path, &line).map_err(fail)?;
                 line.len()
             }
         };

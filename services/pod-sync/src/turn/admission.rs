@@ -69,7 +69,8 @@ pub async fn admit(
     job: &Job,
     desired: &DesiredPod,
 ) -> Result<Option<TurnEnd>, SyncError> {
-    let known = effects.registry.with(&job.uid, |e| (e.admitted, e.observed.any_sandbox_ready()));
+    let known =
+        effects.registry.with(&job.uid, |e| (e.admission.admitted, e.runtime.observed.any_sandbox_ready()));
     let adopted = match known {
         Some((true, _)) => return Ok(None),
         Some((false, adopted)) => adopted,
@@ -102,7 +103,7 @@ pub async fn admit(
             }
             effects.publisher.report_refused_resize(desired);
             effects.registry.set_step(&job.uid, StepName::Admission, "", Cause::done("resource-manager"));
-            if effects.registry.with(&job.uid, |state| state.admission_hold.take()).flatten().is_some() {
+            if effects.registry.with(&job.uid, |state| state.admission.hold.take()).flatten().is_some() {
                 effects.publisher.publish(&job.uid, &StatusFacts::default());
             }
             Ok(None)
@@ -163,12 +164,7 @@ fn hold(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod, reason: &str, m
     let pod = &desired.pod;
     let owner = if reason == "NodePorts" { "pod-sync" } else { "resource-manager" };
     let cause = Cause::waiting(reason.to_owned(), message, owner);
-    let now = (reason.to_owned(), message.to_owned());
-    let is_new = effects.registry.with(&job.uid, |state| {
-        let changed = state.admission_hold.as_ref().is_none_or(|(before, _)| *before != now.0);
-        state.admission_hold = Some(now);
-        changed
-    });
+    let is_new = effects.registry.with(&job.uid, |state| state.admission.wait(reason, message));
     let next = keelson_service_kit::now_unix_nanos() + HOLD_RETRY_NANOS;
     effects.registry.set_step(&job.uid, StepName::Admission, "", cause.retried_at(next));
     if is_new == Some(true) {

@@ -39,8 +39,7 @@ fn begin_if_new(effects: &Arc<Effects>, uid: &str, applied: Option<Applied>) -> 
 
 /// Starts the worker of a UID that is known and has none yet.
 pub fn begin_worker(effects: &Arc<Effects>, uid: &str) {
-    let claim =
-        |state: &mut PodState| (!std::mem::replace(&mut state.has_worker, true)).then_some(state.incarnation);
+    let claim = |state: &mut PodState| state.inbox.claim_worker().then_some(state.incarnation);
     if let Some(Some(incarnation)) = effects.registry.with(uid, claim) {
         tokio::spawn(run(Arc::clone(effects), uid.to_owned(), incarnation));
     }

@@ -35,7 +35,7 @@ where
         let worker = tokio::spawn(Box::pin(async move {
             if has_panicked {
                 // It may have panicked before the desired state of the pod was set.
-                registry.with_incarnation(&name, incarnation, |state| registry.desired_state.update(state));
+                registry.update_desired_state_of(&name, incarnation);
             }
             work.await;
         }));
@@ -66,10 +66,10 @@ async fn quarantine(
     let cause = Cause::failed("Panicked", &message, "pod-sync").retried_at(next);
     let known = effects.registry.with_incarnation(uid, incarnation, |state| {
         state.steps.set(StepName::Worker, "", cause, &at);
-        state.quarantined = true;
+        state.inbox.quarantine();
         // The panic may have interrupted anything.
-        state.freshness.invalidate();
-        (object_of(state, uid), Arc::clone(&state.wake))
+        state.runtime.freshness.invalidate();
+        (object_of(state, uid), state.inbox.waker())
     });
     let Some((object, wake)) = known else { return false };
     report(effects, object, text, delay);
@@ -83,8 +83,10 @@ async fn quarantine(
             () = &mut deadline => true,
         };
         let still = effects.registry.with_incarnation(uid, incarnation, |state| {
-            state.quarantined &= !is_over;
-            state.quarantined
+            if is_over {
+                state.inbox.end_quarantine();
+            }
+            state.inbox.is_quarantined()
         });
         match still {
             None => return false,
@@ -121,7 +123,7 @@ fn report(effects: &Effects, object: ObjectRef, text: &str, delay: Duration) {
 fn object_of(state: &PodState, uid: &str) -> ObjectRef {
     match &state.desired {
         Some(desired) => pod_object(&desired.pod),
-        None => ObjectRef::pod(&state.observed.namespace, &state.observed.name, uid),
+        None => ObjectRef::pod(&state.runtime.observed.namespace, &state.runtime.observed.name, uid),
     }
 }
 
@@ -167,7 +169,9 @@ mod tests {
     /// With one pod, whose own worker is not started.
     fn with_pod() -> (Arc<Effects>, u64) {
         let effects = Effects::new(Context::detached(ServiceName::PodSync, Config::default()), None);
-        effects.registry.insert("u", PodState { has_worker: true, ..PodState::new("u", Default::default()) });
+        let mut state = PodState::new("u", Default::default());
+        state.inbox.claim_worker();
+        effects.registry.insert("u", state);
         effects.registry.set_desired(&desired(), UpdateKind::Update, None);
         let incarnation = effects.registry.with("u", |e| e.incarnation).unwrap();
         (effects, incarnation)
@@ -234,7 +238,7 @@ mod tests {
             };
             let supervisor = tokio::spawn(supervise(Arc::clone(&effects), "u".into(), incarnation, run));
             let first = begins.recv().await.unwrap();
-            while effects.registry.with("u", |e| e.quarantined) != Some(true) {
+            while effects.registry.with("u", |e| e.inbox.is_quarantined()) != Some(true) {
                 tokio::task::yield_now().await;
             }
             if shortens {
@@ -244,7 +248,7 @@ mod tests {
             }
             let second = begins.recv().await.unwrap();
             assert_eq!(second - first < FIRST / 2, shortens);
-            while effects.registry.with("u", |e| e.quarantined) != Some(true) {
+            while effects.registry.with("u", |e| e.inbox.is_quarantined()) != Some(true) {
                 tokio::task::yield_now().await;
             }
             effects.registry.forget("u", incarnation, || ());

@@ -177,9 +177,9 @@ fn decide_step(
     let pod = Arc::clone(&state.desired.as_ref()?.pod);
     let (_, container) = pod.container(name)?;
     let times = ProbeTimes::of(kind.of(container)?);
-    let observed = Arc::clone(&state.observed);
+    let observed = Arc::clone(&state.runtime.observed);
     let running = observed.current(name).filter(|r| r.is_running());
-    let (old, states) = (Some(&*state.status), &state.probes.states);
+    let (old, states) = (Some(&**state.published.status), &state.probes.states);
     let before = running.map_or_else(PreviousStatus::default, |record| previous_status(old, record));
     let started = running.is_some_and(|record| started(container, record, old, states));
     let address = pod_address(&effects.registry.node, &effects.context.config, state, &pod);
@@ -278,12 +278,16 @@ fn apply(effects: &Effects, target: &ProbeTarget, call: &Call, outcome: &Outcome
 
 /// Updates the step of a running container: ready, or why not.
 fn explain(state: &mut PodState, call: &Call, at: &Moment) {
-    let runs =
-        state.observed.current(&call.container).is_some_and(|r| r.id.as_str() == call.id && r.is_running());
+    let runs = state
+        .runtime
+        .observed
+        .current(&call.container)
+        .is_some_and(|r| r.id.as_str() == call.id && r.is_running());
     if !runs || state.worker.phase != WorkerPhase::Sync {
         return;
     }
-    let cause = state.probes.unready(&call.pod, &state.observed, &state.status, &call.container);
+    let cause =
+        state.probes.unready(&call.pod, &state.runtime.observed, &state.published.status, &call.container);
     let cause = cause.unwrap_or_else(|| Cause::done("runtime-shim"));
     state.steps.set(StepName::Container, &call.container, cause, at);
 }

@@ -41,7 +41,7 @@ pub async fn terminate(effects: &Arc<Effects>, job: &Job) -> Result<TurnEnd, Syn
     let pod = job.desired.as_ref().map(|w| Arc::clone(&w.pod));
     if job.desired.is_some() {
         // The runtime must not start anything for the pod any more.
-        effects.registry.with(&job.uid, |state| effects.registry.desired_state.update(state));
+        effects.registry.update_desired_state(&job.uid);
         effects.publisher.republish(&job.uid);
         // Liveness and startup probes end; readiness probes continue.
         effects.registry.with(&job.uid, |state| state.probes.wake());

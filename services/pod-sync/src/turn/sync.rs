@@ -22,7 +22,7 @@ use crate::turn::admission::admit;
 use crate::turn::decide::decide;
 use crate::turn::start::{Start, StartError, start_containers};
 use crate::turn::stop::{Grace, stop_container_with_hooks};
-use crate::turn::{Job, TurnEnd, probes, stop};
+use crate::turn::{Job, Memory, TurnEnd, probes, stop};
 
 /// How often a turn decides again after it has carried something out.
 const ROUNDS: usize = 4;
@@ -33,42 +33,27 @@ const ORPHAN_RETRY_NANOS: i64 = 300_000_000;
 ///
 /// # Errors
 /// Something could not be carried out; the steps of the pod say what.
-pub async fn sync(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod) -> Result<TurnEnd, SyncError> {
+pub async fn sync(
+    effects: &Arc<Effects>,
+    job: &Job,
+    desired: &DesiredPod,
+    memory: &mut Memory,
+) -> Result<TurnEnd, SyncError> {
     let pod = &desired.pod;
     if !await_runtime(effects, job).await {
         return Ok(TurnEnd::of(SyncOutcome::Cancelled));
     }
     if !job.worker.started {
-        let orphan = effects.registry.orphan_holds_name(pod);
-        if orphan || !effects.registry.may_start(pod) {
-            let text = format!("another pod named {} is still ending", pod_name(pod));
-            effects.registry.set_step(
-                &job.uid,
-                StepName::Source,
-                "",
-                Cause::waiting("NameHeld", &text, "pod-sync"),
-            );
-            // The end of an orphan wakes no worker.
-            let next_unix_nanos = orphan.then(|| keelson_service_kit::now_unix_nanos() + ORPHAN_RETRY_NANOS);
-            return Ok(TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos });
+        if let Some(turn) = wait_for_name(effects, job, pod) {
+            return Ok(turn);
         }
         effects.registry.apply(&job.uid, &Input::Started);
     }
-    match effects
-        .registry
-        .with(&job.uid, |e| (e.first_start.worker_started(e.has_leftovers()), e.first_start.is_adopted()))
-    {
-        Some((true, _)) => effects.publisher.metrics.pods.begins(pod, &effects.registry.moment()),
-        Some((false, true)) => effects.publisher.metrics.pods.adopts(),
-        Some((false, false)) | None => {}
-    }
+    count_start(effects, job, pod);
     effects.registry.set_step(&job.uid, StepName::Source, "", Cause::done("pod-config"));
     probes::ensure(effects, job);
     // There may be a newer observation than that of the job: waiting for the runtime takes time.
-    let mut observed = effects
-        .registry
-        .with(&job.uid, |e| Arc::clone(&e.observed))
-        .unwrap_or_else(|| Arc::clone(&job.observed));
+    let mut observed = effects.registry.observed(&job.uid).unwrap_or_else(|| Arc::clone(&job.observed));
     for _ in 0..ROUNDS {
         let actions = decide(effects, desired, &observed);
         report_waits(effects, job, &actions);
@@ -88,13 +73,42 @@ pub async fn sync(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod) -> Re
         let span = tracing::info_span!(
             target: keelson_telemetry::TRACE_TARGET, "sync pod", pod = pod_name(pod), uid = job.uid);
         keelson_telemetry::set_parent(&span, &desired.traceparent);
-        match Box::pin(carry_out(effects, job, desired, &observed, &actions).instrument(span)).await? {
+        match Box::pin(carry_out(effects, job, desired, &observed, &actions, memory).instrument(span)).await?
+        {
             Next::ReadAgain => {}
             Next::End(turn) => return Ok(turn),
         }
         observed = effects.read_pod(&job.uid).await?;
     }
     Ok(TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos: Some(0) })
+}
+
+/// If another pod of the name has not ended yet, the turn ends.
+fn wait_for_name(effects: &Effects, job: &Job, pod: &Pod) -> Option<TurnEnd> {
+    let orphan = effects.registry.orphan_holds_name(pod);
+    if !orphan && effects.registry.may_start(pod) {
+        return None;
+    }
+    let text = format!("another pod named {} is still ending", pod_name(pod));
+    let cause = Cause::waiting("NameHeld", &text, "pod-sync");
+    effects.registry.set_step(&job.uid, StepName::Source, "", cause);
+    // The end of an orphan wakes no worker.
+    let next_unix_nanos = orphan.then(|| keelson_service_kit::now_unix_nanos() + ORPHAN_RETRY_NANOS);
+    Some(TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos })
+}
+
+/// Counts the first turn of a pod: as the begin of a new one, or as an adoption.
+fn count_start(effects: &Effects, job: &Job, pod: &Pod) {
+    let metrics = &effects.publisher.metrics.pods;
+    let first = effects.registry.with(&job.uid, |state| {
+        let is_new = state.start.first.worker_started(state.runtime.has_leftovers());
+        (is_new, state.start.first.is_adopted())
+    });
+    match first {
+        Some((true, _)) => metrics.begins(pod, &effects.registry.moment()),
+        Some((false, true)) => metrics.adopts(),
+        Some((false, false)) | None => {}
+    }
 }
 
 /// Waits until the runtime is ready. Returns false if the turn was cancelled meanwhile.
@@ -133,12 +147,12 @@ fn report_waits(effects: &Effects, job: &Job, actions: &PodActions) {
         let at = effects.registry.moment();
         for (kind, container) in desired.pod.containers() {
             let name = container.name.as_str();
-            let record = state.observed.current(name);
+            let record = state.runtime.observed.current(name);
             if let Some(wait) = actions.waiting.iter().find(|w| w.name == name) {
-                let failed_start = state.start_errors.get(name).map(|(_, message)| message.as_str());
+                let failed_start = state.start.errors.get(name).map(|(_, message)| message.as_str());
                 let unready = state
                     .probes
-                    .unready(&desired.pod, &state.observed, &state.status, name)
+                    .unready(&desired.pod, &state.runtime.observed, &state.published.status, name)
                     .filter(|_| wait.reason == Reason::WaitingForStartupProbe);
                 let cause = unready.unwrap_or_else(|| cause_of_wait(wait, record, failed_start));
                 let is_new = state.steps.set(StepName::Container, name, cause, &at);
@@ -148,7 +162,12 @@ fn report_waits(effects: &Effects, job: &Job, actions: &PodActions) {
             } else if record.is_some_and(|r| r.is_running() || r.has_exited())
                 && !actions.start.iter().any(|s| s.name == name)
             {
-                let unready = state.probes.unready(&desired.pod, &state.observed, &state.status, name);
+                let unready = state.probes.unready(
+                    &desired.pod,
+                    &state.runtime.observed,
+                    &state.published.status,
+                    name,
+                );
                 let cause = unready.unwrap_or_else(|| Cause::done("runtime-shim"));
                 state.steps.set(StepName::Container, name, cause, &at);
             }
@@ -192,6 +211,7 @@ async fn carry_out(
     desired: &DesiredPod,
     observed: &Observed,
     actions: &PodActions,
+    memory: &mut Memory,
 ) -> Result<Next, SyncError> {
     let admission = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "admit pod");
     if let Some(turn) = admit(effects, job, desired).instrument(admission).await? {
@@ -219,19 +239,20 @@ async fn carry_out(
         .start
         .iter()
         .filter_map(|s| {
-            pod.container(&s.name).map(|(kind, c)| (s.name.clone(), images::fetch(effects, pod, kind, c)))
+            pod.container(&s.name)
+                .map(|(kind, c)| (s.name.clone(), images::fetch(effects, &memory.pulled, pod, kind, c)))
         })
         .collect();
     // Volumes and cgroup at the same time.
-    let prepared =
-        async { tokio::try_join!(volumes::mount(effects, desired), cgroup::prepare(effects, desired)) };
+    let mounting = volumes::mount(effects, desired, &mut memory.mount_error);
+    let prepared = async { tokio::try_join!(mounting, cgroup::prepare(effects, desired)) };
     // Cancel-safe: both calls only wait for something that the other service does anyway.
     let (mounts, cgroup_parent) = tokio::select! {
         () = job.cancel.cancelled() => return Ok(Next::End(TurnEnd::of(SyncOutcome::Cancelled))),
         prepared = prepared => prepared?,
     };
     stop_unwanted(effects, job, pod, observed, actions).await?;
-    let start = Start { effects, job, desired, observed, mounts, cgroup_parent };
+    let start = Start { effects, job, desired, observed, mounts, cgroup_parent, pulled: &memory.pulled };
     after_start(Box::pin(start_containers(&start, actions, images)).await)
 }
 

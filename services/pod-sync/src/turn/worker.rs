@@ -8,14 +8,16 @@ use keelson_pod_sync_core::measure::Operation;
 use keelson_pod_sync_core::status::deadline_unix_nanos;
 use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, current_work};
 use keelson_service_kit::{Backoff, now_unix_nanos};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::effects::Effects;
 use crate::error::SyncError;
 use crate::publish::objects::pod_object;
 use crate::state::pending_trigger::PendingTrigger;
+use crate::state::pod_state::PodState;
 use crate::state::registry::AfterCleanup;
-use crate::turn::{Job, TurnEnd, leftover_cleanup, stop, sync};
+use crate::turn::{Job, Memory, TurnEnd, leftover_cleanup, stop, sync};
 
 /// Why a worker has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,45 +66,17 @@ impl Retries {
     }
 }
 
-/// Runs the turns of this incarnation of a UID until it ends.
-pub async fn run(effects: Arc<Effects>, uid: String, incarnation: u64) -> WorkerEnd {
-    let registry = &effects.registry;
-    let Some(wake) = registry.with_incarnation(&uid, incarnation, |e| Arc::clone(&e.wake)) else {
-        return WorkerEnd::Stopped;
-    };
-    let mut retries = Retries::new();
-    // The futures of rare steps are boxed, so that a worker that waits, as most do, is small.
-    loop {
-        match registry.with_incarnation(&uid, incarnation, |e| e.awaits_cleanup) {
-            None => return WorkerEnd::Stopped,
-            Some(true) => match Box::pin(leftover_cleanup::wait(&effects, &uid, incarnation, &wake)).await {
-                AfterCleanup::Stop => return WorkerEnd::Stopped,
-                AfterCleanup::Forget => return WorkerEnd::Forget,
-                AfterCleanup::Continue => {}
-            },
-            Some(false) => {}
-        }
-        if let Err(error) = refresh(&effects, &uid).await {
-            let delay = retries.delay(resync(&effects), &uid, &error);
-            report_unreadable(&effects, &uid, &error, delay);
-            // Cancel-safe: the pod is read again.
-            tokio::select! {
-                () = effects.context.shutdown.cancelled() => return WorkerEnd::Stopped,
-                () = tokio::time::sleep(delay) => continue,
-            }
-        }
-        let wait = match turn(&effects, &uid, incarnation, &mut retries).await {
-            After::End(end) => return end,
-            After::Again => continue,
-            After::Wait(wait) => wait,
-        };
-        // Cancel-safe: a notification is kept.
-        tokio::select! {
-            () = effects.context.shutdown.cancelled() => return WorkerEnd::Stopped,
-            () = wake.notified() => {}
-            () = tokio::time::sleep(wait) => {}
-        }
-    }
+/// The worker of one incarnation of a UID.
+struct Worker {
+    effects: Arc<Effects>,
+    uid: String,
+    incarnation: u64,
+    /// Wakes it.
+    wake: Arc<Notify>,
+    retries: Retries,
+    memory: Memory,
+    /// Triggers that the last turn took and could not answer.
+    unanswered: PendingTrigger,
 }
 
 /// What the worker does after a turn.
@@ -113,104 +87,182 @@ enum After {
     Wait(Duration),
 }
 
-/// Runs one turn and applies its outcome.
-async fn turn(effects: &Arc<Effects>, uid: &str, incarnation: u64, retries: &mut Retries) -> After {
-    let registry = &effects.registry;
-    let trigger = registry.with_incarnation(uid, incarnation, |e| e.pending.take()).unwrap_or_default();
-    let (began, began_unix_nanos) = (Instant::now(), now_unix_nanos());
-    let Some(job) = job_of(effects, uid, incarnation) else { return After::End(WorkerEnd::Stopped) };
-    let result = Box::pin(work(effects, &job)).await;
-    registry.save_backoff(uid);
-    let (outcome, wait) = match result {
-        Ok(end) => {
-            retries.reset();
-            (end.outcome, until(resync(effects), end.next_unix_nanos))
-        }
-        Err(error) => {
-            registry.with(uid, |e| e.freshness.invalidate());
-            let delay = retries.delay(resync(effects), uid, &error);
-            registry.update_steps(uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
-            (SyncOutcome::Failed, delay)
-        }
+/// How a turn that was measured began.
+struct Began {
+    at: Instant,
+    unix_nanos: i64,
+    trigger: PendingTrigger,
+}
+
+/// Runs the turns of this incarnation of a UID until it ends.
+pub async fn run(effects: Arc<Effects>, uid: String, incarnation: u64) -> WorkerEnd {
+    let Some(wake) = effects.registry.with_incarnation(&uid, incarnation, |e| e.inbox.waker()) else {
+        return WorkerEnd::Stopped;
     };
-    registry.update_steps(uid, |steps, _| steps.clear(StepName::Worker, ""));
-    let pod = job.desired.as_ref().map(|w| &*w.pod);
-    let turn_phase = job.worker.phase;
-    let Some(transition) = registry.apply_outcome(uid, (incarnation, turn_phase), outcome, pod) else {
-        return After::End(WorkerEnd::Stopped);
-    };
-    measure(effects, &job, incarnation, trigger, began);
-    if transition.ended
-        && let Some(desired) = &job.desired
-    {
-        registry.release_name(&desired.pod);
+    let (retries, memory, unanswered) = (Retries::new(), Memory::default(), PendingTrigger::default());
+    Worker { effects, uid, incarnation, wake, retries, memory, unanswered }.run().await
+}
+
+impl Worker {
+    // The futures of rare steps are boxed, so that a worker that waits, as most do, is small.
+    async fn run(mut self) -> WorkerEnd {
+        loop {
+            match self.state(|state| state.awaits_cleanup()) {
+                None => return WorkerEnd::Stopped,
+                Some(true) => match self.await_cleanup().await {
+                    AfterCleanup::Stop => return WorkerEnd::Stopped,
+                    AfterCleanup::Forget => return WorkerEnd::Forget,
+                    AfterCleanup::Continue => {}
+                },
+                Some(false) => {}
+            }
+            if let Err(error) = self.refresh().await {
+                let delay = self.retries.delay(resync(&self.effects), &self.uid, &error);
+                self.report_unreadable(&error, delay);
+                // Cancel-safe: the pod is read again.
+                tokio::select! {
+                    () = self.effects.context.shutdown.cancelled() => return WorkerEnd::Stopped,
+                    () = tokio::time::sleep(delay) => continue,
+                }
+            }
+            let wait = match self.turn().await {
+                After::End(end) => return end,
+                After::Again => continue,
+                After::Wait(wait) => wait,
+            };
+            // Cancel-safe: a notification is kept.
+            tokio::select! {
+                () = self.effects.context.shutdown.cancelled() => return WorkerEnd::Stopped,
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
     }
-    // A restored pod is forgotten only when its source has reported.
-    if transition.forget && registry.with_incarnation(uid, incarnation, |e| e.restored) != Some(true) {
-        return After::End(WorkerEnd::Forget);
+
+    /// Reads or changes the state of this incarnation; `None`: it was removed.
+    fn state<T>(&self, access: impl FnOnce(&mut PodState) -> T) -> Option<T> {
+        self.effects.registry.with_incarnation(&self.uid, self.incarnation, access)
     }
-    let has_moved_on = transition.state.phase != turn_phase;
-    if has_moved_on && transition.state.phase == WorkerPhase::Finished {
-        registry.with_incarnation(uid, incarnation, |state| registry.desired_state.update(state));
+
+    async fn await_cleanup(&self) -> AfterCleanup {
+        Box::pin(leftover_cleanup::wait(&self.effects, &self.uid, self.incarnation, &self.wake)).await
     }
-    if transition.work.is_some() || has_moved_on || outcome == SyncOutcome::Cancelled {
-        return After::Again;
+
+    /// Reads the pod from the runtime if its observation may be stale. An invalidation during the read is left to the next turn.
+    async fn refresh(&self) -> Result<(), SyncError> {
+        let registry = &self.effects.registry;
+        let stale = registry.with(&self.uid, |state| state.runtime.freshness.stale());
+        let Some(token) = stale.flatten() else { return Ok(()) };
+        Box::pin(self.effects.read_pod(&self.uid)).await?;
+        registry.with(&self.uid, |state| state.runtime.freshness.refreshed(token));
+        Ok(())
     }
-    After::Wait(until(wait, deadline_after(effects, &job, began_unix_nanos)))
+
+    /// Runs one turn and applies its outcome.
+    async fn turn(&mut self) -> After {
+        let mut trigger = self.state(|state| state.inbox.take_trigger()).unwrap_or_default();
+        trigger.give_back(self.unanswered.take());
+        let began = Began { at: Instant::now(), unix_nanos: now_unix_nanos(), trigger };
+        let Some(job) = self.job() else { return After::End(WorkerEnd::Stopped) };
+        let result = Box::pin(work(&self.effects, &job, &mut self.memory)).await;
+        self.effects.registry.save_backoff(&self.uid);
+        let (outcome, wait) = match result {
+            Ok(end) => {
+                self.retries.reset();
+                (end.outcome, until(resync(&self.effects), end.next_unix_nanos))
+            }
+            Err(error) => (SyncOutcome::Failed, self.retry_after(&error)),
+        };
+        self.effects.registry.update_steps(&self.uid, |steps, _| steps.clear(StepName::Worker, ""));
+        self.apply(&job, outcome, wait, began)
+    }
+
+    /// When the next turn begins after this error.
+    fn retry_after(&mut self, error: &SyncError) -> Duration {
+        let registry = &self.effects.registry;
+        registry.with(&self.uid, |state| state.runtime.freshness.invalidate());
+        let delay = self.retries.delay(resync(&self.effects), &self.uid, error);
+        registry.update_steps(&self.uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
+        delay
+    }
+
+    /// Applies the outcome of a turn. `wait`: until the next turn, if nothing else decides when that begins.
+    fn apply(&mut self, job: &Job, outcome: SyncOutcome, wait: Duration, began: Began) -> After {
+        let effects = Arc::clone(&self.effects);
+        let (registry, turn_phase) = (&effects.registry, job.worker.phase);
+        let pod = job.desired.as_ref().map(|desired| &*desired.pod);
+        let Some(transition) =
+            registry.apply_outcome(&self.uid, (self.incarnation, turn_phase), outcome, pod)
+        else {
+            return After::End(WorkerEnd::Stopped);
+        };
+        let began_unix_nanos = began.unix_nanos;
+        self.measure(job, began);
+        if let Some(pod) = pod.filter(|_| transition.ended) {
+            registry.release_name(pod);
+        }
+        // A restored pod is forgotten only when its source has reported.
+        if transition.forget && self.state(|state| state.is_restored()) != Some(true) {
+            return After::End(WorkerEnd::Forget);
+        }
+        let has_moved_on = transition.state.phase != turn_phase;
+        if has_moved_on && transition.state.phase == WorkerPhase::Finished {
+            registry.update_desired_state_of(&self.uid, self.incarnation);
+        }
+        if transition.work.is_some() || has_moved_on || outcome == SyncOutcome::Cancelled {
+            return After::Again;
+        }
+        After::Wait(until(wait, deadline_after(&effects, job, began_unix_nanos)))
+    }
+
+    /// Measures a turn. One that has only found out that its pod may not start yet leaves its trigger to the next turn.
+    fn measure(&mut self, job: &Job, began: Began) {
+        if current_work(&job.worker).is_none() {
+            return;
+        }
+        let operation = began.trigger.operation();
+        let counted = self.state(|state| {
+            let counted = || Operation::of_turn(operation, job.worker.phase, state.start.first);
+            state.worker.started.then(counted)
+        });
+        match counted {
+            Some(Some(counted)) => {
+                let took = began.trigger.since(counted, began.at).elapsed();
+                self.effects.publisher.metrics.pods.turn(counted, took);
+            }
+            Some(None) => self.unanswered = began.trigger,
+            None => {}
+        }
+    }
+
+    /// The pod cannot be read from the runtime: its steps say so, and an event does too when the runtime has answered with an error
+    /// (§6.4). A runtime that does not answer is no event of the pod.
+    fn report_unreadable(&self, error: &SyncError, delay: Duration) {
+        let registry = &self.effects.registry;
+        let cause = Cause::waiting("RuntimeNotReady", &error.message, "runtime-shim");
+        let is_new = registry.set_step(&self.uid, StepName::Sandbox, "", cause);
+        registry.update_steps(&self.uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
+        let pod = registry.with(&self.uid, |e| e.desired.as_ref().map(|w| Arc::clone(&w.pod))).flatten();
+        if let Some(pod) = pod.filter(|_| is_new && !error.peer_unavailable) {
+            let text = format!("error determining status: {}", error.message);
+            self.effects.context.events.warning(pod_object(&pod), "FailedSync", text);
+        }
+    }
+
+    fn job(&self) -> Option<Job> {
+        self.state(|state| Job {
+            uid: self.uid.clone(),
+            worker: state.worker.clone(),
+            desired: state.desired.clone(),
+            observed: Arc::clone(&state.runtime.observed),
+            cancel: state.inbox.cancel_token(),
+        })
+    }
 }
 
 /// The back-off while another service is unavailable: from 100 ms to 5 s (§4), since no wait is shorter than half of its back-off.
 const fn unavailable_backoff() -> Backoff {
     Backoff::new(Duration::from_millis(200), Duration::from_secs(5))
-}
-
-/// Measures a turn. One that has only found out that its pod may not start yet gives its trigger back to the next turn.
-fn measure(effects: &Effects, job: &Job, incarnation: u64, trigger: PendingTrigger, began: Instant) {
-    if current_work(&job.worker).is_none() {
-        return;
-    }
-    let counted = effects.registry.with_incarnation(&job.uid, incarnation, |state| {
-        if !state.worker.started {
-            state.pending.give_back(trigger);
-            return None;
-        }
-        Some(Operation::of_turn(trigger.operation(), job.worker.phase, state.first_start))
-    });
-    if let Some(Some(counted)) = counted {
-        effects.publisher.metrics.pods.turn(counted, trigger.since(counted, began).elapsed());
-    }
-}
-
-/// The pod cannot be read from the runtime: its steps say so, and an event does too when the runtime has answered with an error
-/// (§6.4). A runtime that does not answer is no event of the pod.
-fn report_unreadable(effects: &Effects, uid: &str, error: &SyncError, delay: Duration) {
-    let registry = &effects.registry;
-    let cause = Cause::waiting("RuntimeNotReady", &error.message, "runtime-shim");
-    let is_new = registry.set_step(uid, StepName::Sandbox, "", cause);
-    registry.update_steps(uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
-    let pod = registry.with(uid, |e| e.desired.as_ref().map(|w| Arc::clone(&w.pod))).flatten();
-    if let Some(pod) = pod.filter(|_| is_new && !error.peer_unavailable) {
-        let text = format!("error determining status: {}", error.message);
-        effects.context.events.warning(pod_object(&pod), "FailedSync", text);
-    }
-}
-
-/// Reads the pod from the runtime if its observation may be stale. An invalidation during the read is left to the next turn.
-async fn refresh(effects: &Effects, uid: &str) -> Result<(), SyncError> {
-    let Some(token) = effects.registry.with(uid, |e| e.freshness.stale()).flatten() else { return Ok(()) };
-    Box::pin(effects.read_pod(uid)).await?;
-    effects.registry.with(uid, |e| e.freshness.refreshed(token));
-    Ok(())
-}
-
-fn job_of(effects: &Effects, uid: &str, incarnation: u64) -> Option<Job> {
-    effects.registry.with_incarnation(uid, incarnation, |state| Job {
-        uid: uid.to_owned(),
-        worker: state.worker.clone(),
-        desired: state.desired.clone(),
-        observed: Arc::clone(&state.observed),
-        cancel: state.cancel.clone(),
-    })
 }
 
 /// How long a worker waits for a trigger before it syncs its pod again: `syncFrequency` with jitter.
@@ -232,7 +284,7 @@ fn until(resync: Duration, next_unix_nanos: Option<i64>) -> Duration {
 fn deadline_after(effects: &Effects, job: &Job, began_unix_nanos: i64) -> Option<i64> {
     let desired = job.desired.as_ref().filter(|_| job.worker.phase == WorkerPhase::Sync)?;
     let deadline =
-        effects.registry.with(&job.uid, |e| deadline_unix_nanos(&desired.pod, &e.status)).flatten();
+        effects.registry.with(&job.uid, |e| deadline_unix_nanos(&desired.pod, &e.published.status)).flatten();
     deadline.filter(|deadline| *deadline > began_unix_nanos)
 }
 
@@ -240,11 +292,11 @@ fn after(now_unix_nanos: i64, delay: Duration) -> i64 {
     now_unix_nanos.saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
 }
 
-async fn work(effects: &Arc<Effects>, job: &Job) -> Result<TurnEnd, SyncError> {
+async fn work(effects: &Arc<Effects>, job: &Job, memory: &mut Memory) -> Result<TurnEnd, SyncError> {
     match current_work(&job.worker) {
         None => Ok(TurnEnd::of(SyncOutcome::Done)),
         Some(Work::Sync) => match &job.desired {
-            Some(desired) => sync::sync(effects, job, desired).await,
+            Some(desired) => sync::sync(effects, job, desired, memory).await,
             None => Ok(TurnEnd::of(SyncOutcome::Done)),
         },
         Some(Work::Terminate { .. } | Work::TerminateOrphan { .. }) => stop::terminate(effects, job).await,

@@ -3,6 +3,7 @@
 use keelson_kube_model::{DownwardApiVolumeFile, Pod, ResourceList};
 
 use super::fields::{FieldInputs, field_value, resource_value};
+use super::inputs::NodeInputs;
 
 /// The value of one file of a downwardAPI volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +21,8 @@ pub enum DownwardValue {
 ///
 /// Parity: a kubelet has the same fields, and rounds up in the same way (volumes.md §9.5).
 pub fn downward_value(pod: &Pod, file: &DownwardApiVolumeFile, allocatable: &ResourceList) -> DownwardValue {
-    let inputs = FieldInputs { pod_ips: &[], node_ips: &[], node_name: "", allocatable };
+    let node = NodeInputs { name: "", ips: &[], allocatable };
+    let inputs = FieldInputs { pod_ips: &[], node };
     if let Some(field) = &file.field_ref {
         let path = field.field_path.as_str();
         // A volume does not support the other fields of environment variables.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use keelson_kube_model::{Container, EnvVar, EnvVarSource, KeySelector, OptionalObjectReference, Pod};
 
 use super::fields::{FieldInputs, field_value, resource_value};
+use super::inputs::{ContainerInputs, EnvSources};
 use super::{ConfigError, expand};
 
 /// Looks up ConfigMaps and Secrets in the pod's namespace. `Ok(None)` is an object that does not exist.
@@ -47,13 +48,10 @@ impl FileLookup for NoObjects {
 /// What the environment depends on in addition to pod and container.
 #[derive(Clone, Copy)]
 pub(super) struct EnvInputs<'a> {
-    pub(super) objects: &'a dyn ObjectLookup,
-    pub(super) files: &'a dyn FileLookup,
+    pub(super) sources: EnvSources<'a>,
     pub(super) fields: FieldInputs<'a>,
     /// Variables of devices, lowest in precedence.
     pub(super) devices: &'a [(String, String)],
-    /// Service variables of the pod.
-    pub(super) services: &'a BTreeMap<String, String>,
 }
 
 /// Names of the ConfigMaps and Secrets that the container's environment refers to, without duplicates: to be fetched before
@@ -105,11 +103,11 @@ pub(super) fn build(
     let mut own = Ordered::default();
     for source in &container.env_from {
         if let Some(reference) = &source.config_map_ref {
-            let found = inputs.objects.config_map(&reference.name);
+            let found = inputs.sources.objects.config_map(&reference.name);
             take_all(&mut own, &source.prefix, &whole("configmap", reference, found)?);
         }
         if let Some(reference) = &source.secret_ref {
-            let found = inputs.objects.secret(&reference.name);
+            let found = inputs.sources.objects.secret(&reference.name);
             take_all(&mut own, &source.prefix, &whole("secret", reference, found)?);
         }
     }
@@ -122,7 +120,7 @@ pub(super) fn build(
     for (name, value) in own.list {
         all.set(&name, value);
     }
-    for (name, value) in inputs.services {
+    for (name, value) in inputs.sources.services {
         if all.get(name).is_none() {
             all.set(name, value.clone());
         }
@@ -163,7 +161,7 @@ fn value_of(
 ) -> Result<Option<String>, ConfigError> {
     let Some(source) = &env.value_from else {
         let lookup = |name: &str| {
-            own.get(name).or_else(|| inputs.services.get(name).map(String::as_str)).map(str::to_owned)
+            own.get(name).or_else(|| inputs.sources.services.get(name).map(String::as_str)).map(str::to_owned)
         };
         return Ok(Some(expand(&env.value, lookup)));
     };
@@ -186,16 +184,16 @@ fn from_source(
         return resource_value(pod, container, &env.name, resource, &inputs.fields).map(Some);
     }
     if let Some(key) = &source.config_map_key_ref {
-        let found = inputs.objects.config_map(&key.name);
+        let found = inputs.sources.objects.config_map(&key.name);
         return one_key(("configmap", "ConfigMap"), &pod.metadata.namespace, key, found);
     }
     if let Some(key) = &source.secret_key_ref {
-        let found = inputs.objects.secret(&key.name);
+        let found = inputs.sources.objects.secret(&key.name);
         return one_key(("secret", "Secret"), &pod.metadata.namespace, key, found);
     }
     let Some(file) = &source.file_key_ref else { return Ok(Some(String::new())) };
     let (volume, path, key) = (file.volume_name.clone(), file.path.clone(), file.key.clone());
-    match inputs.files.key(&volume, &path, &key) {
+    match inputs.sources.files.key(&volume, &path, &key) {
         Ok(Some(value)) => Ok(Some(value)),
         Ok(None) if file.optional == Some(true) => Ok(None),
         Ok(None) => Err(ConfigError::FileKeyMissing { volume, path, key }),
@@ -241,9 +239,14 @@ pub fn referenced_files(container: &Container) -> Vec<(String, String, String)> 
 pub fn environment(
     pod: &Pod,
     container: &Container,
-    inputs: &super::ContainerInputs<'_>,
+    inputs: &ContainerInputs<'_>,
 ) -> Result<Vec<(String, String)>, ConfigError> {
-    build(pod, container, &inputs.env_inputs())
+    let inputs = EnvInputs {
+        sources: inputs.env,
+        fields: FieldInputs { pod_ips: inputs.pod.ips, node: inputs.node },
+        devices: &inputs.assigned.envs,
+    };
+    build(pod, container, &inputs)
 }
 
 #[cfg(test)]

@@ -3,24 +3,23 @@
 use std::collections::BTreeMap;
 
 use keelson_kube_model::resources::effective_limit;
-use keelson_kube_model::{Container, Pod, Quantity, ResourceFieldSelector, ResourceList};
+use keelson_kube_model::{Container, Pod, Quantity, ResourceFieldSelector};
 
 use super::ConfigError;
+use super::inputs::NodeInputs;
 
 /// What fields depend on in addition to the pod.
 #[derive(Clone, Copy)]
 pub(super) struct FieldInputs<'a> {
     pub(super) pod_ips: &'a [String],
-    pub(super) node_ips: &'a [String],
-    pub(super) node_name: &'a str,
-    pub(super) allocatable: &'a ResourceList,
+    pub(super) node: NodeInputs<'a>,
 }
 
 /// The value of a `fieldPath`; `None` for an unsupported path.
 pub(super) fn field_value(pod: &Pod, path: &str, inputs: &FieldInputs<'_>) -> Option<String> {
     let meta = &pod.metadata;
     let ips =
-        if pod.is_host_network() && inputs.pod_ips.is_empty() { inputs.node_ips } else { inputs.pod_ips };
+        if pod.is_host_network() && inputs.pod_ips.is_empty() { inputs.node.ips } else { inputs.pod_ips };
     let first = |ips: &[String]| ips.first().cloned().unwrap_or_default();
     let value = match path {
         "metadata.name" => meta.name.clone(),
@@ -28,11 +27,11 @@ pub(super) fn field_value(pod: &Pod, path: &str, inputs: &FieldInputs<'_>) -> Op
         "metadata.uid" => meta.uid.clone(),
         "metadata.labels" => map_text(&meta.labels),
         "metadata.annotations" => map_text(&meta.annotations),
-        "spec.nodeName" if pod.spec.node_name.is_empty() => inputs.node_name.to_owned(),
+        "spec.nodeName" if pod.spec.node_name.is_empty() => inputs.node.name.to_owned(),
         "spec.nodeName" => pod.spec.node_name.clone(),
         "spec.serviceAccountName" => pod.spec.service_account_name.clone(),
-        "status.hostIP" => first(inputs.node_ips),
-        "status.hostIPs" => inputs.node_ips.join(","),
+        "status.hostIP" => first(inputs.node.ips),
+        "status.hostIPs" => inputs.node.ips.join(","),
         "status.podIP" => first(ips),
         "status.podIPs" => ips.join(","),
         _ => {
@@ -116,7 +115,9 @@ pub(super) fn resource_value(
         "limits" => effective_limit(pod, container, name)
             .or_else(|| container.resources.limits.get(name).copied())
             .filter(|limit| !limit.is_zero())
-            .or_else(|| inputs.allocatable.get(name).copied().filter(|_| !name.starts_with("hugepages-"))),
+            .or_else(|| {
+                inputs.node.allocatable.get(name).copied().filter(|_| !name.starts_with("hugepages-"))
+            }),
         _ => return Err(unknown()),
     };
     let divisor = selector.divisor.filter(|divisor| !divisor.is_zero()).unwrap_or(Quantity::from_milli(1000));
@@ -130,6 +131,7 @@ pub(super) fn resource_value(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use keelson_kube_model::ResourceList;
     use serde_json::json;
 
     fn pod() -> Pod {
@@ -147,8 +149,8 @@ mod tests {
     fn field(path: &str) -> Option<String> {
         let (pods, nodes) = (["10.1.0.2".to_owned(), "fd00::2".to_owned()], ["192.0.2.1".to_owned()]);
         let allocatable = ResourceList::new();
-        let inputs =
-            FieldInputs { pod_ips: &pods, node_ips: &nodes, node_name: "node-1", allocatable: &allocatable };
+        let node = NodeInputs { name: "node-1", ips: &nodes, allocatable: &allocatable };
+        let inputs = FieldInputs { pod_ips: &pods, node };
         field_value(&pod(), path, &inputs)
     }
 
@@ -181,12 +183,8 @@ mod tests {
         let (nodes, own) = (["192.0.2.1".to_owned()], ["10.1.0.2".to_owned()]);
         let allocatable = ResourceList::new();
         let value = |network: bool, pods: &[String], path: &str| {
-            let inputs = FieldInputs {
-                pod_ips: pods,
-                node_ips: &nodes,
-                node_name: "node-1",
-                allocatable: &allocatable,
-            };
+            let node = NodeInputs { name: "node-1", ips: &nodes, allocatable: &allocatable };
+            let inputs = FieldInputs { pod_ips: pods, node };
             let pod = serde_json::from_value(json!({"spec": {"nodeName": "other", "hostNetwork": network}}));
             field_value(&pod.unwrap(), path, &inputs).unwrap()
         };
@@ -217,7 +215,8 @@ mod tests {
         let pod = pod();
         let allocatable: ResourceList =
             serde_json::from_value(json!({"cpu": "3500m", "memory": "1Gi"})).unwrap();
-        let inputs = FieldInputs { pod_ips: &[], node_ips: &[], node_name: "", allocatable: &allocatable };
+        let node = NodeInputs { name: "", ips: &[], allocatable: &allocatable };
+        let inputs = FieldInputs { pod_ips: &[], node };
         let selector: ResourceFieldSelector = serde_json::from_value(selector).unwrap();
         resource_value(&pod, &pod.spec.containers[0], "V", &selector, &inputs)
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_kube_model::{Container, Pod, Volume, VolumeMount};
 
 use super::expand::expand_with;
+use super::inputs::{RuntimeFeatures, VolumeInputs};
 use super::{ConfigError, DeviceSpec, MountSpec, Propagation, UserNamespace};
 
 /// Where a volume is on the node.
@@ -44,12 +45,8 @@ pub struct SubPath {
 
 /// The inputs of [`mounts`].
 pub(super) struct MountInputs<'a> {
-    pub(super) volumes: &'a BTreeMap<String, VolumePath>,
-    /// Host path of each prepared subpath, by index of the mount.
-    pub(super) subpaths: &'a BTreeMap<usize, String>,
-    pub(super) files: &'a [FileMount],
-    pub(super) recursive_read_only: bool,
-    pub(super) image_volumes: bool,
+    pub(super) volumes: VolumeInputs<'a>,
+    pub(super) runtime: RuntimeFeatures,
     /// SELinux is enabled.
     pub(super) selinux: bool,
     pub(super) users: Option<UserNamespace>,
@@ -126,7 +123,7 @@ pub(super) fn mounts(
         let sub_path = subpath_of(container, mount, env)?;
         let volume = pod.spec.volumes.iter().find(|volume| volume.name == mount.name);
         let mut spec = match volume.and_then(|volume| volume.image.as_ref()) {
-            Some(image) if inputs.image_volumes => MountSpec {
+            Some(image) if inputs.runtime.image_volumes => MountSpec {
                 image: Some(image.reference.clone()),
                 image_sub_path: sub_path,
                 readonly: true,
@@ -148,7 +145,7 @@ pub(super) fn mounts(
             inputs.selinux && volume.is_some_and(is_managed) && relabelled.insert(mount.name.as_str());
         mounts.push(spec);
     }
-    for file in inputs.files {
+    for file in inputs.volumes.files {
         let taken = mounts.iter().any(|mount| mount.container_path == file.container_path);
         // A volume mount on /etc/hosts replaces the agent's file.
         if !(taken && file.container_path == "/etc/hosts") {
@@ -186,11 +183,11 @@ fn of_volume(
 ) -> Result<MountSpec, ConfigError> {
     let missing =
         || ConfigError::VolumeMissing { container: container.name.clone(), volume: mount.name.clone() };
-    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
+    let volume = inputs.volumes.paths.get(&mount.name).ok_or_else(missing)?;
     let host_path = if sub_path.is_empty() {
         volume.host_path.clone()
     } else {
-        inputs.subpaths.get(&index).cloned().ok_or_else(|| ConfigError::SubPathNotPrepared {
+        inputs.volumes.subpaths.get(&index).cloned().ok_or_else(|| ConfigError::SubPathNotPrepared {
             container: container.name.clone(),
             mount: mount.name.clone(),
         })?
@@ -209,9 +206,9 @@ fn recursive(
 ) -> Result<bool, ConfigError> {
     let fits = mount.read_only == Some(true) && propagation == Propagation::Private;
     match mount.recursive_read_only.as_deref() {
-        Some("Enabled") if inputs.recursive_read_only && fits => Ok(true),
+        Some("Enabled") if inputs.runtime.recursive_read_only && fits => Ok(true),
         Some("Enabled") => Err(ConfigError::RecursiveReadOnly { mount: mount.name.clone() }),
-        Some("IfPossible") => Ok(inputs.recursive_read_only && fits),
+        Some("IfPossible") => Ok(inputs.runtime.recursive_read_only && fits),
         None | Some("Disabled") => Ok(false),
         Some(other) => Err(unknown_mode(mount, "recursiveReadOnly", other)),
     }

@@ -5,6 +5,7 @@ use keelson_kube_model::{
     unsafe_fields,
 };
 
+use super::inputs::SecuritySettings;
 use super::{
     ConfigError, ContainerSecurity, NamespaceMode, Namespaces, SandboxSecurity, SecurityProfile,
     UserNamespace,
@@ -46,11 +47,7 @@ pub struct ImageUser<'a> {
 /// What security contexts depend on in addition to the pod.
 pub(super) struct SecurityInputs<'a> {
     pub(super) image_user: ImageUser<'a>,
-    pub(super) seccomp_default: bool,
-    /// Directory of localhost seccomp profiles.
-    pub(super) seccomp_dir: &'a str,
-    /// Further paths to mask, if they exist.
-    pub(super) masked_paths: &'a [String],
+    pub(super) settings: SecuritySettings<'a>,
     /// Groups of the pod's volumes.
     pub(super) volume_groups: &'a [i64],
     /// Container id whose processes an ephemeral container sees.
@@ -141,7 +138,7 @@ pub(super) fn of_container(
         supplemental_groups,
         strict_groups,
         no_new_privs: own.allow_privilege_escalation == Some(false),
-        masked_paths: if unmasked { Vec::new() } else { masked(inputs.masked_paths) },
+        masked_paths: if unmasked { Vec::new() } else { masked(inputs.settings.masked_paths) },
         readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(str::to_owned).to_vec() },
         seccomp: seccomp(&own, pod, inputs)?,
         apparmor: apparmor(&own, pod, container)?,
@@ -198,13 +195,13 @@ fn seccomp(
     let profile: Option<&SeccompProfile> = own.seccomp_profile.as_ref().or(pods);
     match profile.map(|profile| (profile.type_.as_str(), profile.localhost_profile.as_deref())) {
         Some(("Localhost", Some(name))) => {
-            let folder = inputs.seccomp_dir.trim_end_matches('/');
+            let folder = inputs.settings.seccomp_dir.trim_end_matches('/');
             Ok(SecurityProfile::Localhost(format!("{folder}/{name}")))
         }
         Some(("RuntimeDefault", _)) => Ok(SecurityProfile::RuntimeDefault),
         Some(("Unconfined", _)) => Ok(SecurityProfile::Unconfined),
         Some((other, _)) => Err(unknown_profile("seccompProfile", other)),
-        None if inputs.seccomp_default => Ok(SecurityProfile::RuntimeDefault),
+        None if inputs.settings.seccomp_default => Ok(SecurityProfile::RuntimeDefault),
         None => Ok(SecurityProfile::Unconfined),
     }
 }

@@ -134,29 +134,23 @@ mod containers {
         fn inputs(&self) -> ContainerInputs<'_> {
             ContainerInputs {
                 attempt: 3,
-                image_ref: "sha256:abc",
-                image_user: ImageUser::default(),
-                volumes: &self.volumes,
-                subpaths: &self.subpaths,
-                files: &self.files,
-                pod_ips: &self.ips,
-                node_ips: &self.ips,
-                node_name: "node-1",
-                allocatable: &self.allocatable,
-                objects: &NoObjects,
-                env_files: &NoObjects,
-                services: &self.services,
-                machine: MachineInputs::default(),
-                assigned: &self.assigned,
-                seccomp_default: false,
-                seccomp_dir: "/seccomp",
-                masked_paths: &[],
-                volume_groups: &[],
                 target_id: None,
-                recursive_read_only: self.recursive_read_only,
-                image_volumes: self.image_volumes,
-                selinux: self.selinux,
-                users: self.users,
+                image: ResolvedImage { reference: "sha256:abc", user: ImageUser::default() },
+                pod: PodInputs { ips: &self.ips, volume_groups: &[], users: self.users },
+                node: NodeInputs { name: "node-1", ips: &self.ips, allocatable: &self.allocatable },
+                env: EnvSources { objects: &NoObjects, files: &NoObjects, services: &self.services },
+                volumes: VolumeInputs { paths: &self.volumes, subpaths: &self.subpaths, files: &self.files },
+                machine: MachineInputs::default(),
+                security: SecuritySettings {
+                    seccomp_dir: "/seccomp",
+                    selinux: self.selinux,
+                    ..SecuritySettings::default()
+                },
+                runtime: RuntimeFeatures {
+                    recursive_read_only: self.recursive_read_only,
+                    image_volumes: self.image_volumes,
+                },
+                assigned: &self.assigned,
             }
         }
 

@@ -86,12 +86,13 @@ fn census(registry: &PodRegistry) -> Census {
 
 /// It was restored from an earlier process, and no source has sent it yet.
 fn awaits_its_source(state: &PodState) -> bool {
-    state.restored && state.worker.phase == WorkerPhase::Sync
+    state.is_restored() && state.worker.phase == WorkerPhase::Sync
 }
 
 fn counted(state: &PodState) -> CountedPod<'_> {
     let pod = state.desired.as_ref().map(|desired| &desired.pod);
-    let terminal = state.status.phase().is_terminal() || pod.is_some_and(|p| p.status.phase().is_terminal());
+    let terminal =
+        state.published.status.phase().is_terminal() || pod.is_some_and(|p| p.status.phase().is_terminal());
     let ephemeral = pod.map_or(0, |pod| pod.spec.ephemeral_containers.len());
     CountedPod { state: &state.worker, is_static: pod.map(|pod| pod.is_static()), terminal, ephemeral }
 }

@@ -150,7 +150,7 @@ async fn a_removal_during_restart_after_cleanup_is_not_lost() {
         300,
         || {
             let mut state = PodState::awaiting_cleanup("u", desired(), &effects.registry.moment());
-            state.has_worker = true;
+            state.inbox.claim_worker();
             effects.registry.insert("u", state);
         },
         || {
@@ -185,7 +185,7 @@ async fn back_offs_and_start_errors_survive_a_restart() {
     set_desired(&first, &desired(), UpdateKind::Create, None);
     let key = BackoffKey::of(&desired().pod, &desired().pod.spec.containers[0]);
     let failure = ("CreateContainerError".to_owned(), "no space".to_owned());
-    first.registry.with("u", |e| e.start_errors.insert("main".into(), failure.clone()));
+    first.registry.with("u", |e| e.start.errors.insert("main".into(), failure.clone()));
     let finished = first.registry.moment().now_unix_nanos - SECOND;
     for _ in 0..3 {
         first.registry.backoff().advance(&key, finished, &first.registry.moment());
@@ -195,7 +195,7 @@ async fn back_offs_and_start_errors_survive_a_restart() {
     let second = effects(None);
     store().load().into_iter().for_each(|record| second.registry.restore(record));
     assert_eq!(second.registry.backoff().get(&key).map(|e| e.delay_seconds), Some(40));
-    assert_eq!(second.registry.with("u", |e| e.start_errors["main"].clone()), Some(failure));
+    assert_eq!(second.registry.with("u", |e| e.start.errors["main"].clone()), Some(failure));
 
     first.registry.retry("u");
     let third = effects(None);

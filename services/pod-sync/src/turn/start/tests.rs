@@ -11,9 +11,12 @@ use std::task::{Context as TaskContext, Poll};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
+use k8s_cri::v1 as cri;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::{ContainerId, Pod};
-
+use keelson_pod_sync_core::actions::SandboxPlan;
+use keelson_pod_sync_core::explain::YOU;
+use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
 use keelson_pod_sync_core::reason::Reason;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerState};
 use keelson_proto::keelson::events::v1 as events;
@@ -25,10 +28,10 @@ use keelson_testkit::eventually;
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use tonic::Code;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
+use tonic::{Code, Status};
 
 use super::*;
 
@@ -135,6 +138,7 @@ struct Bench {
     effects: Arc<Effects>,
     job: Job,
     desired: DesiredPod,
+    pulled: PulledImages,
     _dir: tempfile::TempDir,
 }
 
@@ -195,7 +199,7 @@ impl Bench {
             observed: Arc::new(observed),
             cancel: CancellationToken::new(),
         };
-        Self { shim, effects, job, desired, _dir: dir }
+        Self { shim, effects, job, desired, pulled: PulledImages::default(), _dir: dir }
     }
 
     fn answer(&self, method: &'static str, answer: Answer) {
@@ -224,6 +228,7 @@ impl Bench {
             observed: &self.job.observed,
             mounts: Mounts::new(),
             cgroup_parent: String::new(),
+            pulled: &self.pulled,
         };
         let main = StartContainer {
             name: "main".into(),
@@ -235,7 +240,8 @@ impl Bench {
             backoff: None,
         };
         let (kind, container) = self.desired.pod.container("main").unwrap();
-        let image = crate::effects::images::fetch(&self.effects, &self.desired.pod, kind, container);
+        let pod = &self.desired.pod;
+        let image = crate::effects::images::fetch(&self.effects, &self.pulled, pod, kind, container);
         let actions = PodActions { create_sandbox: sandbox, start: vec![main], ..PodActions::default() };
         Box::pin(start_containers(&start, &actions, [("main".to_owned(), image)].into())).await
     }
@@ -257,7 +263,7 @@ impl Bench {
     fn reasons(&self) -> Vec<String> {
         self.effects
             .registry
-            .with("u", |e| e.start_errors.values().map(|(reason, _)| reason.clone()).collect())
+            .with("u", |e| e.start.errors.values().map(|(reason, _)| reason.clone()).collect())
             .unwrap()
     }
 
@@ -354,7 +360,9 @@ async fn a_container_that_was_started_after_all_is_not_removed_but_read_again() 
         let ended = bench.start_in_place_of(Some("cut"), None).await;
         assert!(matches!(&ended, Err(StartError::Failed(t)) if t.peer_unavailable), "{ended:?}");
         assert_eq!((bench.calls("RemoveContainer"), bench.calls("CreateContainer")), (0, 0));
-        assert!(bench.effects.registry.with("u", |state| state.freshness.stale()).flatten().is_some());
+        assert!(
+            bench.effects.registry.with("u", |state| state.runtime.freshness.stale()).flatten().is_some()
+        );
         assert_eq!((bench.warnings().await, bench.reasons()), (Vec::new(), Vec::new()));
     }
     let bench = Bench::new(json!({})).await;
@@ -418,10 +426,9 @@ async fn a_present_image_is_one_pulled_event_per_start() {
     let (kind, container) = bench.desired.pod.container("main").unwrap();
     for _ in 0..5 {
         // Turns that end before the container starts: its volumes are not mounted.
-        crate::effects::images::fetch(&bench.effects, &bench.desired.pod, kind, container)
-            .outcome()
-            .await
-            .unwrap();
+        let pod = &bench.desired.pod;
+        let image = crate::effects::images::fetch(&bench.effects, &bench.pulled, pod, kind, container);
+        image.outcome().await.unwrap();
     }
     assert_eq!(pulled().await, 0);
     bench.start(None).await.unwrap();

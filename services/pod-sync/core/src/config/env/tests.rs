@@ -2,6 +2,7 @@ use keelson_kube_model::ResourceList;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::config::inputs::NodeInputs;
 use crate::testing::pod;
 
 /// ConfigMaps `cfg`, Secret `key`, and one object of each kind that cannot be read.
@@ -46,11 +47,12 @@ fn build_env(container: Value) -> Result<Vec<(String, String)>, ConfigError> {
     let allocatable = ResourceList::new();
     let services = map(&[("DB_SERVICE_HOST", "10.0.0.5"), ("A", "service-a")]);
     let inputs = EnvInputs {
-        objects: &Objects,
-        files: &Objects,
-        fields: FieldInputs { pod_ips: &ips, node_ips: &ips, node_name: "n", allocatable: &allocatable },
+        sources: EnvSources { objects: &Objects, files: &Objects, services: &services },
+        fields: FieldInputs {
+            pod_ips: &ips,
+            node: NodeInputs { name: "n", ips: &ips, allocatable: &allocatable },
+        },
         devices: &[("DEVICE".to_owned(), "0".to_owned()), ("A".to_owned(), "device-a".to_owned())],
-        services: &services,
     };
     build(&pod, &pod.spec.containers[0], &inputs)
 }

@@ -6,9 +6,7 @@ use crate::testing::pod;
 fn inputs() -> SecurityInputs<'static> {
     SecurityInputs {
         image_user: ImageUser::default(),
-        seccomp_default: false,
-        seccomp_dir: "/root-dir/seccomp/",
-        masked_paths: &[],
+        settings: SecuritySettings { seccomp_dir: "/root-dir/seccomp/", ..SecuritySettings::default() },
         volume_groups: &[],
         target_id: None,
         users: None,
@@ -97,7 +95,8 @@ fn seccomp_is_unconfined_by_default() {
         (profile("RuntimeDefault"), profile("Localhost"), false, local),
         (json!({}), profile("Unconfined"), true, SecurityProfile::Unconfined),
     ] {
-        let inputs = SecurityInputs { seccomp_default: default, ..inputs() };
+        let settings = SecuritySettings { seccomp_default: default, ..inputs().settings };
+        let inputs = SecurityInputs { settings, ..inputs() };
         assert_eq!(of(pods, own, &inputs).unwrap().seccomp, expected);
     }
 }
@@ -156,7 +155,8 @@ fn selinux_options_of_the_container_override_the_pods() {
 #[test]
 fn paths_are_masked_unless_proc_mount_is_unmasked() {
     let further = ["/sys/devices/system/cpu/cpu0/thermal_throttle".to_owned()];
-    let with = SecurityInputs { masked_paths: &further, ..inputs() };
+    let settings = SecuritySettings { masked_paths: &further, ..inputs().settings };
+    let with = SecurityInputs { settings, ..inputs() };
     let got = of(json!({}), json!({}), &with).unwrap();
     assert_eq!(got.masked_paths.len(), MASKED_PATHS.len() + 1);
     assert_eq!(got.readonly_paths, READONLY_PATHS);
