@@ -5,16 +5,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use keelson_config::ContainerCollection;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::container_gc::{
-    ContainerGcPlan, GcPolicy, ListedContainer, ListedPod, ListedSandbox, plan_container_gc,
-};
+use keelson_runtime_shim_core::container_gc::{ContainerGcPlan, GcPolicy, ListedPod, plan_container_gc};
 use keelson_service_kit::{Context, EventRing, ObjectRef, now_unix_nanos};
 use tonic::Status;
 
-use crate::cri::{Cri, ignore_not_found};
+use crate::cri::Cri;
+use crate::cri_objects::gc_pod;
 use crate::desired_pods::DesiredPods;
 use crate::files::Files;
 use crate::heartbeat::with_heartbeat;
@@ -200,7 +198,7 @@ impl Collector {
     async fn collect_with(&self, policy: &GcPolicy) -> Result<(u32, u32), Status> {
         let pods = self.observer.all();
         let (wanted, complete) = self.desired.snapshot();
-        let listed: Vec<ListedPod> = pods.iter().map(|p| listed(p)).collect();
+        let listed: Vec<ListedPod> = pods.iter().map(|p| gc_pod(p)).collect();
         let plan = plan_container_gc(&listed, &wanted, complete, policy, now_unix_nanos());
         if plan.is_empty() {
             return Ok((0, 0));
@@ -255,11 +253,11 @@ impl Collector {
             return Ok(());
         }
         if let Some(container) = pod.containers.iter().find(|c| c.id == id) {
-            self.with_timeout(id, self.remove_container(id)).await?;
+            self.with_timeout(id, self.cri.remove_container(id)).await?;
             removed.containers += 1;
             self.files.forget_container(pod, container);
         } else {
-            self.with_timeout(id, self.remove_sandbox(id)).await?;
+            self.with_timeout(id, self.cri.remove_sandbox(id)).await?;
             removed.sandboxes += 1;
         }
         Ok(())
@@ -276,7 +274,7 @@ impl Collector {
         // A single pod does not exceed the total: a container that did is still due unless it is the newest of its name.
         let single_pod_policy = GcPolicy { max_total: policy.max_total.map(|_| 0), ..*policy };
         let plan =
-            plan_container_gc(&[listed(&pod)], &wanted, complete, &single_pod_policy, now_unix_nanos());
+            plan_container_gc(&[gc_pod(&pod)], &wanted, complete, &single_pod_policy, now_unix_nanos());
         Ok(plan.containers.iter().chain(&plan.sandboxes).any(|due| due == id))
     }
 
@@ -299,51 +297,11 @@ impl Collector {
             |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {limit:?}"));
         tokio::time::timeout(limit, removal).await.map_err(timed_out)?
     }
-
-    async fn remove_container(&self, id: &str) -> Result<(), Status> {
-        let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
-        ignore_not_found(self.cri.runtime().remove_container(self.cri.request(request)).await)
-    }
-
-    async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
-        let stop = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        ignore_not_found(self.cri.runtime().stop_pod_sandbox(self.cri.request(stop)).await)?;
-        let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        ignore_not_found(self.cri.runtime().remove_pod_sandbox(self.cri.request(remove)).await)
-    }
 }
 
 fn ids_of(pod: &pb::RuntimePod) -> impl Iterator<Item = &str> {
     let sandboxes = pod.sandboxes.iter().map(|s| s.id.as_str());
     pod.containers.iter().map(|c| c.id.as_str()).chain(sandboxes)
-}
-
-fn listed(pod: &pb::RuntimePod) -> ListedPod {
-    ListedPod {
-        uid: pod.uid.clone(),
-        containers: pod
-            .containers
-            .iter()
-            .map(|c| ListedContainer {
-                id: c.id.clone(),
-                name: c.name.clone(),
-                sandbox_id: c.sandbox_id.clone(),
-                alive: !matches!(c.state(), pb::ContainerState::Exited | pb::ContainerState::Created),
-                pending: c.state() == pb::ContainerState::Created,
-                created_unix_nanos: c.created_unix_nanos,
-            })
-            .collect(),
-        sandboxes: pod
-            .sandboxes
-            .iter()
-            .map(|s| ListedSandbox {
-                id: s.id.clone(),
-                ready: s.ready,
-                attempt: s.attempt,
-                created_unix_nanos: s.created_unix_nanos,
-            })
-            .collect(),
-    }
 }
 
 #[cfg(test)]

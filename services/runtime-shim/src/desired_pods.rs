@@ -23,14 +23,26 @@ struct Shared {
 struct State {
     /// Number of the newest stream; messages of older streams are refused.
     stream: u64,
-    wanted: BTreeMap<String, Wanted>,
-    /// The pods that the newest stream has sent so far, until its set is complete.
-    incoming: BTreeMap<String, Wanted>,
+    /// The desired pods by UID.
+    pods: BTreeMap<String, DesiredPod>,
+    /// UIDs of the pods that the newest stream has sent so far, until its set is complete.
+    incoming: BTreeSet<String>,
     replaying: bool,
     /// The newest stream has sent a complete set with all sources ready.
     complete: bool,
-    /// Images of the pods, as written in their specs.
-    images: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Debug)]
+struct DesiredPod {
+    want: Wanted,
+    /// Images of the pod, as written in its spec.
+    images: Vec<String>,
+}
+
+impl State {
+    fn want(&self, uid: &str) -> Option<Wanted> {
+        self.pods.get(uid).map(|pod| pod.want)
+    }
 }
 
 impl DesiredPods {
@@ -67,22 +79,19 @@ impl DesiredPods {
                     _ => Wanted::Keep,
                 };
                 if state.replaying {
-                    state.incoming.insert(uid.clone(), want);
+                    state.incoming.insert(uid.clone());
                 }
-                state.images.insert(uid.clone(), pod.images);
-                state.wanted.insert(uid, want);
+                state.pods.insert(uid, DesiredPod { want, images: pod.images });
             }
             pb::sync_request::Item::DroppedUid(uid) => {
-                state.wanted.remove(&uid);
+                state.pods.remove(&uid);
                 state.incoming.remove(&uid);
-                state.images.remove(&uid);
             }
             pb::sync_request::Item::Complete(set) => {
                 // A set that completes before every source has reported continues with the next message.
                 if set.sources_ready && std::mem::take(&mut state.replaying) {
-                    state.wanted = std::mem::take(&mut state.incoming);
-                    let State { images, wanted, .. } = &mut *state;
-                    images.retain(|uid, _| wanted.contains_key(uid));
+                    let incoming = std::mem::take(&mut state.incoming);
+                    state.pods.retain(|uid, _| incoming.contains(uid));
                 }
                 state.complete = set.sources_ready;
                 completed = Some(set.epoch);
@@ -111,57 +120,42 @@ impl DesiredPods {
     /// The images of every pod that is desired or still terminating, as written in the specs. A terminated pod needs none.
     pub fn wanted_images(&self) -> BTreeSet<String> {
         let state = self.state();
-        let kept = state
-            .images
-            .iter()
-            .filter(|(uid, _)| state.wanted.get(*uid).is_some_and(|want| *want == Wanted::Keep));
-        kept.flat_map(|(_, images)| images).cloned().collect()
+        let kept = state.pods.values().filter(|pod| pod.want == Wanted::Keep);
+        kept.flat_map(|pod| &pod.images).cloned().collect()
     }
 
     /// The desired pods by UID, and whether they are complete.
     pub(crate) fn snapshot(&self) -> (BTreeMap<String, Wanted>, bool) {
         let state = self.state();
-        (state.wanted.clone(), state.complete)
+        (state.pods.iter().map(|(uid, pod)| (uid.clone(), pod.want)).collect(), state.complete)
     }
 
     /// As [`Self::snapshot`], for one pod.
     pub(crate) fn snapshot_of(&self, uid: &str) -> (BTreeMap<String, Wanted>, bool) {
         let state = self.state();
-        let wanted = state.wanted.get(uid).map(|want| (uid.to_owned(), *want));
+        let wanted = state.want(uid).map(|want| (uid.to_owned(), want));
         (wanted.into_iter().collect(), state.complete)
     }
 
     /// Whether everything of the pod with this UID is to be removed.
     pub(crate) fn is_forgotten(&self, uid: &str) -> bool {
         let state = self.state();
-        state.wanted.get(uid).map_or(state.complete, |want| *want == Wanted::Forget)
+        state.want(uid).map_or(state.complete, |want| want == Wanted::Forget)
     }
 
     /// Whether the pod with this UID is desired; before the first complete set, every pod is.
     pub(crate) fn is_desired(&self, uid: &str) -> bool {
         let state = self.state();
-        !state.complete || state.wanted.get(uid).is_some_and(|w| *w != Wanted::Forget)
+        !state.complete || state.want(uid).is_some_and(|want| want != Wanted::Forget)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
     use pb::sync_request::Item;
 
     use super::*;
-
-    fn pod(uid: &str, want: Want) -> Item {
-        Item::Pod(pb::PodDesire {
-            pod: Some(PodRef { uid: uid.into(), ..Default::default() }),
-            want: want as i32,
-            ..Default::default()
-        })
-    }
-
-    fn complete(sources_ready: bool) -> Item {
-        Item::Complete(SetComplete { epoch: 7, sources_ready })
-    }
+    use crate::tests::sync_messages::{complete, pod, pod_with_images};
 
     #[test]
     fn new_sync_set_replaces_the_old_one_when_complete_with_all_sources_ready() {
@@ -212,10 +206,7 @@ mod tests {
 
     #[test]
     fn images_of_desired_pods_are_wanted_until_forgotten_or_dropped() {
-        let pod = |uid: &str, want: Want| match pod(uid, want) {
-            Item::Pod(desire) => Item::Pod(pb::PodDesire { images: vec![format!("{uid}:1")], ..desire }),
-            other => other,
-        };
+        let pod = |uid: &str, want: Want| pod_with_images(uid, want, &[&format!("{uid}:1")]);
         let images = |desired: &DesiredPods| desired.wanted_images().into_iter().collect::<Vec<_>>();
         let desired = DesiredPods::default();
         let first = desired.begin();

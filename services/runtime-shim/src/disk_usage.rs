@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, OFlags, statat};
+use rustix::fs::{AtFlags, Dir, FileType, statat};
 
-use crate::files::{CONTAINERS, Files, HOSTS_FILE, check_name, descriptor_beneath};
+use crate::files::{CONTAINERS, Files, HOSTS_FILE, check_name};
 use crate::filesystem::DiskUsage;
 
 impl Files {
@@ -25,7 +25,7 @@ impl Files {
     /// The pod has no folder.
     pub(crate) fn hosts_file_disk_usage(&self, uid: &str) -> io::Result<DiskUsage> {
         check_name(uid).map_err(io::Error::other)?;
-        let folder = self.open_pod_folder(&self.paths.pod_dir(uid))?;
+        let folder = self.open_root_folder(&self.paths.pod_dir(uid))?;
         let mut usage = DiskUsage::default();
         add_file(&mut usage, &folder, HOSTS_FILE);
         Ok(usage)
@@ -37,11 +37,7 @@ impl Files {
     /// The container has none.
     pub(crate) fn termination_log_disk_usage(&self, uid: &str, container: &str) -> io::Result<DiskUsage> {
         check_name(uid).and_then(|()| check_name(container)).map_err(io::Error::other)?;
-        usage_of_files(&self.open_pod_folder(&self.paths.pod_dir(uid).join(CONTAINERS).join(container))?)
-    }
-
-    fn open_pod_folder(&self, folder: &Path) -> io::Result<OwnedFd> {
-        descriptor_beneath(&self.paths.root_dir, folder, OFlags::DIRECTORY)
+        usage_of_files(&self.open_root_folder(&self.paths.pod_dir(uid).join(CONTAINERS).join(container))?)
     }
 }
 

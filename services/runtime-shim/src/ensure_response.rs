@@ -1,11 +1,12 @@
 //! The responses of `EnsureImage`: its progress, the image, and why it could not be ensured.
 
-use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
 use keelson_service_kit::status::error;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
+
+use crate::cri_objects::Image;
 
 /// Responses to the caller; closed when the caller has left.
 pub(crate) type Progress = mpsc::Sender<Result<pb::EnsureImageResponse, Status>>;
@@ -37,8 +38,7 @@ pub(crate) fn unavailable(message: String) -> EnsureImageError {
     EnsureImageError::Unavailable(error(Code::Unavailable, "RUNTIME_UNAVAILABLE", message))
 }
 
-pub(crate) fn image_done(image: cri::Image, reference: &str, pulled: bool) -> pb::ImageDone {
+pub(crate) fn image_done(image: Image, reference: &str, pulled: bool) -> pb::ImageDone {
     let image_ref = if image.id.is_empty() { reference.to_owned() } else { image.id };
-    let uid = image.uid.map(|u| u.value);
-    pb::ImageDone { image_ref, uid, username: image.username, pulled, message: String::new() }
+    pb::ImageDone { image_ref, uid: image.uid, username: image.username, pulled, message: String::new() }
 }

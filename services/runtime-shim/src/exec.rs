@@ -28,8 +28,6 @@
 //! this process is killed.
 
 mod dial;
-#[cfg(test)]
-mod fake;
 mod raw;
 #[cfg(test)]
 mod raw_tests;
@@ -37,14 +35,13 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_runtime_shim_core::exec::{Instance, State, TargetError, choose_container};
+use keelson_runtime_shim_core::exec::{Instance, TargetError, choose_container};
 use keelson_service_kit::status::is_unanswered;
 use keelson_service_kit::{Metrics, NoPlace, Progress};
 use keelson_spdy::relay::{self, Answers};
@@ -53,8 +50,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 
 use crate::cri::Cri;
-use crate::labels;
-use crate::observe::state_of;
+use crate::cri_objects::{ContainerEntry, labels};
 use dial::StreamUrl;
 use streams::Streams;
 
@@ -176,18 +172,10 @@ impl Execs {
 
     /// Finds the requested container in the runtime's current list.
     async fn find_container(&self, start: &pb::ExecStart) -> Result<String, ExecError> {
-        let labels = selector(&start.pod_uid, &start.namespace, &start.name);
-        let (sandboxes, containers) = self.cri.list_labelled(labels).await.map_err(runtime_error)?;
-        let instances: Vec<Instance<'_>> = containers
-            .iter()
-            .map(|container| Instance {
-                name: container.labels.get(labels::CONTAINER).map_or("", String::as_str),
-                id: &container.id,
-                created: container.created_at,
-                state: exec_state(container.state),
-            })
-            .collect();
-        Ok(choose_container(!sandboxes.is_empty(), &instances, &start.container)?.to_owned())
+        let labels = labels::selector(&start.pod_uid, &start.namespace, &start.name);
+        let listed = self.cri.list_labelled(labels).await.map_err(runtime_error)?;
+        let instances: Vec<Instance<'_>> = listed.containers.iter().map(ContainerEntry::instance).collect();
+        Ok(choose_container(!listed.sandboxes.is_empty(), &instances, &start.container)?.to_owned())
     }
 
     async fn stream_url(&self, container_id: &str, start: &pb::ExecStart) -> Result<StreamUrl, ExecError> {
@@ -241,20 +229,4 @@ fn require_pod(uid: &str, namespace: &str, name: &str) -> Result<(), ExecError> 
         return Err(ExecError::BadRequest(text.to_owned()));
     }
     Ok(())
-}
-
-/// The labels that select a pod's objects in the runtime; empty values are ignored.
-fn selector(uid: &str, namespace: &str, name: &str) -> HashMap<String, String> {
-    let pairs = [(labels::UID, uid), (labels::NAMESPACE, namespace), (labels::NAME, name)];
-    let given = pairs.into_iter().filter(|(_, value)| !value.is_empty());
-    given.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
-}
-
-fn exec_state(state: i32) -> State {
-    match state_of(state) {
-        pb::ContainerState::Created => State::Created,
-        pb::ContainerState::Running => State::Running,
-        pb::ContainerState::Exited => State::Exited,
-        pb::ContainerState::Unknown | pb::ContainerState::Unspecified => State::Unknown,
-    }
 }

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_service_kit::{Context, now_unix_nanos};
@@ -20,6 +19,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::cri::Cri;
+use crate::cri_objects::FilesystemUse;
 use crate::files::Files;
 use crate::heartbeat::with_heartbeat;
 use crate::observe::Observer;
@@ -100,7 +100,7 @@ pub(crate) struct DiskUsage {
 }
 
 /// The runtime's usage of each container's layer, by container id.
-type Layers = HashMap<String, cri::FilesystemUsage>;
+type Layers = HashMap<String, FilesystemUse>;
 
 impl Filesystems {
     /// Creates a collector, which has no statistics until [`Self::run`].
@@ -205,23 +205,22 @@ impl Filesystems {
 
     /// The file systems of images, and those of layers if they are different ones.
     async fn filesystems(&self) -> Result<(Vec<pb::FilesystemFigures>, Vec<pb::FilesystemFigures>), Status> {
-        let request = self.cri.quick(cri::ImageFsInfoRequest {});
-        let answer = self.cri.images().image_fs_info(request).await?.into_inner();
+        let (images, containers) = self.cri.filesystems().await?;
         let mut devices = BTreeSet::new();
-        let images = self.figures(answer.image_filesystems, &mut devices).await;
-        let containers = self.figures(answer.container_filesystems, &mut devices).await;
+        let images = self.figures(images, &mut devices).await;
+        let containers = self.figures(containers, &mut devices).await;
         Ok((images, containers))
     }
 
     /// The usage of file systems on devices that are not in `devices` yet; their devices are added.
     async fn figures(
         &self,
-        usages: Vec<cri::FilesystemUsage>,
+        usages: Vec<FilesystemUse>,
         devices: &mut BTreeSet<u64>,
     ) -> Vec<pb::FilesystemFigures> {
         let mut figures = Vec::new();
         for usage in usages {
-            let mountpoint = usage.fs_id.map(|id| id.mountpoint).unwrap_or_default();
+            let mountpoint = usage.mountpoint.unwrap_or_default();
             let Some(fs) = self.usage_of(Path::new(&mountpoint)).await else { continue };
             if !devices.insert(fs.device) {
                 continue;
@@ -230,10 +229,10 @@ impl Filesystems {
                 mountpoint,
                 capacity_bytes: fs.capacity,
                 available_bytes: fs.available,
-                used_bytes: usage.used_bytes.map(|v| v.value),
+                used_bytes: usage.used_bytes,
                 inodes: fs.inodes,
                 inodes_free: fs.inodes_free,
-                inodes_used: usage.inodes_used.map(|v| v.value),
+                inodes_used: usage.inodes_used,
                 taken_unix_nanos: now_unix_nanos(),
             });
         }
@@ -264,17 +263,10 @@ impl Filesystems {
 
     /// The disk usage of the containers of all pods; that of their layers, a call to the runtime, only `with_layers`.
     async fn pods(&self, with_layers: bool) -> Result<Vec<pb::PodFilesystemFigures>, Status> {
-        let layers = if with_layers { self.layers().await? } else { Layers::new() };
+        let layers = if with_layers { self.cri.layers(LAYER_STATS_TIMEOUT).await? } else { Layers::new() };
         let (pods, files) = (self.observer.all(), self.files.clone());
         let measure = move || pods.iter().map(|pod| figures_of(pod, &layers, &files)).collect();
         tokio::task::spawn_blocking(measure).await.map_err(|error| Status::internal(error.to_string()))
-    }
-
-    async fn layers(&self) -> Result<Layers, Status> {
-        let request = cri::ListContainerStatsRequest { filter: None };
-        let request = self.cri.within(LAYER_STATS_TIMEOUT, request);
-        let stats = self.cri.runtime().list_container_stats(request).await?.into_inner().stats;
-        Ok(stats.into_iter().filter_map(|s| Some((s.attributes?.id, s.writable_layer?))).collect())
     }
 }
 
@@ -319,9 +311,9 @@ fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFi
             name: container.name.clone(),
             id: container.id.clone(),
             running: container.state() == pb::ContainerState::Running,
-            layer_bytes: layer.and_then(|l| l.used_bytes.as_ref()).map(|v| v.value),
-            layer_inodes: layer.and_then(|l| l.inodes_used.as_ref()).map(|v| v.value),
-            layer_taken_unix_nanos: layer.map_or(0, |l| l.timestamp),
+            layer_bytes: layer.and_then(|l| l.used_bytes),
+            layer_inodes: layer.and_then(|l| l.inodes_used),
+            layer_taken_unix_nanos: layer.map_or(0, |l| l.taken_unix_nanos),
             log_bytes: log.bytes,
             log_inodes: log.inodes,
             log_taken_unix_nanos: now_unix_nanos(),
@@ -339,138 +331,4 @@ fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFi
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::{Answer, FakeRuntime, until};
-    use k8s_cri::v1::ContainerState::{ContainerExited, ContainerRunning};
-    use keelson_config::ServiceName;
-    use tonic::Code;
-
-    fn filesystems(fake: &FakeRuntime) -> Filesystems {
-        Filesystems::new(fake.cri.clone(), fake.observer.clone(), fake.files.clone())
-    }
-
-    fn usage(mountpoint: &str, bytes: u64) -> cri::FilesystemUsage {
-        cri::FilesystemUsage {
-            timestamp: 7,
-            fs_id: Some(cri::FilesystemIdentifier { mountpoint: mountpoint.into() }),
-            used_bytes: Some(cri::UInt64Value { value: bytes }),
-            inodes_used: Some(cri::UInt64Value { value: 3 }),
-        }
-    }
-
-    /// A pod `u` with a container `c` that has two log files, and an older dead container of the same name.
-    async fn pod(fake: &FakeRuntime) {
-        fake.sandbox("s-u", "u", true);
-        fake.container("c", "u", ContainerRunning);
-        fake.container("old", "u", ContainerExited);
-        fake.set_container_name("old", "c");
-        let folder = fake.dir.path().join("logs/default_u_u/c");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("0.log"), vec![b'x'; 8_192]).unwrap();
-        std::fs::write(folder.join("0.log.1"), b"y").unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", folder.join("link")).unwrap();
-        let own = fake.dir.path().join("root/pods/u");
-        std::fs::create_dir_all(own.join("containers/c")).unwrap();
-        std::fs::write(own.join("etc-hosts"), vec![b'h'; 20_000]).unwrap();
-        for attempt in ["11111111", "22222222"] {
-            std::fs::write(own.join("containers/c").join(attempt), vec![b'm'; 40_000]).unwrap();
-        }
-        std::os::unix::fs::symlink("/etc/passwd", own.join("containers/c/link")).unwrap();
-        for container in ["c", "old"] {
-            fake.set_log_path(container, &folder.join("0.log"));
-            fake.set_layer(container, usage("/", 100));
-        }
-        fake.observer.read("u").await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn filesystem_stats_are_unknown_before_the_first_response_and_then_cached() {
-        let fake = FakeRuntime::start().await;
-        let figures = filesystems(&fake);
-        assert_eq!(figures.stats(true), None);
-        fake.answer("ImageFsInfo", Answer::Fail(1, Code::Unavailable));
-        figures.collect().await;
-        assert_eq!(figures.stats(true), None);
-        figures.collect().await;
-        let first = figures.stats(true).unwrap();
-        let image = &first.images[0];
-        assert!(image.capacity_bytes > 1 << 20 && image.capacity_bytes >= image.available_bytes, "{image:?}");
-        assert!(image.taken_unix_nanos > 0 && image.mountpoint == fake.dir.path().to_str().unwrap());
-        fake.answer("ImageFsInfo", Answer::Fail(9, Code::Unavailable));
-        figures.collect().await;
-        assert_eq!(figures.stats(true), Some(first));
-    }
-
-    #[tokio::test]
-    async fn container_usage_has_its_layer_and_logs_count_for_the_newest_container() {
-        let fake = FakeRuntime::start().await;
-        pod(&fake).await;
-        let figures = filesystems(&fake);
-        figures.collect().await;
-        let before = figures.stats(false).unwrap();
-        assert!(before.pods.is_empty() && before.pods_taken_unix_nanos == 0, "nothing was requested before");
-        figures.collect().await;
-        let stats = figures.stats(false).unwrap();
-        assert!(stats.pods_taken_unix_nanos > 0);
-        let [pod] = stats.pods.as_slice() else { panic!("{stats:?}") };
-        assert_eq!(pod.pod.as_ref().unwrap().name, "u");
-        let of = |id: &str| pod.containers.iter().find(|c| c.id == id).unwrap();
-        let (new, old) = (of("c"), of("old"));
-        assert!(new.running && !old.running && old.name == "c");
-        assert_eq!((new.layer_bytes, new.layer_inodes, new.layer_taken_unix_nanos), (Some(100), Some(3), 7));
-        assert_eq!(old.layer_bytes, Some(100));
-        let (with, without) = if new.log_inodes > 0 { (new, old) } else { (old, new) };
-        // The size on disk depends on the file system; a link and its target do not count.
-        assert!(with.log_bytes >= 8_192 && with.log_bytes < 1 << 20 && with.log_inodes == 2, "{with:?}");
-        assert_eq!((without.log_bytes, without.log_inodes), (0, 0));
-        assert!((80_000..1 << 20).contains(&with.termination_log_bytes), "{with:?}");
-        assert_eq!((with.termination_log_inodes, without.termination_log_bytes), (2, 0));
-        assert!((20_000..1 << 20).contains(&pod.hosts_file_bytes), "{pod:?}");
-        assert_eq!(pod.hosts_file_inodes, 1);
-        assert!(figures.stats(true).unwrap().pods.is_empty());
-    }
-
-    #[tokio::test]
-    async fn file_system_of_images_and_layers_is_reported_once() {
-        let fake = FakeRuntime::start().await;
-        let figures = filesystems(&fake);
-        let here = fake.dir.path().to_str().unwrap().to_owned();
-        fake.set_container_filesystem(usage(&here, 1));
-        figures.collect().await;
-        assert!(figures.stats(true).unwrap().containers.is_empty());
-        fake.set_container_filesystem(usage("/proc", 1));
-        figures.collect().await;
-        let stats = figures.stats(true).unwrap();
-        assert_eq!((stats.containers.len(), stats.containers[0].used_bytes), (1, Some(1)));
-        fake.set_container_filesystem(usage("/nowhere/at/all", 1));
-        figures.collect().await;
-        assert!(
-            figures.stats(true).unwrap().containers.is_empty(),
-            "a file system that cannot be read is left out"
-        );
-    }
-
-    #[tokio::test]
-    async fn container_usage_is_collected_only_while_requested() {
-        let fake = FakeRuntime::start().await;
-        pod(&fake).await;
-        let figures = filesystems(&fake);
-        let context = Context::detached(ServiceName::RuntimeShim, keelson_config::Config::default());
-        let run = tokio::spawn(figures.clone().run(context.clone()));
-        until("the file systems are known", || figures.stats(true).is_some()).await;
-        assert!(fake.calls("ListContainerStats").is_empty());
-        // The first request does not wait, and wakes the collection.
-        figures.stats(false).unwrap();
-        until("the pods are known", || {
-            figures.stats(true).is_some() && figures.state().stats.as_ref().unwrap().pods.len() == 1
-        })
-        .await;
-        context.shutdown.cancel();
-        run.await.unwrap();
-        figures.state().pods_requested = Instant::now().checked_sub(REQUEST_RETENTION * 2);
-        let measured = fake.calls("ListContainerStats").len();
-        figures.collect().await;
-        assert_eq!(fake.calls("ListContainerStats").len(), measured);
-    }
-}
+mod tests;

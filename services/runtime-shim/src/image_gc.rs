@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use keelson_config::{Config, ImageCollection};
 use keelson_runtime_shim_core::image::with_default_tag;
 use keelson_runtime_shim_core::image_gc::{
@@ -24,7 +23,8 @@ use prometheus_client::metrics::family::Family;
 use tonic::Status;
 
 use crate::clock::Clock;
-use crate::cri::{Cri, ignore_not_found};
+use crate::cri::Cri;
+use crate::cri_objects::listed_image;
 use crate::desired_pods::DesiredPods;
 use crate::heartbeat::with_heartbeat;
 use crate::images::Images;
@@ -337,21 +337,13 @@ impl ImageCollector {
     }
 
     async fn list(&self) -> Result<Vec<ListedImage>, Status> {
-        let request = cri::ListImagesRequest { filter: None };
-        let images = self.cri.images().list_images(self.cri.quick(request)).await?.into_inner().images;
-        let listed = |image: cri::Image| ListedImage {
-            id: image.id,
-            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
-            bytes: image.size,
-            pinned: image.pinned,
-        };
-        Ok(images.into_iter().map(listed).collect())
+        Ok(self.cri.list_images().await?.into_iter().map(listed_image).collect())
     }
 
     /// Ids, tags and digests of the images of all containers in any state, including those not created by Keelson.
     async fn used_images(&self) -> Result<BTreeSet<String>, Status> {
-        let (_, containers) = self.cri.list(None).await?;
-        let names = containers.into_iter().flat_map(|c| [c.image_ref, c.image.unwrap_or_default().image]);
+        let containers = self.cri.list(None).await?.containers;
+        let names = containers.into_iter().flat_map(|c| [c.image_ref, c.image_name]);
         Ok(names.filter(|name| !name.is_empty()).collect())
     }
 
@@ -370,17 +362,8 @@ impl ImageCollector {
 
     /// The sandbox image. Runtimes older than containerd 2.0 do not list it as pinned.
     async fn sandbox_images(&self) -> Result<BTreeSet<String>, Status> {
-        let runtime_image = self.runtime_sandbox_image().await?;
+        let runtime_image = self.cri.sandbox_image().await?;
         Ok(self.sandbox_image.iter().cloned().chain(runtime_image).collect())
-    }
-
-    /// The sandbox image from the runtime's own configuration, if the runtime shows it.
-    async fn runtime_sandbox_image(&self) -> Result<Option<String>, Status> {
-        let request = cri::StatusRequest { verbose: true };
-        let info = self.cri.runtime().status(self.cri.quick(request)).await?.into_inner().info;
-        let config = info.get("config").and_then(|text| serde_json::from_str(text).ok());
-        let name = config.and_then(|c: serde_json::Value| Some(c.get("sandboxImage")?.as_str()?.to_owned()));
-        Ok(name.filter(|name| !name.is_empty()))
     }
 
     async fn remove_one(&self, candidate: &Candidate, reason: &str, freed: &mut Freed) {
@@ -389,9 +372,7 @@ impl ImageCollector {
         if !self.images.present().begin_removal(id, minimum_idle) {
             return;
         }
-        let image = cri::ImageSpec { image: id.clone(), ..Default::default() };
-        let request = cri::RemoveImageRequest { image: Some(image) };
-        let result = ignore_not_found(self.cri.images().remove_image(self.cri.request(request)).await);
+        let result = self.cri.remove_image(id).await;
         self.images.present().end_removal(id);
         match result {
             Ok(()) => {
@@ -413,11 +394,12 @@ impl ImageCollector {
             #[cfg(test)]
             Disk::Set(disk_space) => return Ok(*disk_space),
         }
-        let request = self.cri.quick(cri::ImageFsInfoRequest {});
-        let answer = self.cri.images().image_fs_info(request).await.map_err(ImageGcError::Runtime)?;
-        let first = answer.into_inner().image_filesystems.into_iter().next().and_then(|usage| usage.fs_id);
-        let folder = first
-            .map(|id| PathBuf::from(id.mountpoint))
+        let (images, _) = self.cri.filesystems().await.map_err(ImageGcError::Runtime)?;
+        let folder = images
+            .into_iter()
+            .next()
+            .and_then(|first| first.mountpoint)
+            .map(PathBuf::from)
             .ok_or_else(|| ImageGcError::Disk("the runtime reports no image file system".to_owned()))?;
         let name = folder.display().to_string();
         let statvfs_task = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&folder));

@@ -2,28 +2,25 @@
 
 use std::collections::HashMap;
 
-use k8s_cri::v1 as cri;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use tonic::Status;
 
 use crate::cri::Cri;
-use crate::labels;
-use crate::observe::state_of;
+use crate::cri_objects::{ContainerEntry, Image};
 
 /// Every image, with the containers that were created from it.
 ///
 /// # Errors
 /// The runtime's error.
 pub async fn list(cri: &Cri) -> Result<Vec<pb::RuntimeImage>, Status> {
-    let request = cri::ListImagesRequest { filter: None };
     // Containers after the images: the image of a container exists as long as the container does.
-    let images = cri.images().list_images(cri.quick(request)).await?.into_inner().images;
-    let (_, containers) = cri.list(None).await?;
+    let images = cri.list_images().await?;
+    let containers = cri.list(None).await?.containers;
     Ok(with_users(images, containers))
 }
 
-fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<pb::RuntimeImage> {
+fn with_users(images: Vec<Image>, containers: Vec<ContainerEntry>) -> Vec<pb::RuntimeImage> {
     let mut images: Vec<pb::RuntimeImage> = images.into_iter().map(message).collect();
     images.sort_by(|a, b| display_name(a).cmp(display_name(b)));
     let names = |image: &pb::RuntimeImage| {
@@ -37,8 +34,7 @@ fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<p
         .collect();
     for container in containers {
         // The reference identifies the image it was created from; the name in the spec may mean another image by now.
-        let spec_name = container.image.as_ref().map_or("", |image| image.image.as_str());
-        let index = by_name.get(&container.image_ref).or_else(|| by_name.get(spec_name));
+        let index = by_name.get(&container.image_ref).or_else(|| by_name.get(&container.image_name));
         if let Some(image) = index.and_then(|index| images.get_mut(*index)) {
             image.used_by.push(user(container));
         }
@@ -49,12 +45,12 @@ fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<p
     images
 }
 
-fn message(image: cri::Image) -> pb::RuntimeImage {
+fn message(image: Image) -> pb::RuntimeImage {
     pb::RuntimeImage {
         id: image.id,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
-        size_bytes: image.size,
+        size_bytes: image.bytes,
         pinned: image.pinned,
         used_by: Vec::new(),
     }
@@ -64,14 +60,12 @@ fn display_name(image: &pb::RuntimeImage) -> &str {
     image.repo_tags.first().or(image.repo_digests.first()).unwrap_or(&image.id)
 }
 
-fn user(container: cri::Container) -> pb::ImageUser {
-    let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
-    let pod =
-        PodRef { uid: label(labels::UID), namespace: label(labels::NAMESPACE), name: label(labels::NAME) };
+fn user(container: ContainerEntry) -> pb::ImageUser {
+    let pod = PodRef::from(container.pod);
     pb::ImageUser {
         pod: (pod != PodRef::default()).then_some(pod),
-        container: label(labels::CONTAINER),
-        state: state_of(container.state) as i32,
+        container: container.name,
+        state: container.state as i32,
         container_id: container.id,
     }
 }
@@ -84,8 +78,10 @@ fn sort_key(user: &pb::ImageUser) -> impl Ord + '_ {
 
 #[cfg(test)]
 mod tests {
+    use k8s_cri::v1 as cri;
+
     use super::*;
-    use crate::fake::{Answer, FakeRuntime};
+    use crate::tests::fake_runtime::{Answer, FakeRuntime};
     use tonic::Code;
 
     fn image(id: &str, tags: &[&str], digests: &[&str]) -> cri::Image {
@@ -144,7 +140,7 @@ mod tests {
         let mut container = cri::Container { id: "c".into(), ..Default::default() };
         container.image = Some(cri::ImageSpec { image: "a:1".into(), ..Default::default() });
         container.image_ref = "elsewhere".into();
-        let images = with_users(vec![image("sha256:1", &["a:1"], &[])], vec![container]);
+        let images = with_users(vec![image("sha256:1", &["a:1"], &[]).into()], vec![container.into()]);
         assert_eq!(images[0].used_by.len(), 1);
         assert_eq!((images[0].used_by[0].pod.as_ref(), images[0].used_by[0].container.as_str()), (None, ""));
     }

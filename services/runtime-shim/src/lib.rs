@@ -3,6 +3,7 @@
 //! It is the only process with a connection to CRI. On its socket it serves `keelson.runtime.v1` and, for uid 0 and
 //! pod-sync, CRI itself, passed through as raw bytes ([`proxy`]). It
 //!
+//! - translates the runtime's objects into Keelson's types ([`cri_objects`]),
 //! - observes pods by events and reads ([`observe`], [`runtime_state`]),
 //! - counts the calls to the runtime ([`operations`]),
 //! - pulls images ([`images`], [`credentials`], `credential_plugins`),
@@ -20,20 +21,18 @@ pub mod container_gc;
 mod credential_plugins;
 pub mod credentials;
 pub mod cri;
+pub mod cri_objects;
 pub mod desired_pods;
 mod disk_usage;
 mod ensure_response;
 mod event_metrics;
 pub mod exec;
-#[cfg(test)]
-mod fake;
 pub mod files;
 pub mod filesystem;
 mod heartbeat;
 pub mod image_gc;
 pub mod image_list;
 pub mod images;
-mod labels;
 pub mod log_dir;
 mod log_parts;
 mod log_usage;
@@ -47,11 +46,12 @@ mod pull;
 pub mod pull_records;
 mod pull_watch;
 mod read_metrics;
-mod response_checks;
 pub mod rotate;
 mod runtime_config;
 pub mod runtime_state;
 pub mod server;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

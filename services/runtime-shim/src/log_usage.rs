@@ -59,7 +59,7 @@ mod tests {
     use k8s_cri::v1::ContainerState::{ContainerExited, ContainerRunning};
 
     use super::*;
-    use crate::fake::FakeRuntime;
+    use crate::tests::fake_runtime::FakeRuntime;
 
     #[tokio::test]
     async fn log_usage_metric_is_per_container_name_and_needs_no_runtime_call() {

@@ -69,7 +69,7 @@ mod tests {
     use k8s_cri::v1 as cri;
 
     use super::*;
-    use crate::fake::{Answer, FakeRuntime};
+    use crate::tests::fake_runtime::{Answer, FakeRuntime};
 
     #[tokio::test]
     async fn metrics_show_running_pods_and_relist_durations() {

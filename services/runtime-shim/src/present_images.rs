@@ -3,13 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use k8s_cri::v1 as cri;
 use tokio::sync::Notify;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::clock::Clock;
 use crate::cri::Cri;
-use crate::response_checks;
+use crate::cri_objects::Image;
 
 /// The images that the runtime has.
 #[derive(Debug, Clone)]
@@ -40,22 +39,8 @@ impl PresentImages {
     }
 
     /// The runtime's status of an image; `None`: it is not present.
-    pub(crate) async fn inspect(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
-        let request = cri::ImageStatusRequest {
-            image: Some(cri::ImageSpec { image: reference.to_owned(), ..Default::default() }),
-            verbose: false,
-        };
-        match self.cri.images().image_status(self.cri.quick(request)).await {
-            Ok(response) => {
-                let image = response.into_inner().image;
-                image
-                    .as_ref()
-                    .map_or(Ok(()), |image| response_checks::check_image(reference, image))
-                    .map(|()| image)
-            }
-            Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(status),
-        }
+    pub(crate) async fn inspect(&self, reference: &str) -> Result<Option<Image>, Status> {
+        self.cri.image_status(reference).await
     }
 
     fn reservations(&self) -> std::sync::MutexGuard<'_, ReservationState> {
@@ -78,7 +63,7 @@ impl PresentImages {
     }
 
     /// Returns the image if it is present, and protects it from removal for a while.
-    pub(crate) async fn reserve(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
+    pub(crate) async fn reserve(&self, reference: &str) -> Result<Option<Image>, Status> {
         loop {
             let ended = self.reservations.ended.notified();
             let Some(image) = self.inspect(reference).await? else { return Ok(None) };

@@ -249,7 +249,7 @@ fn decode<T: Message + Default>(body: &Bytes) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Answer, FakeRuntime, until};
+    use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
     use bytes::{BufMut as _, BytesMut};
     use futures_util::FutureExt as _;
     use keelson_service_kit::status::{is_cut, is_unanswered};

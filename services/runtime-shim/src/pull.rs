@@ -20,7 +20,8 @@ use tonic::Status;
 
 use crate::clock::Clock;
 use crate::credentials::Credentials;
-use crate::cri::Cri;
+use crate::cri::{Cri, image_spec};
+use crate::cri_objects::Image;
 use crate::ensure_response::{EnsureImageError, Progress, image_done, send_step, unavailable};
 use crate::present_images::PresentImages;
 use crate::pull_records::{PullRecords, RecordError};
@@ -238,14 +239,14 @@ impl Puller {
         match self.pull_with(pull, credentials).await {
             Ok(image) => {
                 self.backoff().clear(&pull.pod.uid, Some(pull.reference));
-                let label = SizeLabel { image_size_in_bytes: size_label(image.size).to_owned() };
+                let label = SizeLabel { image_size_in_bytes: size_label(image.bytes).to_owned() };
                 self.metrics.seconds.get_or_create(&label).observe(begun.elapsed().as_secs_f64());
                 let text = format!(
                     "Successfully pulled image {:?} in {} ({} including waiting). Image size: {} bytes.",
                     pull.request.image,
                     go_duration(begun.elapsed()),
                     go_duration(requested_at.elapsed()),
-                    image.size
+                    image.bytes
                 );
                 self.events.normal(pull.object.clone(), "Pulled", text);
                 Ok(image_done(image, pull.reference, true))
@@ -314,11 +315,7 @@ impl Puller {
     }
 
     /// Tries the credentials one after the other while the progress is watched, and records the first that succeeds.
-    async fn pull_with(
-        &self,
-        pull: Pull<'_>,
-        credentials: Vec<PullCredential>,
-    ) -> Result<cri::Image, PullError> {
+    async fn pull_with(&self, pull: Pull<'_>, credentials: Vec<PullCredential>) -> Result<Image, PullError> {
         let intent = self.with_records({
             let reference = pull.reference.to_owned();
             move |records| records.begin(&reference)
@@ -348,11 +345,7 @@ impl Puller {
         end
     }
 
-    async fn try_all(
-        &self,
-        pull: Pull<'_>,
-        credentials: Vec<PullCredential>,
-    ) -> Result<cri::Image, PullError> {
+    async fn try_all(&self, pull: Pull<'_>, credentials: Vec<PullCredential>) -> Result<Image, PullError> {
         let mut refusals: Vec<String> = Vec::new();
         for credential in credentials {
             match self.try_one(pull.reference, credential.as_ref()).await {
@@ -391,7 +384,7 @@ impl Puller {
         &self,
         reference: &str,
         credential: Option<&(Credential, Origin)>,
-    ) -> Result<cri::Image, Status> {
+    ) -> Result<Image, Status> {
         let auth = |credential: &Credential| cri::AuthConfig {
             username: credential.username.clone(),
             password: credential.password.clone(),
@@ -400,7 +393,7 @@ impl Puller {
             ..Default::default()
         };
         let request = cri::PullImageRequest {
-            image: Some(cri::ImageSpec { image: reference.to_owned(), ..Default::default() }),
+            image: image_spec(reference),
             auth: credential.map(|(credential, _)| auth(credential)),
             ..Default::default()
         };
@@ -409,7 +402,7 @@ impl Puller {
             return Err(Status::unknown("the container runtime returned no image reference for the pull"));
         }
         let known = self.present.reserve(reference).await?;
-        Ok(known.unwrap_or(cri::Image { id: pulled.image_ref, ..Default::default() }))
+        Ok(known.unwrap_or(Image { id: pulled.image_ref, ..Default::default() }))
     }
 
     fn failed_pull(&self, pull: Pull<'_>, why: &str) -> EnsureImageError {

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use keelson_config::ImagePulls;
+use keelson_files::{Replacement, create_private_folder};
 use keelson_runtime_shim_core::keyring::{Credential, Origin};
 use keelson_runtime_shim_core::pull_record::{
     Access, ImagePullIntent, ImagePulledRecord, VerificationPolicy, access, file_name,
@@ -216,24 +216,15 @@ fn now() -> String {
 
 /// Replaces a file by rename, with mode 0600 in a folder of mode 0700.
 fn write(path: &Path, text: &[u8]) -> Result<(), RecordError> {
+    const RECORD: Replacement<'_> = Replacement::new().mode(0o600).temporary_suffix(".tmp");
     let fail = |action, path: &Path| {
         let path = path.to_owned();
         move |source| RecordError { action, path, source }
     };
     if let Some(folder) = path.parent() {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(fail("create the folder", folder))?;
+        create_private_folder(folder).map_err(fail("create the folder", folder))?;
     }
-    let temporary = path.with_extension("tmp");
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
-        .map_err(fail("write", &temporary))?;
-    file.write_all(text).map_err(fail("write", &temporary))?;
-    fs::rename(&temporary, path).map_err(fail("write", path))
+    RECORD.write(path, text).map_err(fail("write", path))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! of other logs is not delayed.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
-use k8s_cri::v1 as cri;
 use keelson_config::ContainerLogs;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::rotation::{Limits, Step, plan_cleanup, plan_rotation};
@@ -177,14 +176,7 @@ impl Rotator {
             // An earlier process may have left incomplete files.
             self.queue_cleanup(self.targets(|_| true).into_iter().map(|target| target.path));
         }
-        let due = move || {
-            let is_due = |target: &Target| match std::fs::symlink_metadata(&target.path) {
-                Ok(log) => log.len() >= limits.max_bytes.max(1),
-                Err(error) => error.kind() == io::ErrorKind::NotFound,
-            };
-            targets.into_iter().filter(is_due).collect::<Vec<_>>()
-        };
-        let due = tokio::task::spawn_blocking(due).await.unwrap_or_default();
+        let due = tokio::task::spawn_blocking(move || due_targets(targets, limits)).await.unwrap_or_default();
         stream::iter(due)
             .for_each_concurrent(self.workers, |target| self.rotate_and_log_error(target, limits))
             .await;
@@ -224,9 +216,7 @@ impl Rotator {
         let renamed =
             blocking(move || rename_for_rotation(&files, &path, limits)).await.map_err(RotateError::Files)?;
         let Some(renamed) = renamed else { return Ok(()) };
-        let request = cri::ReopenContainerLogRequest { container_id: target.id };
-        let reopened = self.cri.runtime().reopen_container_log(self.cri.quick(request)).await;
-        if let Err(status) = reopened {
+        if let Err(status) = self.cri.reopen_log(&target.id).await {
             let (files, path) = (self.files.clone(), target.path);
             // If the runtime has opened another file nevertheless, both files are kept.
             let _ = blocking(move || undo_rename(&files, &path, renamed.name.as_deref())).await;
@@ -235,6 +225,15 @@ impl Rotator {
         self.queue_cleanup([target.path]);
         Ok(())
     }
+}
+
+/// The targets whose logs are too large, or whose current file is missing because a rotation was interrupted.
+fn due_targets(targets: Vec<Target>, limits: Limits) -> Vec<Target> {
+    let is_due = |target: &Target| match fs::symlink_metadata(&target.path) {
+        Ok(log) => log.len() >= limits.max_bytes.max(1),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    targets.into_iter().filter(is_due).collect()
 }
 
 /// A rotation after which the runtime has to open another file.

@@ -97,7 +97,7 @@ impl RuntimeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Answer as FakeAnswer, FakeRuntime};
+    use crate::tests::fake_runtime::{Answer as FakeAnswer, FakeRuntime};
 
     #[tokio::test]
     async fn runtime_without_runtime_config_sets_cri_losing_support() {

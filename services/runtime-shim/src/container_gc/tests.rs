@@ -1,22 +1,13 @@
-use super::*;
-use crate::fake::{Answer, FakeRuntime};
-use keelson_proto::keelson::common::v1::{PodRef, SetComplete, Want};
-use keelson_service_kit::EventRing;
-use pb::sync_request::Item;
 use std::path::PathBuf;
+
+use k8s_cri::v1 as cri;
+use keelson_proto::keelson::common::v1::Want;
+use keelson_service_kit::EventRing;
 use tonic::Code;
 
-fn pod(uid: &str, want: Want) -> Item {
-    Item::Pod(pb::PodDesire {
-        pod: Some(PodRef { uid: uid.into(), ..Default::default() }),
-        want: want as i32,
-        ..Default::default()
-    })
-}
-
-fn complete(sources_ready: bool) -> Item {
-    Item::Complete(SetComplete { epoch: 7, sources_ready })
-}
+use super::*;
+use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::sync_messages::{complete, pod};
 
 const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
 

@@ -12,6 +12,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::cri_objects::labels;
+
 use super::dial::{self, HttpResponse, StreamUrl};
 use super::{ExecError, Execs, START_TIMEOUT, TargetError, require_pod, runtime_error};
 
@@ -127,11 +129,10 @@ impl Execs {
 
     /// The newest ready sandbox of the pod.
     async fn find_sandbox(&self, start: &pb::StreamStart) -> Result<String, ExecError> {
-        let wanted = super::selector(&start.pod_uid, &start.namespace, &start.name);
-        let (sandboxes, _) = self.cri.list_labelled(wanted).await.map_err(runtime_error)?;
-        let ready = i32::from(cri::PodSandboxState::SandboxReady);
-        let newest =
-            sandboxes.into_iter().filter(|sandbox| sandbox.state == ready).max_by_key(|s| s.created_at);
+        let wanted = labels::selector(&start.pod_uid, &start.namespace, &start.name);
+        let listed = self.cri.list_labelled(wanted).await.map_err(runtime_error)?;
+        let ready = listed.sandboxes.into_iter().filter(|sandbox| sandbox.ready);
+        let newest = ready.max_by_key(|sandbox| sandbox.created_unix_nanos);
         Ok(newest.ok_or(TargetError::PodNotFound)?.id)
     }
 }

@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::fake::soon;
 use super::*;
-use crate::fake::FakeRuntime;
+use crate::tests::fake_runtime::FakeRuntime;
+use crate::tests::fake_streaming_server::soon;
 
 struct World {
     runtime: FakeRuntime,
@@ -148,7 +148,7 @@ async fn connection_to_the_runtime_closes_when_the_caller_ends_or_leaves() {
         soon(caller.end).await.unwrap().unwrap();
     }
     let free = || world.execs.streams.taken() == 0;
-    crate::fake::until("their places are free", free).await;
+    crate::tests::fake_runtime::until("their places are free", free).await;
 }
 
 #[tokio::test]
@@ -158,7 +158,10 @@ async fn pod_with_many_open_streams_leaves_places_to_other_pods_and_operators() 
     for _ in 0..MAX_STREAMS / 2 {
         callers.push(world.call(start()).await);
     }
-    crate::fake::until("all are being served", || world.execs.streams.taken() == MAX_STREAMS / 2).await;
+    crate::tests::fake_runtime::until("all are being served", || {
+        world.execs.streams.taken() == MAX_STREAMS / 2
+    })
+    .await;
     let error_text = world.call(start()).await.error_text().await;
     assert!(
         error_text.contains("pod default/u has 64 of 128, and gets no more while 64 are free"),
@@ -174,7 +177,7 @@ async fn pod_with_many_open_streams_leaves_places_to_other_pods_and_operators() 
     assert!(error_text.contains("pod does not exist"), "it got a place: {error_text}");
     assert_eq!(world.execs.permits.available_permits(), MAX_EXECS);
     drop(callers);
-    crate::fake::until("their places are free", || world.execs.streams.taken() == 0).await;
+    crate::tests::fake_runtime::until("their places are free", || world.execs.streams.taken() == 0).await;
     assert!(condition().ok);
 }
 

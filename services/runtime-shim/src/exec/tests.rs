@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use super::fake::{Frame, PING, ServerEnd, StreamingServer, UPGRADED, soon};
 use super::*;
-use crate::fake::{Answer, FakeRuntime};
+use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::fake_streaming_server::{Frame, PING, ServerEnd, StreamingServer, UPGRADED, soon};
 
 const DONE: &str = r#"{"metadata":{},"status":"Success"}"#;
 
@@ -434,10 +434,15 @@ async fn exec_fails_when_a_stream_is_refused_and_nothing_is_started() {
 async fn concurrent_execs_are_limited() {
     let world = World::new().await;
     let callers: Vec<Caller> = (0..MAX_EXECS).map(|_| world.call()).collect();
-    crate::fake::until("all are being served", || world.execs.permits.available_permits() == 0).await;
+    crate::tests::fake_runtime::until("all are being served", || {
+        world.execs.permits.available_permits() == 0
+    })
+    .await;
     let error_text = world.call().error_text().await;
     assert!(error_text.contains("64 commands are already running"), "{error_text}");
     drop(callers);
-    crate::fake::until("their places are free", || world.execs.permits.available_permits() == MAX_EXECS)
-        .await;
+    crate::tests::fake_runtime::until("their places are free", || {
+        world.execs.permits.available_permits() == MAX_EXECS
+    })
+    .await;
 }

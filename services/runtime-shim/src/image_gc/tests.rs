@@ -1,5 +1,6 @@
+use k8s_cri::v1 as cri;
 use k8s_cri::v1::ContainerState::ContainerExited;
-use keelson_proto::keelson::common::v1::{PodRef, SetComplete, Want};
+use keelson_proto::keelson::common::v1::{PodRef, Want};
 use keelson_proto::keelson::events::v1 as events;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::runtime::v1 as pb;
@@ -8,7 +9,8 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::*;
-use crate::fake::{Answer, FakeRuntime, until};
+use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+use crate::tests::sync_messages::{complete, pod_with_images};
 
 const FULL: DiskSpace = DiskSpace { capacity: 1_000, available: 50 };
 
@@ -17,12 +19,7 @@ fn image(id: &str, tag: &str, size: u64) -> cri::Image {
 }
 
 fn wants(uid: &str, image: &str) -> Item {
-    Item::Pod(pb::PodDesire {
-        pod: Some(PodRef { uid: uid.into(), ..Default::default() }),
-        want: Want::Run as i32,
-        images: vec![image.into()],
-        ..Default::default()
-    })
+    pod_with_images(uid, Want::Run, &[image])
 }
 
 /// A collector with a complete and empty set of desired pods, which has known the images for an hour.
@@ -33,9 +30,8 @@ async fn collector(fake: &FakeRuntime, space: DiskSpace) -> ImageCollector {
     collector.clock = Clock::stopped();
     collector.disk = Disk::Set(space);
     collector.node = ObjectRef::node("edge");
-    let complete = SetComplete { epoch: 1, sources_ready: true };
     let stream = collector.desired.begin();
-    collector.desired.apply_message(stream, Item::Complete(complete)).unwrap();
+    collector.desired.apply_message(stream, complete(true)).unwrap();
     let now = collector.clock.read().boot_nanos;
     let images = collector.list().await.unwrap();
     collector.usage().record_list(images, now);

@@ -5,8 +5,8 @@ use k8s_cri::v1::ContainerState::{ContainerCreated, ContainerExited, ContainerRu
 use keelson_config::Paths;
 
 use super::*;
-use crate::fake::FakeRuntime;
 use crate::log_parts::BLOCK;
+use crate::tests::fake_runtime::FakeRuntime;
 
 /// The folder of the pods' logs in `dir`, with the files of one log.
 fn log_of(dir: &Path, list: &[(&str, &str)]) -> (Files, LogSource) {

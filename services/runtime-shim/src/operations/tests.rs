@@ -8,8 +8,9 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::Code;
 
 use super::*;
-use crate::fake::{Answer as FakeAnswer, FakeRuntime};
+use crate::cri_objects::SandboxEntry;
 use crate::proxy::{Proxy, RuntimeService};
+use crate::tests::fake_runtime::{Answer as FakeAnswer, FakeRuntime};
 
 const VERSION: &str = "/runtime.v1.RuntimeService/Version";
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
@@ -56,8 +57,9 @@ async fn own_runtime_calls_and_their_errors_are_counted() {
     let fake = FakeRuntime::start().await;
     assert_eq!(of(&fake), [""; 0]);
     fake.sandbox("s", "u", true);
-    assert!(fake.cri.sandbox_status("s").await.unwrap().is_some());
-    assert!(fake.cri.sandbox_status("other").await.unwrap().is_none());
+    let listed = |id: &str| SandboxEntry { id: id.into(), ..SandboxEntry::default() };
+    assert!(fake.cri.sandbox_status(&listed("s")).await.unwrap().is_some());
+    assert!(fake.cri.sandbox_status(&listed("other")).await.unwrap().is_none());
     let images = cri::ListImagesRequest { filter: None };
     fake.cri.images().list_images(fake.cri.quick(images)).await.unwrap();
     assert_eq!(

@@ -5,8 +5,8 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::*;
-use crate::fake::{Answer, FakeRuntime, until};
 use crate::logs;
+use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
 
 const CONFIG: ContainerLogs =
     ContainerLogs { max_size_bytes: Some(100), max_files: 4, max_workers: 2, monitor_interval_ms: 1 };

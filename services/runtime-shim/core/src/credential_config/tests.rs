@@ -124,12 +124,17 @@ fn a_configuration_without_providers_is_refused() {
     }
 }
 
+/// Asserts that each configuration has exactly one invalid field, which is named.
+fn assert_invalid_fields(cases: impl IntoIterator<Item = (Value, &'static str)>) {
+    for (config, field) in cases {
+        let fields: Vec<String> = errors_of(config.clone()).into_iter().map(|(field, _)| field).collect();
+        assert_eq!(fields, [field], "{config}");
+    }
+}
+
 #[test]
 fn every_invalid_field_is_reported_by_name() {
-    let keys = |keys: &[&str]| json!(keys);
-    let (required, optional) =
-        ("requiredServiceAccountAnnotationKeys", "optionalServiceAccountAnnotationKeys");
-    let cases = [
+    assert_invalid_fields([
         (json!({"kind": "CredentialProviderConfig", "providers": [provider("a")]}), "apiVersion"),
         (json!({"kind": "KubeletConfiguration"}), "kind"),
         (json!([]), "kind"),
@@ -165,6 +170,15 @@ fn every_invalid_field_is_reported_by_name() {
         (with("env", json!([{"name": "A", "valueFrom": {}}])), "providers[0].env[0].valueFrom"),
         (with("matchImage", json!(["r.example"])), "providers[0].matchImage"),
         (with("tokenAttributes", json!("x")), "providers[0].tokenAttributes"),
+    ]);
+}
+
+#[test]
+fn every_invalid_token_attribute_is_reported_by_name() {
+    let keys = |keys: &[&str]| json!(keys);
+    let (required, optional) =
+        ("requiredServiceAccountAnnotationKeys", "optionalServiceAccountAnnotationKeys");
+    assert_invalid_fields([
         (
             with("tokenAttributes", token(&[("serviceAccountTokenAudience", json!(""))])),
             "providers[0].tokenAttributes.serviceAccountTokenAudience",
@@ -193,11 +207,7 @@ fn every_invalid_field_is_reported_by_name() {
             ),
             "providers[0].tokenAttributes.optionalServiceAccountAnnotationKeys",
         ),
-    ];
-    for (config, field) in cases {
-        let fields: Vec<String> = errors_of(config.clone()).into_iter().map(|(field, _)| field).collect();
-        assert_eq!(fields, [field], "{config}");
-    }
+    ]);
 }
 
 #[test]

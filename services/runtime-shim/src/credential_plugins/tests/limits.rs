@@ -7,8 +7,8 @@ use keelson_service_kit::EventRing;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::fake::FakeRuntime;
 use crate::images::Images;
+use crate::tests::fake_runtime::FakeRuntime;
 
 #[tokio::test]
 async fn four_plugin_processes_run_at_a_time_and_waiting_requests_use_cached_responses() {

@@ -8,34 +8,34 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 /// The response of a server that upgrades to SPDY.
-pub(super) const UPGRADED: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+pub(crate) const UPGRADED: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
      X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
 const SYN_STREAM: u16 = 1;
 const SYN_REPLY: u16 = 2;
 const RST_STREAM: u16 = 3;
-pub(super) const PING: u16 = 6;
+pub(crate) const PING: u16 = 6;
 
 /// Waits at most 20 s.
-pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), what).await.expect("nothing within 20 s")
 }
 
 /// A listening streaming server.
 #[derive(Debug)]
-pub(super) struct StreamingServer {
+pub(crate) struct StreamingServer {
     listener: TcpListener,
     pub url: String,
 }
 
 impl StreamingServer {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/exec/secret", listener.local_addr().unwrap());
         Self { listener, url }
     }
 
     /// Accepts a connection and sends `answer` as the response.
-    pub(super) async fn accept(&self, answer: &str) -> ServerEnd {
+    pub(crate) async fn accept(&self, answer: &str) -> ServerEnd {
         let (mut socket, _) = soon(self.listener.accept()).await.unwrap();
         // As the servers of runtimes do; otherwise the last write would wait for an acknowledgement of the previous one.
         socket.set_nodelay(true).unwrap();
@@ -55,7 +55,7 @@ impl StreamingServer {
     }
 
     /// Accepts a connection and the streams that the client opens on it.
-    pub(super) async fn command(&self, streams: usize) -> ServerEnd {
+    pub(crate) async fn command(&self, streams: usize) -> ServerEnd {
         let mut other = self.accept(UPGRADED).await;
         for _ in 0..streams {
             other.take_stream().await;
@@ -66,14 +66,14 @@ impl StreamingServer {
 
 /// A received frame.
 #[derive(Debug)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     Control { kind: u16, payload: Bytes },
     Data { stream: u32, last: bool, payload: Bytes },
 }
 
 /// The server's end of a command's streams.
 #[derive(Debug)]
-pub(super) struct ServerEnd {
+pub(crate) struct ServerEnd {
     pub socket: TcpStream,
     input: BytesMut,
     /// Stream ids by stream name.
@@ -82,7 +82,7 @@ pub(super) struct ServerEnd {
 
 impl ServerEnd {
     /// The next frame; `None` if the connection has ended.
-    pub(super) async fn frame(&mut self) -> Option<Frame> {
+    pub(crate) async fn frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(mut head) = self.input.get(..8) {
                 let first = head.get_u32();
@@ -128,7 +128,7 @@ impl ServerEnd {
     }
 
     /// Sends bytes on a stream.
-    pub(super) async fn send(&mut self, name: &str, bytes: &[u8], last: bool) {
+    pub(crate) async fn send(&mut self, name: &str, bytes: &[u8], last: bool) {
         let mut frame = self.streams[name].to_be_bytes().to_vec();
         let length = u32::try_from(bytes.len()).unwrap() | if last { 1 << 24 } else { 0 };
         frame.extend(length.to_be_bytes());
@@ -137,7 +137,7 @@ impl ServerEnd {
     }
 
     /// Sends a control frame.
-    pub(super) async fn control(&mut self, kind: u16, payload: &[u32]) {
+    pub(crate) async fn control(&mut self, kind: u16, payload: &[u32]) {
         let mut frame = (0x8003_0000 | u32::from(kind)).to_be_bytes().to_vec();
         frame.extend(u32::try_from(payload.len() * 4).unwrap().to_be_bytes());
         frame.extend(payload.iter().flat_map(|number| number.to_be_bytes()));
@@ -145,12 +145,12 @@ impl ServerEnd {
     }
 
     /// Resets a stream.
-    pub(super) async fn reset(&mut self, name: &str) {
+    pub(crate) async fn reset(&mut self, name: &str) {
         self.control(RST_STREAM, &[self.streams[name], 5]).await;
     }
 
     /// Sends the command's status, resets all streams and closes the connection, as container runtimes do.
-    pub(super) async fn end(mut self, status: &str) {
+    pub(crate) async fn end(mut self, status: &str) {
         self.send("error", status.as_bytes(), false).await;
         for name in self.streams.clone().into_keys() {
             self.reset(&name).await;
@@ -158,7 +158,7 @@ impl ServerEnd {
     }
 
     /// The next bytes on a stream, and whether they are the last.
-    pub(super) async fn data(&mut self) -> (String, Bytes, bool) {
+    pub(crate) async fn data(&mut self) -> (String, Bytes, bool) {
         let Some(Frame::Data { stream, last, payload }) = self.frame().await else { panic!("expected data") };
         let name = self.streams.iter().find(|(_, number)| **number == stream).unwrap().0;
         (name.clone(), payload, last)

@@ -56,8 +56,6 @@ pub(crate) fn check_image(name: &str, image: &cri::Image) -> Result<(), Status> 
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
-
     use super::*;
 
     fn lacks(result: Result<(), Status>) -> String {
