@@ -1,7 +1,6 @@
 //! `/flagz`: the flags that the agent was started with (node-and-api.md §8.11).
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -23,7 +22,7 @@ type Flags = BTreeMap<String, String>;
 pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
     let format = format(&headers, KIND)?;
     let path = app.ctx.config.paths.run_dir.join(FILE);
-    let flags = fs::read(&path).map_err(|error| error.to_string());
+    let flags = tokio::fs::read(&path).await.map_err(|error| error.to_string());
     let flags: Flags = flags
         .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
         .map_err(|error| {

@@ -4,10 +4,10 @@
 //! Unlike the kubelet's, it contains the addresses of the node, has its key in the same file and is renewed before it expires.
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_files::Replacement;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
@@ -19,6 +19,8 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// The file in the service's state folder: certificate, authority, key.
 const FILE: &str = "serving.pem";
+/// The file has a key, so only this service may read it.
+const PRIVATE: Replacement<'_> = Replacement::new().mode(0o600);
 const DAY: i64 = 24 * 3600;
 /// The lifetime of a certificate in seconds, as a kubelet's.
 const LIFETIME: i64 = 365 * DAY;
@@ -61,7 +63,9 @@ pub(crate) fn load_or_create(
         return Ok(pair);
     }
     let pem = create(names, now)?;
-    write(&path, pem.as_bytes()).map_err(|source| SelfSignedError::Write { path: path.clone(), source })?;
+    PRIVATE
+        .write(&path, pem.as_bytes())
+        .map_err(|source| SelfSignedError::Write { path: path.clone(), source })?;
     tracing::info!(file = %path.display(), ?names, "created a self-signed certificate for the kubelet API");
     parse(pem.as_bytes()).ok_or(SelfSignedError::Unreadable { path })
 }
@@ -118,18 +122,6 @@ fn create(names: &[String], now: i64) -> Result<String, SelfSignedError> {
     let key = KeyPair::generate()?;
     let certificate = leaf.signed_by(&key, &authority)?;
     Ok(format!("{}{}{}", certificate.pem(), authority.pem(), key.serialize_pem()))
-}
-
-/// Replaces the file atomically; only its owner may read it.
-fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("new");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(content)?;
-    fs::rename(temporary, path)
 }
 
 #[cfg(test)]

@@ -11,14 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::{ApiTls, ServiceName};
+use keelson_files::Replacement;
 use keelson_service_kit::{Context, LoopHandle, default_route_address, now_unix_nanos, status};
-use rustls::client::danger::HandshakeSignatureValid;
+use keelson_tls::RequestedClientCertificate;
+use pem::{EncodeConfig, LineEnding};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 
 use crate::access::certificates::{CertificateRefusal, NO_AUTHORITY, RefusedCertificates, UNUSABLE};
@@ -264,8 +266,8 @@ fn build_tls(tls: &ApiTls, content: &TlsContent) -> Result<TlsState, ServingErro
         .map_err(ServingError::Mismatch)?;
     let config = match &clients {
         Some(clients) => {
-            let verifier =
-                OptionalClientCert { clients: Arc::clone(clients), provider: Arc::clone(&provider) };
+            // Each request verifies the certificate ([`crate::access`]).
+            let verifier = RequestedClientCertificate::new(Arc::clone(clients), Arc::clone(&provider));
             config.with_client_cert_verifier(Arc::new(verifier))
         }
         None => config.with_no_client_auth(),
@@ -294,75 +296,15 @@ fn client_verifier(
 
 /// Writes the serving certificates to a file from which node-status reports them. They are not secret.
 fn publish_certificates(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<(), ServingError> {
-    let failed = |source| ServingError::Publish { path: path.to_owned(), source };
     let text: String = certificates.iter().map(|certificate| pem_of(certificate)).collect();
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, text).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
+    let written = Replacement::new().write(path, text.as_bytes());
+    written.map_err(|source| ServingError::Publish { path: path.to_owned(), source })
 }
 
 /// A certificate as PEM (RFC 7468).
 fn pem_of(certificate: &[u8]) -> String {
-    use base64::Engine as _;
-    let text = base64::engine::general_purpose::STANDARD.encode(certificate);
-    let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    for line in text.as_bytes().chunks(64) {
-        pem.push_str(&String::from_utf8_lossy(line));
-        pem.push('\n');
-    }
-    pem.push_str("-----END CERTIFICATE-----\n");
-    pem
-}
-
-/// Requests a certificate from each client and accepts any whose key the client has; each request verifies it
-/// ([`crate::access`]).
-#[derive(Debug)]
-struct OptionalClientCert {
-    clients: Arc<dyn ClientCertVerifier>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ClientCertVerifier for OptionalClientCert {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.clients.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+    let block = pem::Pem::new("CERTIFICATE", certificate);
+    pem::encode_config(&block, EncodeConfig::new().set_line_ending(LineEnding::LF))
 }
 
 #[cfg(test)]
@@ -409,25 +351,30 @@ mod tests {
         (ctx, files)
     }
 
+    /// The error in the condition of the certificates; empty if there is none.
+    fn serving_error(ctx: &Context) -> String {
+        let mut conditions = ctx.progress.report("").conditions.into_iter();
+        let failed = conditions.find(|condition| condition.name == CONDITION && !condition.ok);
+        failed.map(|condition| condition.message).unwrap_or_default()
+    }
+
+    /// What is served with the certificates of `state`.
+    fn serving(ctx: &Context, state: watch::Receiver<Option<Arc<TlsState>>>) -> Serving {
+        Serving {
+            state,
+            refused_certificates: RefusedCertificates::register(&ctx.metrics),
+            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
+        }
+    }
+
     #[tokio::test]
     async fn changed_tls_files_are_reloaded_and_unusable_ones_keep_the_last_good() {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving {
-            state: receiver,
-            refused_certificates: RefusedCertificates::register(&ctx.metrics),
-            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
-        };
+        let serving = serving(&ctx, receiver);
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let error = || {
-            let conditions = ctx.progress.report("").conditions;
-            conditions
-                .into_iter()
-                .find(|c| c.name == CONDITION && !c.ok)
-                .map(|c| c.message)
-                .unwrap_or_default()
-        };
+        let error = || serving_error(&ctx);
         let published = || fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap_or_default();
         files.reload(&ctx, &sender);
         assert!(serving.config().is_none());
@@ -456,25 +403,16 @@ mod tests {
             ("tls.key", next_key.as_str(), "cannot be used together"),
             ("tls.key", "no key", "tls.key that tlsPrivateKeyFile names: it has no private key"),
             ("tls.crt", "no certificate", "tls.crt that tlsCertFile names: it has no certificate"),
-            (
-                "ca.pem",
-                "no certificate",
-                "ca.pem that authentication.x509.clientCAFile names: it has no certificate",
-            ),
+            ("ca.pem", "none", "ca.pem that authentication.x509.clientCAFile names: it has no certificate"),
         ] {
             let before = fs::read_to_string(dir.path().join(name)).unwrap();
             write(name, text);
             files.reload(&ctx, &sender);
-            assert!(
-                error().contains(message)
-                    && error().ends_with("the last good certificates stay in use until this is fixed"),
-                "{}",
-                error()
-            );
-            assert!(
-                Arc::ptr_eq(&config, &serving.config().unwrap())
-                    && serving.verify_client(&client, &[]).is_ok()
-            );
+            let error = error();
+            assert!(error.contains(message), "{error}");
+            assert!(error.ends_with("the last good certificates stay in use until this is fixed"), "{error}");
+            assert!(Arc::ptr_eq(&config, &serving.config().unwrap()));
+            assert!(serving.verify_client(&client, &[]).is_ok());
             write(name, &before);
         }
         write("tls.crt", &next_cert);
@@ -493,11 +431,7 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls.asked_for = true;
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving {
-            state: receiver,
-            refused_certificates: RefusedCertificates::register(&ctx.metrics),
-            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
-        };
+        let serving = serving(&ctx, receiver);
         let authority = Authority::new();
         fs::write(dir.path().join("ca.pem"), authority.0.pem()).unwrap();
         files.reload(&ctx, &sender);
@@ -526,11 +460,7 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls = ApiTls::default();
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving {
-            state: receiver,
-            refused_certificates: RefusedCertificates::register(&ctx.metrics),
-            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
-        };
+        let serving = serving(&ctx, receiver);
         let published = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
         files.reload(&ctx, &sender);
         let self_signed = published();

@@ -216,11 +216,12 @@ mod tests {
 
     use keelson_config::{Config, Etcd};
     use keelson_kube_model::Node;
+    use keelson_node_status_core::PodUpdate;
     use tokio::time::Instant;
 
     use super::*;
     use crate::metrics;
-    use crate::writer::{GonePods, PodReport, ReportState, WriteError};
+    use crate::writer::{GonePods, ReportState, WriteError};
 
     /// A control plane whose first `times` renewals fail; it records when each was tried.
     struct Failing {
@@ -245,7 +246,7 @@ mod tests {
             Ok(())
         }
 
-        async fn write_pod(&self, _: &PodReport) -> Result<(), WriteError> {
+        async fn write_pod(&self, _: PodUpdate) -> Result<(), WriteError> {
             Ok(())
         }
 

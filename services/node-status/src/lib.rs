@@ -50,7 +50,8 @@ use tonic::service::Routes;
 use crate::etcd::EtcdWriter;
 use crate::kubernetes::KubernetesWriter;
 
-pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, PodReport, ReportState, WriteError};
+pub use keelson_node_status_core::{PodReport, PodUpdate};
+pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, ReportState, WriteError};
 
 /// Builds the service with the writer that the configuration asks for, and starts its loops.
 ///

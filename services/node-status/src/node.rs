@@ -1,5 +1,7 @@
 //! The loop that builds the Node.
 
+mod record;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +10,9 @@ use keelson_config::Paths;
 use keelson_kube_model::{Node, NodeAddress, NodeCondition, annotations};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
-    AddressInputs, NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events,
-    rebooted_event, report_after_ms, starting_event, worth_reporting,
+    AddressInputs, NodeInputs, RuntimeState, Watchdog, build_node, report_after_ms, worth_reporting,
 };
-use keelson_service_kit::{
-    Context, LoopHandle, NewEvent, ObjectRef, is_local_address, now_unix_nanos, preferred_route_address,
-};
+use keelson_service_kit::{Context, LoopHandle, is_local_address, now_unix_nanos, preferred_route_address};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
@@ -73,16 +72,6 @@ impl NodeLoop {
         };
         own.record_start();
         own
-    }
-
-    /// Records that the agent has started, unless an earlier node-status of the same start has done so.
-    fn record_start(&self) {
-        let now = self.ctx.config.resolved_unix_nanos;
-        let before = self.checkpoint.borrow().agent_start;
-        if let Some(event) = starting_event(before, now) {
-            self.record(&self.ctx.config.node_name, event);
-            self.checkpoint.send_modify(|checkpoint| checkpoint.agent_start = now);
-        }
     }
 
     /// Builds the Node on every change and at each heartbeat, until the shutdown.
@@ -189,47 +178,6 @@ impl NodeLoop {
             )),
         };
         self.ctx.progress.condition("node address", result);
-    }
-
-    /// Records events of what has changed, and stores the conditions for the next turn and the next start.
-    fn record_changes(&mut self, node: &Node) {
-        let name = &node.metadata.name;
-        let boot_id = &node.status.node_info.boot_id;
-        let before = self.checkpoint.borrow().boot_id.clone();
-        let reboot = rebooted_event(name, &before, boot_id);
-        for event in
-            condition_events(name, &self.conditions, &node.status.conditions).into_iter().chain(reboot)
-        {
-            self.record(name, event);
-        }
-        self.conditions.clone_from(&node.status.conditions);
-        let mut lasting = self.conditions.clone();
-        for condition in &mut lasting {
-            condition.last_heartbeat_time = None;
-        }
-        self.checkpoint.send_if_modified(|checkpoint| {
-            let changed =
-                checkpoint.conditions != lasting || (!boot_id.is_empty() && checkpoint.boot_id != *boot_id);
-            checkpoint.conditions = lasting;
-            if !boot_id.is_empty() {
-                checkpoint.boot_id.clone_from(boot_id);
-            }
-            changed
-        });
-    }
-
-    fn record(&self, node: &str, event: NodeEvent) {
-        if event.reason == "NodeNotReady" {
-            tracing::warn!(node, "{}", event.message);
-        } else {
-            tracing::info!(node, "{}", event.message);
-        }
-        self.ctx.events.record(NewEvent {
-            warning: event.warning,
-            reason: event.reason.to_owned(),
-            message: event.message,
-            object: ObjectRef::node(node),
-        });
     }
 
     async fn write(&mut self, node: &Arc<Node>) {

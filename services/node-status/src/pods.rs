@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_node_status_core::{PodChange, ReportedPods, Termination};
+use keelson_node_status_core::{Deletion, PodDocument, ReportedPods, ReportedStatus, Termination};
 use keelson_proto::keelson::pod_sync::v1 as pb;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::watch_pods_response::Item;
@@ -12,7 +12,7 @@ use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span};
 
-use crate::writer::{ControlPlaneWriter, GonePods, PodReport};
+use crate::writer::{ControlPlaneWriter, GonePods};
 
 /// Follows pod-sync until the shutdown and hands each changed status to the writer.
 pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
@@ -24,7 +24,7 @@ pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
     let name = peer.name().to_owned();
     let open = move || {
         let mut client = PodSyncClient::new(peer.channel());
-        async move { client.watch_pods(pb::WatchPodsRequest {}).await }
+        async move { client.watch_pods(pb::WatchPodsRequest { separate_status: true }).await }
     };
     let on = move |signal: Signal<pb::WatchPodsResponse>| {
         let signals = signals.clone();
@@ -70,41 +70,51 @@ impl PodReporter {
         }
     }
 
-    async fn report(&mut self, document: pb::PodDocument) {
-        let termination = Termination { stopped: document.stopped, finished: document.finished };
-        let change = self.reported.observe(&document.uid, &document.pod_json, termination);
-        let (urgent, span) = match &change {
-            Ok(PodChange::Unchanged) => return,
-            Ok(PodChange::Detail) => (false, Span::none()),
-            Ok(PodChange::PhaseOrReadiness(view)) => (true, span_of(&document, &view.phase, view.ready)),
+    async fn report(&mut self, message: pb::PodDocument) {
+        let with_json = self.writer.writes_pods_of(&message.source);
+        let update = match self.reported.observe(&document(&message), with_json) {
+            Ok(Some(update)) => update,
+            Ok(None) => return,
             Err(error) => {
-                tracing::warn!(uid = document.uid, error = chain(error), "cannot report a pod");
+                tracing::warn!(uid = message.uid, error = chain(&error), "cannot report a pod");
                 return;
             }
         };
-        let report = PodReport {
-            uid: document.uid,
-            namespace: document.namespace,
-            name: document.name,
-            pod_json: document.pod_json,
-            source: document.source,
-            urgent,
-            termination,
-        };
-        if let Err(error) = self.writer.write_pod(&report).instrument(span).await {
+        let report = Arc::clone(&update.report);
+        let span = if update.urgent { span_of(&message, &report.status) } else { Span::none() };
+        if let Err(error) = self.writer.write_pod(update).instrument(span).await {
             tracing::warn!(
-                pod = report.name,
+                pod = report.name.name,
                 uid = report.uid,
                 error = chain(&error),
                 "pod status not reported"
             );
-            self.reported.forget(&report.uid);
+            self.reported.repeat(&report.uid);
         }
     }
 }
 
+/// The document in a message of pod-sync.
+fn document(message: &pb::PodDocument) -> PodDocument<'_> {
+    let deletion = Deletion {
+        unix_seconds: message.deletion_unix_seconds,
+        grace_seconds: message.deletion_grace_seconds,
+    };
+    PodDocument {
+        uid: &message.uid,
+        namespace: &message.namespace,
+        name: &message.name,
+        source: &message.source,
+        pod_json: &message.pod_json,
+        status_json: &message.status_json,
+        pod_revision: message.pod_revision,
+        deletion: (deletion != Deletion::default()).then_some(deletion),
+        termination: Termination { stopped: message.stopped, finished: message.finished },
+    }
+}
+
 /// The span of the report in the pod's trace; none if the pod has no trace.
-fn span_of(document: &pb::PodDocument, phase: &str, ready: bool) -> Span {
+fn span_of(document: &pb::PodDocument, status: &ReportedStatus) -> Span {
     if document.traceparent.is_empty() {
         return Span::none();
     }
@@ -114,8 +124,8 @@ fn span_of(document: &pb::PodDocument, phase: &str, ready: bool) -> Span {
         pod = document.name,
         namespace = document.namespace,
         uid = document.uid,
-        phase,
-        ready,
+        phase = &*status.phase,
+        ready = status.ready,
     );
     keelson_telemetry::set_parent(&span, &document.traceparent);
     span

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 
-use bytes::Bytes;
 use keelson_kube_model::Node;
-use keelson_node_status_core::Termination;
+use keelson_node_status_core::PodUpdate;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -24,8 +23,13 @@ pub trait ControlPlaneWriter: Send + Sync + 'static {
     /// Writes the Node.
     async fn write_node(&self, node: &Node) -> Result<(), WriteError>;
 
+    /// Whether it writes pods of this source themselves, and not only their status.
+    fn writes_pods_of(&self, _source: &str) -> bool {
+        false
+    }
+
     /// Writes a pod's status; a finished pod may be deleted.
-    async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError>;
+    async fn write_pod(&self, pod: PodUpdate) -> Result<(), WriteError>;
 
     /// Drops pods about which nothing more is reported.
     async fn drop_pods(&self, gone: GonePods);
@@ -35,25 +39,6 @@ pub trait ControlPlaneWriter: Send + Sync + 'static {
 
     /// The state of the report queue.
     fn state(&self) -> ReportState;
-}
-
-/// A pod to report.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodReport {
-    /// UID as pod-sync knows it.
-    pub uid: String,
-    /// Namespace.
-    pub namespace: String,
-    /// Name.
-    pub name: String,
-    /// The Pod with its status, as JSON.
-    pub pod_json: Bytes,
-    /// Where the pod comes from: `file`, `api`…
-    pub source: String,
-    /// Phase or readiness has changed: written before other statuses.
-    pub urgent: bool,
-    /// How far its termination is.
-    pub termination: Termination,
 }
 
 /// Pods that are not on this node any more.
@@ -146,7 +131,7 @@ impl ControlPlaneWriter for NoControlPlane {
         Ok(())
     }
 
-    async fn write_pod(&self, _: &PodReport) -> Result<(), WriteError> {
+    async fn write_pod(&self, _: PodUpdate) -> Result<(), WriteError> {
         self.count("pod", 1);
         Ok(())
     }

@@ -2,132 +2,21 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod etcd_scene;
 mod fake;
 
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use fake::{FakePeers, eventually, pod_document};
-use keelson_config::{ConfigurationStatus, ControlPlane, Etcd as Settings, ServiceName};
-use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Range, Written};
+use etcd_scene::{NODE, Scene};
+use fake::{eventually, pod_document};
+use keelson_config::ConfigurationStatus;
+use keelson_etcd::{Etcd, Expect, Operation, Range, Written};
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::{Context, ObjectRef};
-use keelson_testkit::{EtcdCluster, Scratch};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-
-const NODE: &str = "n1";
-
-struct Scene {
-    cluster: EtcdCluster,
-    etcd: Etcd,
-    keys: NodeKeys,
-    scratch: Scratch,
-    peers: FakePeers,
-}
-
-impl Scene {
-    async fn new() -> Self {
-        let scratch = Scratch::new().unwrap();
-        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
-        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
-        let peers = FakePeers::start().await;
-        Self { cluster, etcd, keys: NodeKeys::new(NODE), scratch, peers }
-    }
-
-    /// Starts a node-status with the state folder `state`, as under init.
-    async fn start(&self, state: &str, lease_seconds: u32) -> Context {
-        let ctx = self.context(state, lease_seconds);
-        keelson_node_status::build_with_init(ctx.clone(), true).await.unwrap();
-        ctx
-    }
-
-    fn context(&self, state: &str, lease_seconds: u32) -> Context {
-        self.context_with(state, Settings { lease_seconds, ..Settings::plain(self.cluster.endpoints()) })
-    }
-
-    fn context_with(&self, state: &str, settings: Settings) -> Context {
-        let mut config = (*self.peers.context(ServiceName::NodeStatus).config).clone();
-        config.node_name = NODE.into();
-        config.paths.state_dir = self.scratch.path().join(state);
-        config.control_plane = ControlPlane::Etcd(settings);
-        Context::detached(ServiceName::NodeStatus, config)
-    }
-
-    /// The settings of `user`, with a password file.
-    fn settings_of(&self, user: &str, password: &str) -> Settings {
-        let file = self.scratch.path().join(format!("password-{user}"));
-        std::fs::write(&file, password).unwrap();
-        let plain = Settings::plain(self.cluster.endpoints());
-        Settings { user: Some(user.into()), password_file: Some(file), ..plain }
-    }
-
-    /// Calls the member directly, as the user of `token` if there are users (etcd's gRPC gateway).
-    async fn admin(&self, token: &str, path: &str, body: Value) -> Value {
-        let endpoint = self.cluster.endpoints()[0].clone();
-        let address = endpoint.strip_prefix("http://").unwrap();
-        let body = body.to_string();
-        let who = if token.is_empty() { String::new() } else { format!("Authorization: {token}\r\n") };
-        let length = body.len();
-        let request = format!("POST /v3/{path} HTTP/1.0\r\n{who}Content-Length: {length}\r\n\r\n{body}");
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(" 200 "), "{path}: {answer}");
-        serde_json::from_str(body).unwrap()
-    }
-
-    async fn granted_seconds(&self, lease: i64) -> Value {
-        self.admin("", "lease/timetolive", json!({"ID": lease})).await["grantedTTL"].clone()
-    }
-
-    async fn entry(&self, key: &str) -> Option<Entry> {
-        self.etcd.get(key).await.unwrap()
-    }
-
-    async fn json(&self, key: &str) -> Option<Value> {
-        serde_json::from_slice(&self.entry(key).await?.value).ok()
-    }
-
-    fn pod(&self, uid: &str, name: &str, phase: &str, seen: &str) {
-        let mut document = pod_document(uid, phase, phase == "Running", 1);
-        let mut json: Value = serde_json::from_slice(&document.pod_json).unwrap();
-        json["metadata"]["name"] = name.into();
-        json["metadata"]["annotations"] = serde_json::json!({"kubernetes.io/config.seen": seen});
-        document.pod_json = json.to_string().into_bytes().into();
-        document.name = name.into();
-        self.peers.pods.set(uid.into(), document);
-    }
-
-    /// Waits until the reported status of a pod has this UID and phase.
-    async fn until(&self, name: &str, uid: &str, phase: &str) {
-        let key = self.keys.pod_status("default", name);
-        eventually(async || {
-            let pod = self.json(&key).await?;
-            (pod["metadata"]["uid"] == uid && pod["status"]["phase"] == phase).then_some(())
-        })
-        .await;
-    }
-
-    /// Waits until earlier reports are written: the report of another pod is queued after them.
-    async fn until_earlier_reports_are_written(&self, mark: &str) {
-        // A removal is not urgent, and neither is the second report of a pod.
-        self.pod(mark, mark, "Pending", "");
-        self.until(mark, mark, "Pending").await;
-        self.pod(mark, mark, "Pending", "later");
-        let key = self.keys.pod_status("default", mark);
-        eventually(async || {
-            let pod = self.json(&key).await?;
-            (pod["metadata"]["annotations"]["kubernetes.io/config.seen"] == "later").then_some(())
-        })
-        .await;
-    }
-}
 
 /// The error in the writer's condition.
 fn writer_error(ctx: &Context) -> Option<String> {
@@ -170,6 +59,27 @@ async fn node_lease_pods_and_events_are_written_under_the_nodes_keys() {
     assert_ne!(event.0, 0, "events expire by themselves");
     assert_eq!(event.1["involvedObject"]["uid"], "u1");
     assert_eq!(event.1["source"]["component"], "node-status");
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_separate_status_is_stored_with_the_pod_that_was_sent_before() {
+    let scene = Scene::new().await;
+    let mut document = pod_document("u1", "Unknown", false, 1);
+    document.pod_revision = 1;
+    document.status_json = br#"{"phase":"Pending"}"#.as_slice().into();
+    scene.peers.pods.set("u1".into(), document.clone());
+    let ctx = scene.start("a", 40).await;
+    scene.until("web", "u1", "Pending").await;
+    document.pod_json = Default::default();
+    document.status_json = br#"{"phase":"Running"}"#.as_slice().into();
+    (document.deletion_unix_seconds, document.deletion_grace_seconds) = (1_767_225_600, 30);
+    scene.peers.pods.set("u1".into(), document);
+    scene.until("web", "u1", "Running").await;
+    let pod = scene.json(&scene.keys.pod_status("default", "web")).await.unwrap();
+    let metadata =
+        json!({"uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30});
+    assert_eq!((&pod["metadata"], &pod["status"]), (&metadata, &json!({"phase": "Running"})));
     ctx.shutdown.cancel();
 }
 

@@ -1,5 +1,7 @@
 //! The query parameters of a stream request.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 
 /// The requested streams.
@@ -41,23 +43,28 @@ impl StreamOptions {
 pub(super) fn attach_options(requested: StreamOptions, pod_json: &[u8], container: &str) -> StreamOptions {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Document {
-        spec: Spec,
+    struct Document<'a> {
+        #[serde(borrow)]
+        spec: Spec<'a>,
     }
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
-    struct Spec {
-        containers: Option<Vec<Container>>,
-        init_containers: Option<Vec<Container>>,
-        ephemeral_containers: Option<Vec<Container>>,
+    struct Spec<'a> {
+        #[serde(borrow)]
+        containers: Option<Vec<Container<'a>>>,
+        #[serde(borrow)]
+        init_containers: Option<Vec<Container<'a>>>,
+        #[serde(borrow)]
+        ephemeral_containers: Option<Vec<Container<'a>>>,
     }
     #[derive(Deserialize)]
-    struct Container {
-        name: String,
+    struct Container<'a> {
+        #[serde(borrow)]
+        name: Cow<'a, str>,
         #[serde(default)]
         tty: bool,
     }
-    let document: Document = serde_json::from_slice(pod_json).unwrap_or_default();
+    let document: Document<'_> = serde_json::from_slice(pod_json).unwrap_or_default();
     let lists = [document.spec.containers, document.spec.init_containers, document.spec.ephemeral_containers];
     let found = lists.into_iter().flatten().flatten().find(|known| known.name == container);
     let tty = found.map_or(requested.tty, |found| found.tty);

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::fake::soon;
-use crate::secured::Secured;
+use crate::secured_node::Secured;
 
 /// The negotiated version and cipher suite.
 type Negotiated = (ProtocolVersion, rustls::CipherSuite);

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::fake::{World, get, request, soon};
-use crate::secured::Secured;
+use crate::secured_node::Secured;
 use keelson_config::ApiHandlers;
 use keelson_node_api::{build, health_router, listen};
 use tokio::net::TcpListener;

@@ -8,6 +8,7 @@ mod requests;
 mod reviewed;
 mod scrapes;
 mod secured;
+mod secured_node;
 mod statistics;
 mod websockets;
 mod zpages;

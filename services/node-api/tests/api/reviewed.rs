@@ -21,7 +21,7 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fake::{World, soon};
-use crate::secured::{Authority, Pair, Secured};
+use crate::secured_node::{Authority, Pair, Secured};
 
 type Answer<T> = Result<Response<T>, Status>;
 

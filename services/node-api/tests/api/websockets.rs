@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::command::{Command, Observed};
 use crate::fake::soon;
-use crate::secured::{Secured, head};
+use crate::secured_node::{Secured, head};
 
 const V5: &str = "v5.channel.k8s.io";
 const ALL: &str = "/exec/default/web/c?command=cat&input=1&output=1&error=1";

@@ -15,7 +15,8 @@
 //! | [`health`] | whether a service makes progress: [`Watchdog`] |
 //! | [`patch`] | what an API server is sent: patches against its objects, and mirror pods |
 //! | [`drift`] | whether the server's pod differs from the last report |
-//! | [`pods`] | which pod documents have changed since the last report: [`ReportedPods`] |
+//! | [`pods`] | which pods have changed since the last report: [`ReportedPods`] |
+//! | [`report`] | what is reported of a pod: [`PodReport`] |
 //! | [`startup`] | how long the machine took until its Node was ready |
 //! | [`events`] | the position in each event ring: [`Cursor`] |
 
@@ -34,6 +35,7 @@ pub mod name_conflict;
 pub mod node;
 pub mod patch;
 pub mod pods;
+pub mod report;
 pub mod reports;
 mod runtime_version;
 pub mod startup;
@@ -48,5 +50,6 @@ pub use events::{Cursor, CursorUpdate, Page};
 pub use health::{Progress, Watchdog};
 pub use images::{RuntimeImage, listed_images};
 pub use node::{NodeInputs, build_node, report_after_ms, worth_reporting};
-pub use pods::{PodChange, PodView, ReportedPods, Termination};
+pub use pods::{PodDocument, PodUpdate, ReportedPods};
+pub use report::{Deletion, NotAPod, PodReport, ReportedPod, ReportedStatus, Termination};
 pub use reports::{Machine, RuntimeHandler, RuntimeState};

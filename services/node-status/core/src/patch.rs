@@ -198,6 +198,15 @@ pub fn node_drifts(live: &Value, ours: &Value, external_cloud: bool) -> bool {
     node_patch(&live, &ours, external_cloud).is_some()
 }
 
+/// The status of a pod of this node, as it is compared with the server's.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OwnStatus {
+    /// `spec.hostNetwork` of the pod.
+    pub host_network: bool,
+    /// The fields of the status.
+    pub fields: Value,
+}
+
 /// What has to change in the status of the server's pod; `None`: nothing. The patch has the UID of the server's pod, so that no
 /// other pod of the same name is changed.
 ///
@@ -205,18 +214,15 @@ pub fn node_drifts(live: &Value, ours: &Value, external_cloud: bool) -> bool {
 /// `stopped`, since a controller may start its successor as soon as it sees that phase. Addresses that we do not know are kept,
 /// and so are those of a pod on the host network, to which an address of the other family may be added (pod-lifecycle.md §14.1).
 /// Mirror pods follow the Node's addresses: their pods restart with it.
-pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Value> {
-    let mut ours = Cow::Borrowed(ours);
-    if ours["spec"]["hostNetwork"] == true
-        && live["metadata"]["annotations"][annotations::CONFIG_MIRROR].is_null()
-    {
-        keep_pod_addresses(&live["status"], &mut ours);
+pub fn pod_status_patch(live: &Value, ours: &OwnStatus, stopped: bool) -> Option<Value> {
+    let (before, host_network) = (&live["status"], ours.host_network);
+    let mut now = Cow::Borrowed(&ours.fields);
+    if host_network && live["metadata"]["annotations"][annotations::CONFIG_MIRROR].is_null() {
+        keep_pod_addresses(before, &mut now);
     }
-    let (before, now) = (&live["status"], &ours["status"]);
     let was_terminal = is_terminal(&before["phase"]);
     let becomes_terminal = !was_terminal && is_terminal(&now["phase"]);
     let held_back = becomes_terminal && !stopped;
-    let host_network = ours["spec"]["hostNetwork"] == true;
     let mut status = Map::new();
     for field in OWN_FIELDS {
         let (old, new) = (&before[field], &now[field]);
@@ -253,7 +259,7 @@ pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Val
 }
 
 /// Keeps the pod addresses that the server has, and adds a current address of the other family to a single one.
-fn keep_pod_addresses(before: &Value, ours: &mut Cow<'_, Value>) {
+fn keep_pod_addresses(before: &Value, now: &mut Cow<'_, Value>) {
     let first = &before["podIP"];
     let addresses = |list: &Value| -> Vec<Value> { list.as_array().cloned().unwrap_or_default() };
     let family = |ip: &Value| ip.as_str().and_then(|text| text.parse().ok()).map(|ip: IpAddr| ip.is_ipv4());
@@ -261,12 +267,10 @@ fn keep_pod_addresses(before: &Value, ours: &mut Cow<'_, Value>) {
     let mut kept = addresses(&before["podIPs"]);
     if kept.len() < 2 {
         kept = vec![json!({"ip": first})];
-        kept.extend(
-            addresses(&ours["status"]["podIPs"]).into_iter().find(|entry| family(&entry["ip"]) == Some(!v4)),
-        );
+        kept.extend(addresses(&now["podIPs"]).into_iter().find(|entry| family(&entry["ip"]) == Some(!v4)));
     }
-    if ours["status"]["podIP"] != *first || ours["status"]["podIPs"] != Value::from(kept.as_slice()) {
-        let status = &mut ours.to_mut()["status"];
+    if now["podIP"] != *first || now["podIPs"] != Value::from(kept.as_slice()) {
+        let status = now.to_mut();
         status["podIP"] = first.clone();
         status["podIPs"] = kept.into();
     }
@@ -339,9 +343,9 @@ pub enum Mirror {
     NotNeeded,
 }
 
-/// Decides what the mirror pod needs (pod-lifecycle.md §3); `live` is the server's pod of this name.
-pub fn decide_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
-    let ending = !ours["metadata"]["deletionTimestamp"].is_null();
+/// Decides what the mirror pod needs (pod-lifecycle.md §3); `live` is the server's pod of this name, `hash` the annotation
+/// `kubernetes.io/config.hash` of the static pod, and `ending` whether the static pod is being deleted.
+pub fn decide_mirror(live: Option<&Value>, hash: Option<&str>, ending: bool) -> Mirror {
     let Some(live) = live else {
         return if ending { Mirror::NotNeeded } else { Mirror::Create { replace: false } };
     };
@@ -349,7 +353,6 @@ pub fn decide_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
         return Mirror::Foreign;
     };
     let going = !live["metadata"]["deletionTimestamp"].is_null();
-    let hash = ours["metadata"]["annotations"][annotations::CONFIG_HASH].as_str();
     match (going || Some(mirror) != hash, ending) {
         (false, _) => Mirror::UpToDate,
         (true, false) => Mirror::Create { replace: true },
@@ -357,9 +360,8 @@ pub fn decide_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
     }
 }
 
-/// The mirror pod of a static pod, owned by the Node.
-pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
-    let mut pod = ours.clone();
+/// The mirror pod of the static pod `pod`, owned by the Node.
+pub fn mirror_of(mut pod: Value, node_name: &str, node_uid: &str) -> Value {
     if let Some(map) = pod.as_object_mut() {
         map.remove("status");
     }
@@ -377,14 +379,14 @@ fn is_rejected(status: &Value) -> bool {
     status["phase"] == "Failed" && is_empty(&status["conditions"]) && is_empty(&status["containerStatuses"])
 }
 
-/// Adds the addresses of the node to a pod's status where the agent reports none, except to that of a rejected pod.
-pub fn add_host_addresses(pod: &mut Value, node: &Value) {
-    let addresses = Vec::<NodeAddress>::deserialize(&node["status"]["addresses"]).unwrap_or_default();
+/// Adds the addresses of the node, a list as in `status.addresses` of a Node, to a pod's status where the agent reports none,
+/// except to that of a rejected pod.
+pub fn add_host_addresses(ours: &mut OwnStatus, addresses: &Value) {
+    let addresses = Vec::<NodeAddress>::deserialize(addresses).unwrap_or_default();
     let ips: Vec<Value> = host_ips(&addresses).iter().map(|ip| Value::from(ip.to_string())).collect();
-    let (Some(first), true) = (ips.first(), pod["status"].is_object()) else { return };
-    let host_network = pod["spec"]["hostNetwork"] == true;
+    let (Some(first), true) = (ips.first(), ours.fields.is_object()) else { return };
     let list: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
-    let status = &mut pod["status"];
+    let status = &mut ours.fields;
     if is_rejected(status) {
         return;
     }
@@ -392,7 +394,7 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
         status["hostIP"] = first.clone();
         status["hostIPs"] = list.clone().into();
     }
-    if host_network && is_empty(&status["podIP"]) {
+    if ours.host_network && is_empty(&status["podIP"]) {
         status["podIP"] = first.clone();
         status["podIPs"] = list.into();
     }

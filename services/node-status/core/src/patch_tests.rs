@@ -1,5 +1,26 @@
 use super::*;
 
+/// The status of a Pod.
+fn status_of(pod: &Value) -> OwnStatus {
+    OwnStatus { host_network: pod["spec"]["hostNetwork"] == true, fields: pod["status"].clone() }
+}
+
+fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Value> {
+    super::pod_status_patch(live, &status_of(ours), stopped)
+}
+
+fn add_host_addresses(pod: &mut Value, node: &Value) {
+    let mut ours = status_of(pod);
+    super::add_host_addresses(&mut ours, &node["status"]["addresses"]);
+    pod["status"] = ours.fields;
+}
+
+fn decide_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
+    let metadata = &ours["metadata"];
+    let ending = !metadata["deletionTimestamp"].is_null();
+    super::decide_mirror(live, metadata["annotations"][annotations::CONFIG_HASH].as_str(), ending)
+}
+
 fn node() -> Value {
     json!({
         "metadata": {"name": "n", "uid": "n", "labels": {"kubernetes.io/os": "linux", "rack": "7"}, "annotations": {"a": "b"}},
@@ -163,7 +184,7 @@ fn static_pod(hash: &str) -> Value {
 
 #[test]
 fn a_mirror_pod_is_created_if_missing_and_replaced_if_its_hash_differs() {
-    let mirror = mirror_of(&static_pod("h1"), "n", "u-n");
+    let mirror = mirror_of(static_pod("h1"), "n", "u-n");
     assert_eq!(mirror["metadata"]["annotations"][annotations::CONFIG_MIRROR], "h1");
     assert_eq!(mirror["metadata"]["ownerReferences"][0]["uid"], "u-n");
     assert_eq!(mirror.get("status"), None);
@@ -178,7 +199,7 @@ fn a_mirror_pod_is_created_if_missing_and_replaced_if_its_hash_differs() {
     ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     assert_eq!(decide_mirror(None, &ending), Mirror::NotNeeded);
     assert_eq!(decide_mirror(Some(&mirror), &ending), Mirror::UpToDate);
-    assert_eq!(decide_mirror(Some(&mirror_of(&static_pod("h0"), "n", "u")), &ending), Mirror::NotNeeded);
+    assert_eq!(decide_mirror(Some(&mirror_of(static_pod("h0"), "n", "u")), &ending), Mirror::NotNeeded);
 }
 
 #[test]

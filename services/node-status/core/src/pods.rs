@@ -1,80 +1,140 @@
-//! Which pod documents have changed since the last report to the control plane.
+//! Which pods have changed since the last report to the control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::sync::Arc;
 
-use serde::Deserialize;
+use keelson_kube_model::PodFullName;
+use serde_json::Value;
 
-/// The phase and readiness of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodView {
-    /// `status.phase`; empty reads as `Pending`.
-    pub phase: String,
-    /// Whether the condition `Ready` is true.
-    pub ready: bool,
+use crate::report::{Deletion, NotAPod, PodReport, ReportedPod, ReportedStatus, Termination};
+
+/// A pod as pod-sync sends it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PodDocument<'a> {
+    /// UID.
+    pub uid: &'a str,
+    /// Namespace.
+    pub namespace: &'a str,
+    /// Name.
+    pub name: &'a str,
+    /// Where the pod comes from: `file`, `api`…
+    pub source: &'a str,
+    /// The Pod as JSON. It is empty if the status is separate and the stream has already sent this revision of the pod.
+    pub pod_json: &'a [u8],
+    /// The PodStatus as JSON. It is empty if `pod_json` has the status.
+    pub status_json: &'a [u8],
+    /// The revision of the pod without its status; only with `status_json`.
+    pub pod_revision: u64,
+    /// When the pod is deleted, if its source does not say so.
+    pub deletion: Option<Deletion>,
+    /// How far its termination is.
+    pub termination: Termination,
 }
 
-/// How far the termination of a pod is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Termination {
-    /// None of its containers runs, and none will be started.
-    pub stopped: bool,
-    /// Nothing of it is left on this node.
-    pub finished: bool,
-}
-
-/// A document is not a Pod.
-#[derive(Debug, thiserror::Error)]
-#[error("the document of pod {uid} is not a Pod")]
-pub struct NotAPod {
-    /// UID of the document.
-    pub uid: String,
-    /// The error of the decoder.
-    #[source]
-    pub source: serde_json::Error,
-}
-
-/// What a document changes against the last report.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodChange {
-    /// Nothing.
-    Unchanged,
-    /// Something of the status, but neither phase nor readiness.
-    Detail,
+/// A changed report.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodUpdate {
+    /// The report.
+    pub report: Arc<PodReport>,
+    /// The fields of its status, for a writer that compares them.
+    pub status: Value,
     /// It is the first report of the pod, its phase or readiness has changed, or its final phase may be reported from now on.
-    PhaseOrReadiness(PodView),
+    /// It is written before others.
+    pub urgent: bool,
 }
 
+impl PodUpdate {
+    /// The first report of a pod, from a document with its JSON. The report keeps that JSON only `with_json`.
+    ///
+    /// # Errors
+    /// The document is not a Pod.
+    pub fn first(document: &PodDocument<'_>, with_json: bool) -> Result<Self, NotAPod> {
+        let (report, status) = report(document, None, with_json)?;
+        Ok(Self { report: Arc::new(report), status, urgent: true })
+    }
+}
+
+/// Decodes a document; `pod` is its pod, if that is known already.
+fn report(
+    document: &PodDocument<'_>,
+    pod: Option<Arc<ReportedPod>>,
+    with_json: bool,
+) -> Result<(PodReport, Value), NotAPod> {
+    let not_a_pod = |source| NotAPod { uid: document.uid.to_owned(), source };
+    let (pod, own_status) = match pod {
+        Some(pod) => (pod, None),
+        None => {
+            let (pod, status) = ReportedPod::decode(document.pod_json, with_json).map_err(not_a_pod)?;
+            (Arc::new(pod), status)
+        }
+    };
+    let status_json = match document.status_json {
+        [] => own_status.unwrap_or("{}").as_bytes(),
+        separate => separate,
+    };
+    let (status, fields) = ReportedStatus::decode(status_json).map_err(not_a_pod)?;
+    let report = PodReport {
+        uid: document.uid.to_owned(),
+        name: PodFullName::new(document.name, document.namespace),
+        source: document.source.to_owned(),
+        pod,
+        status,
+        deletion: document.deletion,
+        termination: document.termination,
+    };
+    Ok((report, fields))
+}
+
+/// A pod of which the last report is known.
 #[derive(Debug)]
-struct Reported {
-    fingerprint: u64,
+struct LastReport {
+    /// The fingerprint of the report; `None`: it failed and is repeated.
+    fingerprint: Option<u64>,
     phase: Box<str>,
     ready: bool,
     stopped: bool,
+    /// The current replay has contained it.
     seen: bool,
+    pod: Arc<ReportedPod>,
+    /// The fingerprint of the JSON of `pod`.
+    pod_fingerprint: u64,
+    /// The revision that the current stream has sent; `None` before it has sent one.
+    pod_revision: Option<u64>,
 }
 
-/// What was reported of each pod, to save memory only a fingerprint, the phase and the readiness.
+impl LastReport {
+    /// The fingerprint of the JSON of the pod in a document, which need not contain a pod that the stream has sent before.
+    fn fingerprint_of(&self, document: &PodDocument<'_>) -> u64 {
+        let is_known = document.pod_json.is_empty()
+            && !document.status_json.is_empty()
+            && self.pod_revision == Some(document.pod_revision);
+        if is_known { self.pod_fingerprint } else { fingerprint(&document.pod_json) }
+    }
+}
+
+/// What was reported of each pod. To save memory, it has only a fingerprint of the status.
 ///
-/// The fingerprint is that of the document itself, so a restarted pod-sync, whose versions start again, neither
+/// The fingerprints are those of the JSON itself, so a restarted pod-sync, whose versions and revisions start again, neither
 /// hides a change nor repeats a report.
 #[derive(Debug, Default)]
 pub struct ReportedPods {
-    pods: BTreeMap<Box<str>, Reported>,
+    pods: BTreeMap<Box<str>, LastReport>,
 }
 
 impl ReportedPods {
-    /// Begins a replay: pods that it does not contain are gone at its end.
+    /// Begins the replay of a new stream: pods that it does not contain are gone at its end.
     pub fn begin_replay(&mut self) {
-        for reported in self.pods.values_mut() {
-            reported.seen = false;
+        for last in self.pods.values_mut() {
+            last.seen = false;
+            last.pod_revision = None;
         }
     }
 
     /// Ends the replay. Returns the UIDs of pods that it did not contain.
     pub fn end_replay(&mut self) -> Vec<String> {
         let gone: Vec<String> =
-            self.pods.iter().filter(|(_, r)| !r.seen).map(|(uid, _)| uid.to_string()).collect();
+            self.pods.iter().filter(|(_, last)| !last.seen).map(|(uid, _)| uid.to_string()).collect();
         for uid in &gone {
             self.forget(uid);
         }
@@ -86,33 +146,61 @@ impl ReportedPods {
         self.pods.keys().map(ToString::to_string).collect()
     }
 
-    /// Compares a document with the last report and stores it as reported; the termination is part of the report.
+    /// Compares a document with the last report and stores it as reported; termination and deletion are parts of the report.
+    /// Returns the report if it has changed; it has the JSON of the pod only `with_json`.
+    ///
+    /// # Errors
+    /// The document is not a Pod, or has none although the stream has not sent one.
     pub fn observe(
         &mut self,
-        uid: &str,
-        pod_json: &[u8],
-        termination: Termination,
-    ) -> Result<PodChange, NotAPod> {
-        let fingerprint = fingerprint(pod_json, termination);
-        let old = self.pods.get_mut(uid);
-        if let Some(old) = old
-            && old.fingerprint == fingerprint
-        {
-            old.seen = true;
-            return Ok(PodChange::Unchanged);
+        document: &PodDocument<'_>,
+        with_json: bool,
+    ) -> Result<Option<PodUpdate>, NotAPod> {
+        let pod_revision = (!document.status_json.is_empty()).then_some(document.pod_revision);
+        let last = self.pods.get_mut(document.uid);
+        let pod_fingerprint = last
+            .as_ref()
+            .map_or_else(|| fingerprint(&document.pod_json), |last| last.fingerprint_of(document));
+        let parts = (pod_fingerprint, document.status_json, document.deletion, document.termination);
+        let fingerprint = Some(fingerprint(&parts));
+        let mut pod = None;
+        if let Some(last) = last {
+            let is_same_pod = last.pod_fingerprint == pod_fingerprint;
+            if is_same_pod {
+                last.pod_revision = pod_revision;
+            }
+            if last.fingerprint == fingerprint {
+                last.seen = true;
+                return Ok(None);
+            }
+            // Without a separate status the JSON has to be decoded for its status in any case.
+            pod = (is_same_pod && pod_revision.is_some()).then(|| Arc::clone(&last.pod));
         }
-        let view = PodView::of(uid, pod_json)?;
-        let stopped = termination.stopped;
-        let urgent = self
-            .pods
-            .get(uid)
-            .is_none_or(|o| *o.phase != *view.phase || o.ready != view.ready || o.stopped != stopped);
-        let phase = view.phase.as_str().into();
-        self.pods.insert(uid.into(), Reported { fingerprint, phase, ready: view.ready, stopped, seen: true });
-        Ok(if urgent { PodChange::PhaseOrReadiness(view) } else { PodChange::Detail })
+        let (report, status) = report(document, pod, with_json)?;
+        let (phase, ready, stopped) =
+            (report.status.phase.clone(), report.status.ready, document.termination.stopped);
+        let is_same = |last: &LastReport| {
+            last.fingerprint.is_some()
+                && last.phase == phase
+                && last.ready == ready
+                && last.stopped == stopped
+        };
+        let urgent = !self.pods.get(document.uid).is_some_and(is_same);
+        let pod = Arc::clone(&report.pod);
+        let reported =
+            LastReport { fingerprint, phase, ready, stopped, seen: true, pod, pod_fingerprint, pod_revision };
+        self.pods.insert(document.uid.into(), reported);
+        Ok(Some(PodUpdate { report: Arc::new(report), status, urgent }))
     }
 
-    /// Forgets a pod that is gone, or whose report failed and must be repeated. Returns whether it was known.
+    /// Has the next document of a pod reported, even if it has not changed: the last report has failed.
+    pub fn repeat(&mut self, uid: &str) {
+        if let Some(last) = self.pods.get_mut(uid) {
+            last.fingerprint = None;
+        }
+    }
+
+    /// Forgets a pod that is gone. Returns whether it was known.
     pub fn forget(&mut self, uid: &str) -> bool {
         self.pods.remove(uid).is_some()
     }
@@ -128,44 +216,8 @@ impl ReportedPods {
     }
 }
 
-fn fingerprint(pod_json: &[u8], termination: Termination) -> u64 {
+fn fingerprint(part: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    pod_json.hash(&mut hasher);
-    termination.hash(&mut hasher);
+    part.hash(&mut hasher);
     hasher.finish()
-}
-
-// Only these fields are decoded; the decoder skips the rest of the document without keeping it.
-#[derive(Deserialize)]
-struct Document {
-    #[serde(default)]
-    status: Status,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    phase: Option<String>,
-    conditions: Option<Vec<Condition>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Condition {
-    #[serde(rename = "type")]
-    type_: String,
-    status: String,
-}
-
-impl PodView {
-    /// Reads phase and readiness of a Pod document.
-    pub fn of(uid: &str, pod_json: &[u8]) -> Result<Self, NotAPod> {
-        let document: Document =
-            serde_json::from_slice(pod_json).map_err(|source| NotAPod { uid: uid.to_owned(), source })?;
-        let conditions = document.status.conditions.unwrap_or_default();
-        Ok(Self {
-            phase: document.status.phase.filter(|p| !p.is_empty()).unwrap_or_else(|| "Pending".into()),
-            ready: conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True"),
-        })
-    }
 }

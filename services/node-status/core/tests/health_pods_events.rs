@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use keelson_node_status_core::health::{NO_WATCH_MS, Progress, SILENCE_MS, Watchdog};
-use keelson_node_status_core::{Cursor, Page, PodChange, PodView, ReportedPods, Termination};
+use keelson_node_status_core::{
+    Cursor, Deletion, NotAPod, Page, PodDocument, PodUpdate, ReportedPods, Termination,
+};
 use keelson_testkit::Reached;
 use proptest::prelude::*;
 
@@ -110,8 +114,44 @@ fn pod(phase: &str, ready: &str, extra: &str) -> Vec<u8> {
     .into_bytes()
 }
 
+/// What a document changes against the last report.
+#[derive(Debug, PartialEq)]
+enum PodChange {
+    Unchanged,
+    Detail,
+    PhaseOrReadiness(PodView),
+}
+
+#[derive(Debug, PartialEq)]
+struct PodView {
+    phase: String,
+    ready: bool,
+}
+
+fn view(update: &PodUpdate) -> PodView {
+    PodView { phase: update.report.status.phase.to_string(), ready: update.report.status.ready }
+}
+
 fn phase_or_readiness(phase: &str, ready: bool) -> PodChange {
     PodChange::PhaseOrReadiness(PodView { phase: phase.into(), ready })
+}
+
+fn change(reported: &mut ReportedPods, document: &PodDocument<'_>) -> Result<PodChange, NotAPod> {
+    Ok(match reported.observe(document, false)? {
+        None => PodChange::Unchanged,
+        Some(update) if update.urgent => PodChange::PhaseOrReadiness(view(&update)),
+        Some(_) => PodChange::Detail,
+    })
+}
+
+/// Observes a complete document.
+fn observe(
+    reported: &mut ReportedPods,
+    uid: &str,
+    pod_json: &[u8],
+    termination: Termination,
+) -> Result<PodChange, NotAPod> {
+    change(reported, &PodDocument { uid, pod_json, termination, ..PodDocument::default() })
 }
 
 #[test]
@@ -126,9 +166,9 @@ fn only_a_change_of_phase_or_readiness_is_urgent() {
         (pod("Running", "True", "x"), true, phase_or_readiness("Running", true)),
         (pod("Running", "True", "x"), true, PodChange::Unchanged),
     ];
-    for (document, stopped, change) in steps {
+    for (document, stopped, expected) in steps {
         let termination = Termination { stopped, finished: false };
-        assert_eq!(reported.observe("u1", &document, termination).unwrap(), change);
+        assert_eq!(observe(&mut reported, "u1", &document, termination).unwrap(), expected);
     }
     assert_eq!((reported.len(), reported.is_empty()), (1, false));
 }
@@ -137,29 +177,31 @@ fn only_a_change_of_phase_or_readiness_is_urgent() {
 fn a_failed_pod_report_is_repeated() {
     let mut reported = ReportedPods::default();
     let document = pod("Running", "True", "");
-    reported.observe("u1", &document, Termination::default()).unwrap();
+    let observe =
+        |reported: &mut ReportedPods| observe(reported, "u1", &document, Termination::default()).unwrap();
+    observe(&mut reported);
+    reported.repeat("u1");
+    assert_eq!(observe(&mut reported), phase_or_readiness("Running", true));
+    assert_eq!(observe(&mut reported), PodChange::Unchanged);
     assert!(reported.forget("u1"));
     assert!(!reported.forget("u1"));
     assert!(reported.is_empty());
-    assert_eq!(
-        reported.observe("u1", &document, Termination::default()).unwrap(),
-        phase_or_readiness("Running", true)
-    );
+    assert_eq!(observe(&mut reported), phase_or_readiness("Running", true));
 }
 
 #[test]
 fn a_replay_drops_missing_pods_and_repeats_no_report() {
     let mut reported = ReportedPods::default();
     for uid in ["u1", "u2", "u3"] {
-        reported.observe(uid, &pod("Running", "True", ""), Termination::default()).unwrap();
+        observe(&mut reported, uid, &pod("Running", "True", ""), Termination::default()).unwrap();
     }
     reported.begin_replay();
     assert_eq!(
-        reported.observe("u1", &pod("Running", "True", ""), Termination::default()).unwrap(),
+        observe(&mut reported, "u1", &pod("Running", "True", ""), Termination::default()).unwrap(),
         PodChange::Unchanged
     );
     assert_eq!(
-        reported.observe("u3", &pod("Failed", "False", ""), Termination::default()).unwrap(),
+        observe(&mut reported, "u3", &pod("Failed", "False", ""), Termination::default()).unwrap(),
         phase_or_readiness("Failed", false)
     );
     assert_eq!(reported.end_replay(), ["u2"]);
@@ -168,11 +210,71 @@ fn a_replay_drops_missing_pods_and_repeats_no_report() {
 
 #[test]
 fn a_pod_without_status_is_pending_and_an_invalid_document_is_an_error() {
-    let view = |text: &str| PodView::of("u1", text.as_bytes());
+    let view = |text: &str| {
+        let document = PodDocument { uid: "u1", pod_json: text.as_bytes(), ..PodDocument::default() };
+        PodUpdate::first(&document, false).map(|update| view(&update))
+    };
     for text in ["{}", r#"{"status":{}}"#, r#"{"status":{"phase":null,"conditions":null}}"#] {
         assert_eq!(view(text).unwrap(), PodView { phase: "Pending".into(), ready: false });
     }
-    assert_eq!(view("[").unwrap_err().to_string(), "the document of pod u1 is not a Pod");
+    for text in ["[", r#"{"status":null}"#, r#"{"status":{"phase":1}}"#] {
+        assert_eq!(view(text).unwrap_err().to_string(), "the document of pod u1 is not a Pod");
+    }
+}
+
+const POD: &str = r#"{"metadata":{"name":"web"},"spec":{"hostNetwork":true},"status":{"phase":"Unknown"}}"#;
+const RUNNING: &str = r#"{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}"#;
+
+fn separate<'a>(pod_json: &'a str, status_json: &'a str, pod_revision: u64) -> PodDocument<'a> {
+    PodDocument {
+        uid: "u1",
+        pod_json: pod_json.as_bytes(),
+        status_json: status_json.as_bytes(),
+        pod_revision,
+        ..PodDocument::default()
+    }
+}
+
+#[test]
+fn a_separate_status_is_reported_with_the_pod_that_was_sent_before() {
+    let mut reported = ReportedPods::default();
+    let first = reported.observe(&separate(POD, r#"{"phase":"Pending"}"#, 4), true).unwrap().unwrap();
+    assert_eq!((view(&first), first.urgent), (PodView { phase: "Pending".into(), ready: false }, true));
+    let second = reported.observe(&separate("", RUNNING, 4), true).unwrap().unwrap();
+    assert_eq!((view(&second), second.urgent), (PodView { phase: "Running".into(), ready: true }, true));
+    assert!(Arc::ptr_eq(&first.report.pod, &second.report.pod) && second.report.pod.host_network);
+    let document = String::from_utf8(second.report.document().unwrap()).unwrap();
+    assert_eq!(document, POD.replace(r#"{"phase":"Unknown"}"#, RUNNING));
+    assert_eq!(change(&mut reported, &separate("", RUNNING, 4)).unwrap(), PodChange::Unchanged);
+
+    // A failed report needs no new pod.
+    reported.repeat("u1");
+    let again = reported.observe(&separate("", RUNNING, 4), true).unwrap().unwrap();
+    assert_eq!((again.report, again.urgent), (second.report, true));
+    let deletion = Some(Deletion { unix_seconds: 60, grace_seconds: 30 });
+    let ending = PodDocument { deletion, ..separate("", RUNNING, 4) };
+    assert!(reported.observe(&ending, true).unwrap().is_some_and(|update| update.report.is_deleting()));
+}
+
+#[test]
+fn revisions_of_another_stream_neither_hide_a_changed_pod_nor_repeat_a_report() {
+    let mut reported = ReportedPods::default();
+    reported.observe(&separate(POD, RUNNING, 4), false).unwrap();
+    reported.begin_replay();
+    assert_eq!(change(&mut reported, &separate(POD, RUNNING, 1)).unwrap(), PodChange::Unchanged);
+    assert_eq!(change(&mut reported, &separate("", RUNNING, 1)).unwrap(), PodChange::Unchanged);
+    let changed = POD.replace("true", "false");
+    assert_eq!(change(&mut reported, &separate(&changed, RUNNING, 2)).unwrap(), PodChange::Detail);
+    reported.begin_replay();
+    assert_eq!(change(&mut reported, &separate(POD, RUNNING, 2)).unwrap(), PodChange::Detail);
+    // A restored pod may have changed without a new revision.
+    assert_eq!(change(&mut reported, &separate(&changed, RUNNING, 2)).unwrap(), PodChange::Detail);
+    assert_eq!(change(&mut reported, &separate("", RUNNING, 2)).unwrap(), PodChange::Unchanged);
+    // The server did not send this revision.
+    for (uid, revision) in [("u1", 3), ("u2", 2)] {
+        let document = PodDocument { uid, ..separate("", "{}", revision) };
+        assert!(change(&mut reported, &document).is_err(), "{uid}");
+    }
 }
 
 #[test]

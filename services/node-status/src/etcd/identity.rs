@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use keelson_config::{Config, ServiceName};
+use keelson_files::Replacement;
 use keelson_service_kit::now_unix_nanos;
 
 /// The content of the file: the identity, and on a second line the ID of the machine that it was created on, if it has one.
@@ -27,10 +28,9 @@ pub(super) fn identity(config: &Config) -> anyhow::Result<String> {
         _ => format!("{:016x}{:016x}", fastrand::u64(..), now_unix_nanos()),
     };
     let folder = path.parent().context("a file is in a folder")?;
-    let new = path.with_extension("new");
+    let content = format!("{identity}\n{machine}\n");
     std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&new, format!("{identity}\n{machine}\n")))
-        .and_then(|()| std::fs::rename(&new, &path))
+        .and_then(|()| Replacement::new().write(&path, content.as_bytes()))
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(identity)
 }

@@ -1,5 +1,4 @@
-//! Mirror pods: how static pods are shown at the API server (pod-lifecycle.md §3), and what other clients change there of
-//! reported pods (§14.5).
+//! What other clients change at the API server of reported pods (pod-lifecycle.md §14.5) and of mirror pods (§3).
 //!
 //! The loop `mirrors` follows pod-config, which reads the API for all services: a mirror pod that another client deletes is
 //! created again, and so is a Node. A status that another client has changed is written again within ten seconds; by then our own
@@ -9,19 +8,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_kube_api::{KubeError, Object, Range, Resource};
+use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
-use keelson_kube_model::{PodFullName, annotations};
-use keelson_node_status_core::drift::{compared_part, drifts};
-use keelson_node_status_core::patch::{Mirror, decide_mirror, mirror_of, node_drifts};
+use keelson_node_status_core::PodReport;
+use keelson_node_status_core::drift::{ServerPod, drifts};
+use keelson_node_status_core::patch::{Mirror, decide_mirror, node_drifts};
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use serde_json::Value;
 
-use crate::kubernetes::{KubernetesWriter, LastReport};
-use crate::queue::{self, Job};
+use crate::kubernetes::KubernetesWriter;
+use crate::kubernetes::report_cache::{LastReport, ServerState};
+use crate::queue::Job;
 
 /// Follows the Node and the mirror pods until the shutdown.
 pub(super) async fn run(writer: Arc<KubernetesWriter>, ctx: Context) {
@@ -115,17 +115,25 @@ impl ObservedPods {
         if self.pods.get(&pod.uid).is_some_and(|(revision, _)| *revision == pod.revision) {
             return;
         }
-        let Some(live) = compared_part(&pod.pod_json) else { return };
+        let Some(server) = ServerPod::decode(&pod.pod_json) else { return };
         let name = PodFullName::new(&pod.name, &pod.namespace);
         writer.cache().on_server.insert(pod.uid.clone(), name.clone());
-        let mirror = is_mirror(&live).then_some(name);
-        match &mirror {
-            Some(name) => {
-                writer.observe_mirror(name, Some(&live));
-                writer.remove_if_stale(name, &live);
+        let version = server.resource_version();
+        let mirror = match server.static_pod_uid() {
+            Some(static_pod_uid) => {
+                if !writer.cache().has_report(static_pod_uid, version) {
+                    writer.observe_mirror(&name, Some(&server.compared_part()));
+                }
+                writer.remove_if_stale(&name, static_pod_uid);
+                Some(name)
             }
-            None => writer.observe_pod(&pod.uid, &live),
-        }
+            None => {
+                if !writer.cache().has_report(&pod.uid, version) {
+                    writer.observe_pod(&pod.uid, &server.compared_part());
+                }
+                None
+            }
+        };
         self.pods.insert(pod.uid, (pod.revision, mirror));
         self.count(writer);
     }
@@ -142,15 +150,6 @@ impl ObservedPods {
             self.count(writer);
         }
     }
-}
-
-fn is_mirror(pod: &Value) -> bool {
-    static_pod_uid(pod).is_some()
-}
-
-/// The UID of the static pod of which a server's pod is the mirror pod.
-fn static_pod_uid(pod: &Value) -> Option<&str> {
-    pod["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str()
 }
 
 impl KubernetesWriter {
@@ -172,21 +171,19 @@ impl KubernetesWriter {
 
     /// Handles a changed or deleted mirror pod: if it is not as it should be, its static pod is queued again.
     fn observe_mirror(&self, name: &PodFullName, live: Option<&Value>) {
-        let is_its = |last: &&LastReport| last.report.is_static && last.report.name == *name;
-        let last = self.cache().pods.values().find(is_its).map(|last| last.report.clone());
-        let Some(pod) = last else { return };
-        let ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        match (decide_mirror(live, &ours), live) {
-            (Mirror::Create { .. }, _) => self.put(Job::Pod(pod), false),
-            (Mirror::UpToDate, Some(live)) => self.observe_status_of(&pod, live),
+        let is_its = |last: &&LastReport| last.report.is_static() && last.report.name == *name;
+        let last = self.cache().pods.values().find(is_its).map(|last| Arc::clone(&last.report));
+        let Some(report) = last else { return };
+        match (decide_mirror(live, report.pod.config_hash.as_deref(), report.is_deleting()), live) {
+            (Mirror::Create { .. }, _) => self.put(Job::again(&report), false),
+            (Mirror::UpToDate, Some(live)) => self.observe_status_of(&report, live),
             (Mirror::UpToDate | Mirror::Foreign | Mirror::NotNeeded, _) => {}
         }
     }
 
     /// Removes a mirror pod whose static pod is not here any more: the server may carry out a create late, after the pod has
     /// gone.
-    fn remove_if_stale(&self, name: &PodFullName, live: &Value) {
-        let Some(static_pod_uid) = static_pod_uid(live) else { return };
+    fn remove_if_stale(&self, name: &PodFullName, static_pod_uid: &str) {
         let is_stale = {
             let cache = self.cache();
             cache.pods_complete && !cache.pods.contains_key(static_pod_uid)
@@ -198,18 +195,18 @@ impl KubernetesWriter {
 
     /// Handles a change of an API pod.
     fn observe_pod(&self, uid: &str, live: &Value) {
-        let last = self.cache().pods.get(uid).map(|last| last.report.clone());
-        if let Some(pod) = last.filter(|pod| !pod.is_static) {
-            self.observe_status_of(&pod, live);
+        let last = self.cache().pods.get(uid).map(|last| Arc::clone(&last.report));
+        if let Some(report) = last.filter(|report| !report.is_static()) {
+            self.observe_status_of(&report, live);
         }
     }
 
     /// Stores whether the server's status differs from the last report.
-    fn observe_status_of(&self, pod: &queue::Pod, live: &Value) {
-        let host = self.cache().host(self.external_cloud);
-        let drifts = drifts(live, &pod.json, host.as_ref(), pod.is_static, pod.termination);
-        if let Some(last) = self.cache().pods.get_mut(&pod.uid) {
-            last.drifts = drifts;
+    fn observe_status_of(&self, report: &PodReport, live: &Value) {
+        let mut cache = self.cache();
+        let differs = drifts(live, report, cache.host_addresses(self.external_cloud));
+        if let Some(last) = cache.pods.get_mut(&report.uid) {
+            last.server = if differs { ServerState::Differs } else { ServerState::Unknown };
         }
     }
 
@@ -220,145 +217,29 @@ impl KubernetesWriter {
             self.requeue_node();
         }
         let mut drifted = Vec::new();
-        for last in self.cache().pods.values_mut() {
-            if std::mem::take(&mut last.drifts) {
-                drifted.push(last.report.clone());
-            }
+        for last in self.cache().pods.values_mut().filter(|last| last.server == ServerState::Differs) {
+            last.server = ServerState::Unknown;
+            drifted.push(Arc::clone(&last.report));
         }
-        for pod in drifted {
-            tracing::debug!(pod = %pod.name, uid = pod.uid, "the status at the API server differs from the last report");
-            self.put(Job::Pod(pod), false);
+        for report in drifted {
+            tracing::debug!(pod = %report.name, uid = report.uid, "the status at the API server differs from the last report");
+            self.put(Job::again(&report), false);
         }
-    }
-
-    /// Makes sure that a static pod has its mirror pod, and returns it; `None` if another pod has its name.
-    ///
-    /// A node may not read a pod that does not exist, so the pod is read only if pod-config has seen one of the name on this
-    /// node, or the server has said that it exists.
-    pub(super) async fn ensure_mirror(
-        &self,
-        pod: &queue::Pod,
-        ours: &Value,
-    ) -> Result<Option<Object>, KubeError> {
-        let is_there = self.cache().on_server.values().any(|name| *name == pod.name);
-        let live = if is_there { self.get_readable(&pod.name).await? } else { None };
-        if live.is_some() {
-            return self.reconcile_mirror(pod, ours, live).await;
-        }
-        match self.reconcile_mirror(pod, ours, None).await {
-            // A pod of the name exists. If this node may not read it, it belongs to another node, or to none.
-            Err(error) if error.is_conflict() => {
-                match self.main.get(Resource::POD, Some(&pod.name.namespace), &pod.name.name).await {
-                    Ok(Some(live)) => self.reconcile_mirror(pod, ours, Some(live)).await,
-                    Err(unrelated) if unrelated.is_unrelated() => {
-                        tracing::warn!(pod = %pod.name, "a pod of another node has the name of a static pod, which therefore gets no mirror pod");
-                        Ok(None)
-                    }
-                    Ok(None) => Err(error),
-                    Err(error) => Err(error),
-                }
-            }
-            done => done,
-        }
-    }
-
-    /// The server's pod of a name; `None` if there is none, or none that this node may read.
-    async fn get_readable(&self, name: &PodFullName) -> Result<Option<Object>, KubeError> {
-        match self.main.get(Resource::POD, Some(&name.namespace), &name.name).await {
-            Err(error) if error.is_unrelated() => Ok(None),
-            read => read,
-        }
-    }
-
-    /// Creates or replaces the mirror pod if needed; `live` is the server's pod of the name.
-    async fn reconcile_mirror(
-        &self,
-        pod: &queue::Pod,
-        ours: &Value,
-        live: Option<Object>,
-    ) -> Result<Option<Object>, KubeError> {
-        let namespace = &pod.name.namespace;
-        let needed = decide_mirror(live.as_ref().map(|live| &live.0), ours);
-        match (needed, live) {
-            (Mirror::UpToDate, live) => return Ok(live),
-            (Mirror::Foreign, _) => {
-                tracing::warn!(pod = %pod.name, "a pod of the API has the name of a static pod, which therefore gets no mirror pod");
-                return Ok(None);
-            }
-            (Mirror::NotNeeded, _) => return Ok(None),
-            // The mirror pod of the instance before an update, which is still ending. This pod is queued again once that has
-            // gone.
-            (Mirror::Create { replace: true }, Some(live)) if self.belongs_to_other_pod(&live, pod) => {
-                return Ok(None);
-            }
-            (Mirror::Create { replace: true }, Some(live)) => self.delete(&live).await?,
-            (Mirror::Create { .. }, _) => {}
-        }
-        let Some(node_uid) = self.cache().node_uid.clone() else {
-            let message = format!("the Node {} that owns it is not registered yet", self.node_name);
-            return Err(self.main.unreachable(&format!("the mirror of {}", pod.name), message));
-        };
-        let mirror = mirror_of(ours, &self.node_name, &node_uid);
-        let made = self.main.create(Resource::POD, Some(namespace), &mirror).await?;
-        // Until pod-config shows it, the next report finds it here.
-        self.cache().on_server.insert(made.uid().to_owned(), pod.name.clone());
-        Ok(Some(made))
-    }
-
-    /// Whether a mirror pod is that of another static pod that is still on this node.
-    fn belongs_to_other_pod(&self, mirror: &Object, pod: &queue::Pod) -> bool {
-        static_pod_uid(&mirror.0).is_some_and(|static_pod_uid| {
-            static_pod_uid != pod.uid && self.cache().pods.contains_key(static_pod_uid)
-        })
-    }
-
-    /// Queues the static pods of this name again: one of them may have waited for the mirror pod of another to go.
-    pub(super) fn requeue_static_pods(&self, name: &PodFullName) {
-        let is_next = |last: &&LastReport| last.report.is_static && last.report.name == *name;
-        let next: Vec<queue::Pod> =
-            self.cache().pods.values().filter(is_next).map(|last| last.report.clone()).collect();
-        for pod in next {
-            self.put(Job::Pod(pod), false);
-        }
-    }
-
-    /// Removes the mirror pod of a pod that is gone; with `uid` only if it is that pod's.
-    pub(super) async fn remove_mirror(&self, name: &PodFullName, uid: Option<&str>) -> Result<(), KubeError> {
-        let live = self.get_readable(name).await?;
-        let Some(live) = live.filter(|live| is_mirror(&live.0)) else { return Ok(()) };
-        if uid.is_none_or(|uid| static_pod_uid(&live.0) == Some(uid)) {
-            self.delete(&live).await
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Removes the mirror pods of pods that are not here any more.
-    pub(super) async fn remove_stale_mirrors(&self, uids: &BTreeSet<String>) -> Result<(), KubeError> {
-        let range = Range::of_fields(Resource::POD, format!("spec.nodeName={}", self.node_name));
-        for live in self.main.list(&range).await? {
-            let Some(hash) = static_pod_uid(&live.0) else { continue };
-            // A pod that came while this waited.
-            let is_here = |cache: &BTreeMap<String, LastReport>| cache.contains_key(hash);
-            if !uids.contains(hash) && !is_here(&self.cache().pods) {
-                self.delete(&live).await?;
-            }
-        }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use keelson_config::{Config, Kubernetes};
-    use keelson_kube_model::Node;
-    use keelson_node_status_core::Termination;
+    use keelson_kube_model::{Node, annotations};
+    use keelson_node_status_core::{PodDocument, PodUpdate};
     use keelson_service_kit::Context;
     use serde_json::json;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::writer::{ControlPlaneWriter as _, GonePods, PodReport};
+    use crate::queue::JobError;
+    use crate::writer::{ControlPlaneWriter as _, GonePods};
 
     fn writer() -> Arc<KubernetesWriter> {
         writer_of(Config { node_name: "n1".into(), ..Config::default() })
@@ -378,23 +259,19 @@ mod tests {
             "metadata": {"annotations": {(annotations::CONFIG_HASH): hash}},
             "spec": {"containers": []}, "status": status("Running"),
         });
-        let report = PodReport {
-            uid: uid.into(),
-            namespace: "default".into(),
-            name: uid.into(),
-            pod_json: pod.to_string().into_bytes().into(),
-            source: source.into(),
-            urgent: false,
-            termination: Termination::default(),
-        };
-        writer.write_pod(&report).await.unwrap();
+        let json = pod.to_string();
+        let pod_json = json.as_bytes();
+        let document =
+            PodDocument { uid, namespace: "default", name: uid, source, pod_json, ..PodDocument::default() };
+        let update = PodUpdate::first(&document, writer.writes_pods_of(source)).unwrap();
+        writer.write_pod(update).await.unwrap();
     }
 
     /// The queued jobs.
     fn jobs(writer: &KubernetesWriter) -> Vec<String> {
         let mut queue = writer.queue();
         let jobs = std::iter::from_fn(|| queue.take()).map(|pending| match pending.job {
-            Job::Pod(pod) => pod.uid,
+            Job::Pod(pod) => pod.report.uid.clone(),
             other => format!("{other:?}"),
         });
         jobs.collect()
@@ -411,7 +288,7 @@ mod tests {
         // Without its Node it is deferred, and taken as soon as there is one.
         let mirror = writer.next_job().unwrap();
         assert!(mirror.job.is_mirror());
-        writer.queue().defer(mirror, queue::JobError::ThisJob, Instant::now());
+        writer.queue().defer(mirror, JobError::ThisJob, Instant::now());
         assert_eq!(next(), None);
         writer.set_registered("u1", Value::Null);
         assert!(next().is_some_and(|job| job.is_mirror()));
@@ -492,7 +369,7 @@ mod tests {
         jobs(&writer);
         let addresses = json!([{"type": "InternalIP", "address": "10.0.0.7"}]);
         writer.observe_node(&node(addresses.clone()));
-        assert_eq!(writer.cache().host(true).unwrap()["status"]["addresses"], addresses);
+        assert_eq!(writer.cache().host_addresses(true), Some(&addresses));
         writer.requeue_drifted();
         assert!(jobs(&writer).contains(&"a".to_owned()));
         writer.observe_node(&node(addresses));

@@ -12,11 +12,12 @@ mod events;
 mod fake;
 mod lease;
 mod metrics;
+mod mirror_pods;
 mod mirrors;
 mod node_recovery;
+mod report_cache;
 mod write_loop;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,10 +25,11 @@ use keelson_config::{CredentialRefusal, Kubernetes as Settings, ServiceName};
 use keelson_kube_api::{KubeApi, KubeError, Limiter, Object, Patch, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{Node, PodFullName};
-use keelson_node_status_core::drift::reported;
+use keelson_node_status_core::drift::differs;
 use keelson_node_status_core::patch::{
-    add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
+    OwnStatus, add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
+use keelson_node_status_core::{PodReport, PodUpdate};
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
@@ -39,8 +41,10 @@ use tracing::Span;
 use crate::kubernetes::events::Events;
 use crate::kubernetes::lease::Lease;
 use crate::kubernetes::metrics::WriterMetrics;
-use crate::queue::{self, Job, Queue};
-use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
+use crate::kubernetes::report_cache::{LastReport, ReportCache, ServerState};
+use crate::kubernetes::write_loop::MAX_IN_PROGRESS;
+use crate::queue::{Job, PodJob, Queue};
+use crate::writer::{ControlPlaneWriter, GonePods, ReportState, WriteError};
 
 /// The longest `Retry-After` that is respected.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -89,48 +93,6 @@ pub(crate) struct KubernetesWriter {
     queue: Mutex<Queue>,
     cache: Mutex<ReportCache>,
     wake: Notify,
-}
-
-/// The last reports, and what is known of the server's objects.
-#[derive(Default)]
-struct ReportCache {
-    /// The last reports of pods, by UID.
-    pods: BTreeMap<String, LastReport>,
-    /// `pods` has been complete once: a pod that is not in it is not on this node.
-    pods_complete: bool,
-    /// The last reported Node.
-    node: Option<Arc<Value>>,
-    /// The UID of the server's Node.
-    node_uid: Option<String>,
-    /// `status.addresses` of the server's Node, some of which a cloud controller may have set.
-    addresses: Value,
-    /// The server's Node differs from the last report.
-    node_drifts: bool,
-    /// The names of the server's pods on this node by UID, mirror pods included, as pod-config has shown them.
-    on_server: BTreeMap<String, PodFullName>,
-    /// When the server last accepted a report.
-    last_write: Option<Instant>,
-}
-
-impl ReportCache {
-    /// A Node with the addresses that pods show as their host's: the server's where a cloud controller manages them.
-    fn host(&self, external_cloud: bool) -> Option<Value> {
-        let node = self.node.as_deref()?;
-        let has_one = |list: &Value| list.as_array().is_some_and(|list| !list.is_empty());
-        let addresses = if external_cloud && has_one(&self.addresses) {
-            &self.addresses
-        } else {
-            &node["status"]["addresses"]
-        };
-        Some(json!({"status": {"addresses": addresses}}))
-    }
-}
-
-struct LastReport {
-    /// The report; of an API pod only the parts that are needed to write it again.
-    report: queue::Pod,
-    /// The server's pod differs from it.
-    drifts: bool,
 }
 
 impl KubernetesWriter {
@@ -201,7 +163,7 @@ impl KubernetesWriter {
 
     /// The next job, the Node first.
     #[cfg(test)]
-    fn next_job(&self) -> Option<queue::Pending> {
+    fn next_job(&self) -> Option<crate::queue::Pending> {
         let pending = self.queue().begin_at(Instant::now())?;
         self.queue().finish(&pending.job.slot());
         Some(pending)
@@ -222,7 +184,7 @@ impl KubernetesWriter {
             if is_new && cache.node_uid.is_some() {
                 // The mirror pods of the former Node are deleted with it, and reports that were refused for its sake were
                 // dropped.
-                cache.pods.values_mut().for_each(|last| last.drifts = true);
+                cache.report_all_again();
             }
             cache.node_uid = Some(uid.to_owned());
             is_new
@@ -237,14 +199,15 @@ impl KubernetesWriter {
     /// Changes the cache; if that changes the addresses of the host, all pods are written again.
     fn update_host(&self, change: impl FnOnce(&mut ReportCache)) {
         let mut cache = self.cache();
-        let before = cache.host(self.external_cloud);
+        let before = cache.host_addresses(self.external_cloud).cloned();
         change(&mut cache);
-        if cache.host(self.external_cloud) != before {
-            cache.pods.values_mut().for_each(|last| last.drifts = true);
+        if cache.host_addresses(self.external_cloud) != before.as_ref() {
+            cache.report_all_again();
         }
     }
 
-    async fn carry_out(&self, job: &Job) -> Result<(), KubeError> {
+    /// Writes a job; `status` has the fields of its pod's status, if they are decoded already.
+    async fn carry_out(&self, job: &Job, status: Option<Value>) -> Result<(), KubeError> {
         match job {
             Job::Node(json) => {
                 let work = self.write_own_node(json);
@@ -252,7 +215,7 @@ impl KubernetesWriter {
             }
             // Only etcd has a node configuration.
             Job::Configuration(_) => Ok(()),
-            Job::Pod(pod) => self.write_one_pod(pod).await,
+            Job::Pod(PodJob { report, .. }) => self.write_one_pod(report, status).await,
             Job::RemovePod { uid, name } => self.remove_mirror(name, Some(uid)).await,
             Job::Retain(uids) => self.remove_stale_mirrors(uids).await,
         }
@@ -298,40 +261,64 @@ impl KubernetesWriter {
         Ok(())
     }
 
-    async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
-        let mut ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        let host = self.cache().host(self.external_cloud);
-        if let Some(host) = host {
-            add_host_addresses(&mut ours, &host);
+    async fn write_one_pod(&self, report: &Arc<PodReport>, status: Option<Value>) -> Result<(), KubeError> {
+        let ours = self.own_status(report, status);
+        let Some(live) = self.server_pod(report).await? else { return Ok(()) };
+        let Some(live) = self.patch_pod(report, live, &ours).await? else { return Ok(()) };
+        if !report.is_static() && may_be_deleted(&live.0, report.termination.finished) {
+            return self.delete(&live).await;
         }
-        let PodFullName { name, namespace } = &pod.name;
-        let live = if pod.is_static {
-            self.ensure_mirror(pod, &ours).await?
-        } else {
-            match self.main.get(Resource::POD, Some(namespace), name).await {
-                Ok(live) => live.filter(|live| live.uid() == pod.uid),
-                // If pod-config still sees it, the authorizer has not seen it yet.
-                Err(error) if error.is_unrelated() && !self.is_on_server(&pod.uid) => None,
-                Err(error) => return Err(error),
-            }
-        };
-        // It is gone, or another pod of the name has come.
-        let Some(mut live) = live else { return Ok(()) };
-        if let Some(patch) = pod_status_patch(&live.0, &ours, pod.termination.stopped) {
-            let patch = (Patch::Strategic, &patch);
-            live = match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
-                Ok(live) => live,
-                // Deleted between the two calls, or replaced by another pod of the name, perhaps on another node.
-                Err(error) if error.is_not_found() || error.is_conflict() || error.is_of_another_node() => {
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-        }
-        if !pod.is_static && may_be_deleted(&live.0, pod.termination.finished) {
-            self.delete(&live).await?;
+        if !differs(&live.0, report, &ours) {
+            let version = live.0["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+            self.cache().record_written(report, version);
         }
         Ok(())
+    }
+
+    /// The status to write, with the addresses of the node.
+    fn own_status(&self, report: &PodReport, status: Option<Value>) -> OwnStatus {
+        let fields = status.unwrap_or_else(|| report.status.fields());
+        let mut ours = OwnStatus { host_network: report.pod.host_network, fields };
+        if let Some(addresses) = self.cache().host_addresses(self.external_cloud) {
+            add_host_addresses(&mut ours, addresses);
+        }
+        ours
+    }
+
+    /// The server's pod, or the mirror pod of a static pod, which is created if needed; `None`: it is gone, or another pod of the
+    /// name has come.
+    async fn server_pod(&self, report: &PodReport) -> Result<Option<Object>, KubeError> {
+        if report.is_static() {
+            return self.ensure_mirror(report).await;
+        }
+        let PodFullName { name, namespace } = &report.name;
+        match self.main.get(Resource::POD, Some(namespace), name).await {
+            Ok(live) => Ok(live.filter(|live| live.uid() == report.uid)),
+            // If pod-config still sees it, the authorizer has not seen it yet.
+            Err(error) if error.is_unrelated() && !self.is_on_server(&report.uid) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Patches the status of the server's pod `live`, if it differs. Returns the pod after that; `None`: it was deleted between
+    /// the two calls, or replaced by another pod of the name, perhaps on another node.
+    async fn patch_pod(
+        &self,
+        report: &PodReport,
+        live: Object,
+        ours: &OwnStatus,
+    ) -> Result<Option<Object>, KubeError> {
+        let Some(patch) = pod_status_patch(&live.0, ours, report.termination.stopped) else {
+            return Ok(Some(live));
+        };
+        let PodFullName { name, namespace } = &report.name;
+        let patch = (Patch::Strategic, &patch);
+        match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
+            Err(error) if error.is_not_found() || error.is_conflict() || error.is_of_another_node() => {
+                Ok(None)
+            }
+            patched => patched.map(Some),
+        }
     }
 
     /// Deletes this pod of the server at once, and no other of its name.
@@ -375,20 +362,19 @@ impl ControlPlaneWriter for KubernetesWriter {
         Ok(())
     }
 
-    async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
-        let is_static = pod.source != API;
-        let name = PodFullName::new(&pod.name, &pod.namespace);
-        let report = queue::Pod {
-            uid: pod.uid.clone(),
-            name,
-            seen: String::new(),
-            json: if is_static { pod.pod_json.to_vec() } else { reported(&pod.pod_json) },
-            is_static,
-            termination: pod.termination,
-        };
-        let last = LastReport { report: report.clone(), drifts: false };
-        self.cache().pods.insert(pod.uid.clone(), last);
-        self.put(Job::Pod(report), pod.urgent);
+    /// A mirror pod is made from its static pod.
+    fn writes_pods_of(&self, source: &str) -> bool {
+        source != API
+    }
+
+    async fn write_pod(&self, update: PodUpdate) -> Result<(), WriteError> {
+        let urgent = update.urgent;
+        let last = LastReport { report: Arc::clone(&update.report), server: ServerState::Unknown };
+        self.cache().pods.insert(update.report.uid.clone(), last);
+        // A report that has to wait is kept as text only.
+        let waits = self.queue().len() >= MAX_IN_PROGRESS;
+        let job = if waits { PodJob::from(update.report) } else { PodJob::from(update) };
+        self.put(Job::Pod(job), urgent);
         Ok(())
     }
 
@@ -397,8 +383,8 @@ impl ControlPlaneWriter for KubernetesWriter {
             GonePods::One(uid) => {
                 let last = self.cache().pods.remove(&uid);
                 // An API pod is gone from the server, or its last report says that it may be deleted.
-                if let Some(last) = last.filter(|last| last.report.is_static) {
-                    let name = last.report.name;
+                if let Some(last) = last.filter(|last| last.report.is_static()) {
+                    let name = last.report.name.clone();
                     self.put(Job::RemovePod { uid, name: name.clone() }, false);
                     self.requeue_static_pods(&name);
                 }

@@ -8,7 +8,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, Response};
 use keelson_config::Config;
 use keelson_kube_model::annotations;
-use keelson_node_status_core::Termination;
+use keelson_node_status_core::PodDocument;
 use keelson_service_kit::CancellationToken;
 use tokio::task::JoinHandle;
 
@@ -148,20 +148,21 @@ impl Drop for Server {
     }
 }
 
-fn report(name: &str, source: &str, phase: &str) -> PodReport {
+fn report(name: &str, source: &str, phase: &str) -> PodUpdate {
+    report_of(name, &format!("uid-of-{name}"), source, phase)
+}
+
+/// The report of a pod whose hash is its UID.
+fn report_of(name: &str, uid: &str, source: &str, phase: &str) -> PodUpdate {
     let pod = json!({
-        "metadata": {"name": name, "namespace": "default", "annotations": {"kubernetes.io/config.hash": format!("uid-of-{name}")}},
+        "metadata": {"name": name, "namespace": "default", "annotations": {"kubernetes.io/config.hash": uid}},
         "spec": {"containers": []}, "status": {"phase": phase},
     });
-    PodReport {
-        uid: format!("uid-of-{name}"),
-        namespace: "default".into(),
-        name: name.into(),
-        pod_json: pod.to_string().into_bytes().into(),
-        source: source.into(),
-        urgent: false,
-        termination: Termination::default(),
-    }
+    let json = pod.to_string();
+    let pod_json = json.as_bytes();
+    let document =
+        PodDocument { uid, namespace: "default", name, source, pod_json, ..PodDocument::default() };
+    PodUpdate { urgent: false, ..PodUpdate::first(&document, source != API).unwrap() }
 }
 
 /// Waits until nothing is queued and nothing is being written.
@@ -178,7 +179,7 @@ async fn written(writer: &KubernetesWriter) {
 async fn a_mirror_pod_is_created_without_reading_a_missing_pod() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
-    writer.write_pod(&report("web", "file", "Pending")).await.unwrap();
+    writer.write_pod(report("web", "file", "Pending")).await.unwrap();
     server
         .until("the mirror has its status", |s| Server::phase(s, "web").as_deref() == Some("Pending"))
         .await;
@@ -187,13 +188,13 @@ async fn a_mirror_pod_is_created_without_reading_a_missing_pod() {
     assert_eq!(server.requests("GET /api/v1/namespaces/default/pods/web"), 0);
 
     // A later report reads the mirror pod, which exists now, and creates no second one.
-    writer.write_pod(&report("web", "file", "Running")).await.unwrap();
+    writer.write_pod(report("web", "file", "Running")).await.unwrap();
     server.until("the status is changed", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
     assert_eq!(server.requests("POST /api/v1/namespaces/default/pods"), 1);
 
     // Another client deletes it.
     server.stored.lock().unwrap().pods.clear();
-    writer.write_pod(&report("web", "file", "Running")).await.unwrap();
+    writer.write_pod(report("web", "file", "Running")).await.unwrap();
     server
         .until("the mirror pod exists again", |s| Server::phase(s, "web").as_deref() == Some("Running"))
         .await;
@@ -209,24 +210,17 @@ async fn a_mirror_pod_is_created_without_reading_a_missing_pod() {
 async fn an_updated_static_pod_keeps_its_mirror_pod_until_the_old_one_is_gone() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
-    let of = |hash: &str, phase: &str| {
-        let mut report = report("web", "file", phase);
-        let mut pod: Value = serde_json::from_slice(&report.pod_json).unwrap();
-        pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = hash.into();
-        report.pod_json = pod.to_string().into_bytes().into();
-        report.uid = hash.into();
-        report
-    };
+    let of = |hash: &str, phase: &str| report_of("web", hash, "file", phase);
     let whose = |s: &Stored| {
         let pod = s.pods.get("default/web")?;
         Some(pod["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str()?.to_owned())
     };
-    writer.write_pod(&of("old", "Running")).await.unwrap();
+    writer.write_pod(of("old", "Running")).await.unwrap();
     server.until("there is a mirror", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
-    writer.write_pod(&of("new", "Pending")).await.unwrap();
+    writer.write_pod(of("new", "Pending")).await.unwrap();
     written(&writer).await;
     // The mirror pod is still that of the old instance, whose status may change.
-    writer.write_pod(&of("old", "Pending")).await.unwrap();
+    writer.write_pod(of("old", "Pending")).await.unwrap();
     server
         .until("the new status is written", |s| Server::phase(s, "web").as_deref() == Some("Pending"))
         .await;
@@ -246,7 +240,7 @@ async fn a_static_pod_with_the_name_of_another_nodes_pod_is_not_retried() {
     let server = Server::start().await;
     server.bind("web", "n2");
     let (writer, shutdown) = server.writer();
-    writer.write_pod(&report("web", "file", "Running")).await.unwrap();
+    writer.write_pod(report("web", "file", "Running")).await.unwrap();
     written(&writer).await;
     server.until("the server was asked", |s| s.requests.len() >= 2).await;
     assert_eq!(server.stored.lock().unwrap().pods["default/web"]["spec"]["nodeName"], "n2");
@@ -258,10 +252,10 @@ async fn reports_of_deleted_pods_leave_the_queue_and_delay_no_other() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
     for number in 0..255 {
-        writer.write_pod(&report(&format!("gone-{number}"), API, "Failed")).await.unwrap();
+        writer.write_pod(report(&format!("gone-{number}"), API, "Failed")).await.unwrap();
     }
     server.bind("here", "n1");
-    writer.write_pod(&report("here", API, "Running")).await.unwrap();
+    writer.write_pod(report("here", API, "Running")).await.unwrap();
     server
         .until("the pod that is here is written", |s| Server::phase(s, "here").as_deref() == Some("Running"))
         .await;
@@ -278,7 +272,7 @@ async fn a_pod_unknown_to_the_node_authorizer_is_retried_at_once() {
     let (writer, shutdown) = server.writer();
     // pod-config has it from its watch.
     writer.cache().on_server.insert("uid-of-new".into(), PodFullName::new("new", "default"));
-    writer.write_pod(&report("new", API, "Running")).await.unwrap();
+    writer.write_pod(report("new", API, "Running")).await.unwrap();
     server.until("it was refused", |s| s.requests.len() == 1).await;
     server.bind("new", "n1");
     server.until("it is written", |s| Server::phase(s, "new").as_deref() == Some("Running")).await;
@@ -300,7 +294,7 @@ async fn a_report_refused_on_every_try_is_dropped_while_others_succeed() {
         retry_after: 0,
     };
     let tries_of = async |code: u16, others: bool| {
-        writer.write_pod(&report("web", API, "Running")).await.unwrap();
+        writer.write_pod(report("web", API, "Running")).await.unwrap();
         let mut pause = RETRY_PAUSE;
         for tries in 1..=30 {
             let due = writer.queue().due().unwrap_or_else(Instant::now);

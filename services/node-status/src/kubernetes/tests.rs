@@ -1,5 +1,4 @@
 use keelson_config::Config;
-use keelson_node_status_core::Termination;
 
 use super::write_loop::{LONGEST_PAUSE, RETRY_PAUSE};
 use super::*;
@@ -16,14 +15,8 @@ fn writer() -> Arc<KubernetesWriter> {
 }
 
 fn pod(name: &str) -> Job {
-    Job::Pod(queue::Pod {
-        uid: name.into(),
-        name: PodFullName::new(name, "default"),
-        seen: String::new(),
-        json: Vec::new(),
-        is_static: false,
-        termination: Termination::default(),
-    })
+    let (uid, full_name) = (name.to_owned(), PodFullName::new(name, "default"));
+    Job::again(&Arc::new(PodReport { uid, name: full_name, source: API.into(), ..PodReport::default() }))
 }
 
 fn node() -> Job {

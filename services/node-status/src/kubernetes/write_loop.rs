@@ -21,7 +21,7 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How many jobs are in progress at a time, each of another pod.
-const MAX_IN_PROGRESS: usize = 8;
+pub(super) const MAX_IN_PROGRESS: usize = 8;
 /// How often a job is tried that is refused on its own account; with the pauses in between that takes about five minutes.
 pub(super) const TRIES: u32 = 10;
 
@@ -63,8 +63,9 @@ impl KubernetesWriter {
     }
 
     /// Carries out a job; no other of its slot is begun meanwhile.
-    async fn attempt(&self, pending: queue::Pending) -> (queue::Pending, Result<(), KubeError>) {
-        let result = self.carry_out(&pending.job).instrument(pending.span.clone()).await;
+    async fn attempt(&self, mut pending: queue::Pending) -> (queue::Pending, Result<(), KubeError>) {
+        let status = pending.job.take_status();
+        let result = self.carry_out(&pending.job, status).instrument(pending.span.clone()).await;
         (pending, result)
     }
 

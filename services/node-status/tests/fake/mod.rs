@@ -15,7 +15,7 @@ use futures_util::{Stream, StreamExt as _};
 use k8s_cri::v1::image_service_server::ImageServiceServer;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::Node;
-use keelson_node_status::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
+use keelson_node_status::{ControlPlaneWriter, GonePods, PodUpdate, ReportState, WriteError};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::common::v1::Synced;
@@ -431,8 +431,8 @@ impl ControlPlaneWriter for RecordingWriter {
         Ok(())
     }
 
-    async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
-        self.pods.lock().unwrap().push((pod.uid.clone(), pod.urgent));
+    async fn write_pod(&self, pod: PodUpdate) -> Result<(), WriteError> {
+        self.pods.lock().unwrap().push((pod.report.uid.clone(), pod.urgent));
         Ok(())
     }
 

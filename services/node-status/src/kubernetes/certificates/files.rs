@@ -2,19 +2,21 @@
 //! up yet. Each is replaced by rename, so that a killed process leaves a complete file. Also reads what init has handed over.
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use keelson_config::{CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes, ServiceName};
+use keelson_files::{Replacement, create_private_folder};
+use keelson_kube_model::base64;
 use keelson_node_status_core::certificates::{HeldCertificate, Subject};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::x509;
+
+/// Read by this user only, and on disk before the next step.
+const PRIVATE: Replacement<'_> = Replacement::new().mode(0o600).synced();
 
 /// A request that is not answered yet, with its key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -75,7 +77,7 @@ impl Files {
                     return None;
                 }
                 let encoded = kubeconfig["users"][0]["user"]["client-certificate-data"].as_str()?;
-                x509::read_chain(&STANDARD.decode(encoded).ok()?, kubeconfig["keelsonStored"] == true)
+                x509::read_chain(&base64::decode(encoded)?, kubeconfig["keelsonStored"] == true)
             }
         }
     }
@@ -116,19 +118,7 @@ impl Files {
 
 /// Replaces a file that only this user may read.
 fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
-    let write = || -> io::Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
-        let temporary = path.with_extension("new");
-        match fs::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|source| StoreError { path: path.to_owned(), source })
+    let folder = path.parent().map_or(Ok(()), create_private_folder);
+    let written = folder.and_then(|()| PRIVATE.write(path, content));
+    written.map_err(|source| StoreError { path: path.to_owned(), source })
 }

@@ -19,10 +19,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use keelson_config::{CertificateKind, Kubernetes as Settings};
 use keelson_kube_api::{Change, Follower, KubeApi, KubeError, Object, Range, Resource, WatchEvent};
+use keelson_kube_model::base64;
 use keelson_node_status_core::certificates::{
     ANSWER_TIMEOUT, Due, HeldCertificate, RequestReason, RequestState, Subject, backoff, client_subject, due,
     request_state, serving_subject, signing_request,
@@ -309,7 +308,8 @@ impl CertificateLoop {
                 (pending, None)
             }
         };
-        let request = STANDARD.encode(x509::request(&pending.key, wanted).map_err(RequestError::Create)?);
+        let request =
+            base64::encode(x509::request(&pending.key, wanted).map_err(RequestError::Create)?.as_bytes());
         if found.is_none() {
             let body = signing_request(self.kind, &pending.name, &request);
             let created = match api.create(REQUESTS, None, &body).await {
@@ -425,7 +425,7 @@ impl CertificateLoop {
         };
         let no_certificates =
             || RequestError::Invalid { name: name.clone(), source: X509Error::NoCertificates };
-        let pem = STANDARD.decode(encoded).map_err(|_| no_certificates())?;
+        let pem = base64::decode(&encoded).ok_or_else(no_certificates)?;
         let pem = String::from_utf8(pem).map_err(|_| no_certificates())?;
         let held = x509::check(self.kind, pem.as_bytes(), &pending.key, &pending.subject, now())
             .map_err(|source| RequestError::Invalid { name, source })?;

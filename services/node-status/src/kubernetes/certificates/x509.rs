@@ -3,9 +3,8 @@
 
 use std::net::IpAddr;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use keelson_config::CertificateKind;
+use keelson_kube_model::base64;
 use keelson_node_status_core::certificates::{HeldCertificate, Subject};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _, SanType};
 use serde_json::Value;
@@ -56,7 +55,7 @@ pub(super) fn request(key: &str, subject: &Subject) -> Result<String, X509Error>
 
 /// Whether a request, as an object of the API has it (base64 of PEM), is for a key in PEM.
 pub(super) fn is_for_key(request: &Value, key: &str) -> bool {
-    let pem = request.as_str().and_then(|encoded| STANDARD.decode(encoded).ok()).unwrap_or_default();
+    let pem = request.as_str().and_then(base64::decode).unwrap_or_default();
     let Some(Ok(block)) = Pem::iter_from_buffer(&pem).next() else { return false };
     let Ok((_, request)) = X509CertificationRequest::from_der(&block.contents) else { return false };
     KeyPair::from_pem(key).is_ok_and(|key| {
@@ -215,7 +214,7 @@ pub(super) mod tests {
         }
         check(CertificateKind::Client, signed(&key, &wanted, &client).as_bytes(), &key, &wanted, 1_500)
             .unwrap();
-        let submitted = Value::from(STANDARD.encode(request(&key, &wanted).unwrap()));
+        let submitted = Value::from(base64::encode(request(&key, &wanted).unwrap().as_bytes()));
         assert!(
             is_for_key(&submitted, &key)
                 && !is_for_key(&submitted, &other)
