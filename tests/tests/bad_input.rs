@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually, lines_with_event};
 use keelson_tests::waits::assert_not_scheduled;
 use keelson_tests::{
     LIMIT, events, is_ready, pods, running, sleeper, text, until_cause, until_event, until_explained,
@@ -26,7 +26,9 @@ async fn a_broken_manifest_keeps_its_pod_running_and_the_error_names_file_and_li
         .write_manifest("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n spec: [\n")
         .unwrap();
     until_event(&agent, "InvalidManifest", "web.yaml").await.unwrap();
-    assert!(agent.log().contains("web.yaml"), "the log names the file");
+    let log = agent.log();
+    let named = lines_with_event(&log, "manifest_error").iter().any(|line| line.contains("web.yaml"));
+    assert!(named, "the log names the file");
     let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
     assert!(sources.contains("web.yaml"), "{sources}");
     assert_eq!(running(&agent).await.unwrap(), before);
@@ -59,7 +61,11 @@ async fn explain_and_the_log_name_file_and_line_of_a_broken_manifest() {
     let no_yaml = |name: &str| format!("apiVersion: v1\nkind: Pod\nmetadata:\n\tname: {name}\n");
     for (line, web, new) in [(9, of_type("web"), of_type("new")), (4, no_yaml("web"), no_yaml("new"))] {
         let place = |file: &str| format!("{}:{line}:", agent.manifest_dir().join(file).display());
-        let in_log = |place: &str| agent.log().lines().any(|l| l.contains("WARN") && l.contains(place));
+        let in_log = |place: &str| {
+            let log = agent.log();
+            let errors = lines_with_event(&log, "manifest_error");
+            errors.iter().any(|line| line.contains("WARN") && line.contains(place))
+        };
         agent.write_manifest("web.yaml", &web).unwrap();
         let step = until_cause(&agent, "web", "source", "you", &place("web.yaml")).await.unwrap();
         assert_eq!(step["state"], "failed");

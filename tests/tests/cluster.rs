@@ -31,16 +31,7 @@ async fn a_node_registers_and_runs_the_pods_bound_to_it() {
     assert!(
         node["status"]["capacity"]["cpu"].is_string() && node["status"]["allocatable"]["pods"].is_string()
     );
-    let lease = || cluster.server.kubectl_json(&["-n", "kube-node-lease", "get", "lease", &cluster.node]);
-    cluster.until("there is a lease", || lease().is_ok()).await;
-    let first = lease().unwrap();
-    assert_eq!(first["spec"]["leaseDurationSeconds"], 8);
-    assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], node["metadata"]["uid"]);
-    cluster
-        .until("it is renewed", || {
-            lease().is_ok_and(|now| now["spec"]["renewTime"] != first["spec"]["renewTime"])
-        })
-        .await;
+    assert_lease_is_renewed(&cluster, &node).await;
 
     cluster.server.apply(&object("ConfigMap", "greeting", &json!({"text": "one"}))).unwrap();
     cluster.server.apply(&object("Secret", "key", &json!({"word": "hidden"}))).unwrap();
@@ -84,6 +75,26 @@ async fn a_node_registers_and_runs_the_pods_bound_to_it() {
         })
         .await;
 
+    assert_pods_end(&cluster).await;
+    cluster.agent.end().unwrap();
+}
+
+/// The node has a lease of 8 s that belongs to its Node and is renewed.
+async fn assert_lease_is_renewed(cluster: &Cluster, node: &Value) {
+    let lease = || cluster.server.kubectl_json(&["-n", "kube-node-lease", "get", "lease", &cluster.node]);
+    cluster.until("there is a lease", || lease().is_ok()).await;
+    let first = lease().unwrap();
+    assert_eq!(first["spec"]["leaseDurationSeconds"], 8);
+    assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], node["metadata"]["uid"]);
+    cluster
+        .until("it is renewed", || {
+            lease().is_ok_and(|now| now["spec"]["renewTime"] != first["spec"]["renewTime"])
+        })
+        .await;
+}
+
+/// The pod `web` and further ones end: by a graceful and a forced deletion, and by themselves.
+async fn assert_pods_end(cluster: &Cluster) {
     // Graceful: the object is deleted when nothing of the pod is left on the node.
     cluster.kubectl(&["delete", "pod", "web", "--timeout=60s"]);
     assert_eq!(running(&cluster.agent).await.unwrap().len(), 0);
@@ -104,7 +115,6 @@ async fn a_node_registers_and_runs_the_pods_bound_to_it() {
     let status =
         cluster.pod("once").unwrap()["status"]["containerStatuses"][0]["state"]["terminated"].clone();
     assert_eq!(status["exitCode"], 3);
-    cluster.agent.end().unwrap();
 }
 
 #[tokio::test]

@@ -93,15 +93,7 @@ async fn pods_start_and_end_during_a_two_minute_api_server_outage() {
     for name in &names {
         cluster.run(&sleeper(name));
     }
-    cluster.run(&with_command("again", "Always", "sleep 15; exit 1"));
-    cluster.run(&with_command("good", "Never", "sleep 30; exit 0"));
-    cluster.run(&with_command("bad", "OnFailure", "sleep 30; test -e /tmp/never"));
-    // Its deletion starts just before the outage and takes longer than that.
-    cluster.run(&with_command(
-        "leaving",
-        "Always",
-        "trap 'sleep 4; exit 0' TERM; while :; do sleep 0.1; done",
-    ));
+    run_pods_that_end(&cluster);
     cluster
         .until("the pods run", || {
             server_pods(&cluster).values().filter(|(phase, _)| phase == "Running").count() == names.len() + 4
@@ -117,24 +109,7 @@ async fn pods_start_and_end_during_a_two_minute_api_server_outage() {
         .await;
     cluster.server.kill();
 
-    let begun = Instant::now();
-    let mut churn = Churn { cluster: &cluster, turn: 0, present: BTreeSet::new() };
-    let mut victims =
-        [ServiceName::PodConfig, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::VolumeManager]
-            .into_iter();
-    while begun.elapsed() < OUTAGE {
-        churn.step();
-        if churn.turn.is_multiple_of(12)
-            && let Some(service) = victims.next()
-        {
-            assert!(cluster.agent.service(service).unwrap().signal(Signal::KILL));
-        }
-        tokio::time::sleep(CHANGE_INTERVAL).await;
-        assert_eq!(steady(&running(&cluster.agent).await.unwrap()), before, "turn {}", churn.turn);
-    }
-    assert_eq!(victims.next(), None, "each of them was killed");
-    let mirrors = churn.mirrors();
-    let came = churn.turn;
+    let (mirrors, came) = churn_during_outage(&cluster, &before).await;
     let now = node_pods(&cluster).await;
     assert_eq!(now.get("good").map(|(phase, _)| phase.as_str()), Some("Succeeded"), "{now:?}");
     assert!(now["again"].1 >= 2 && now["bad"].1 >= 1, "{now:?}");
@@ -168,6 +143,44 @@ async fn pods_start_and_end_during_a_two_minute_api_server_outage() {
     cluster.agent.end().unwrap();
 }
 
+/// Runs pods that restart, succeed, fail, or take long to end.
+fn run_pods_that_end(cluster: &Cluster) {
+    cluster.run(&with_command("again", "Always", "sleep 15; exit 1"));
+    cluster.run(&with_command("good", "Never", "sleep 30; exit 0"));
+    cluster.run(&with_command("bad", "OnFailure", "sleep 30; test -e /tmp/never"));
+    // Its deletion starts just before the outage and takes longer than that.
+    cluster.run(&with_command(
+        "leaving",
+        "Always",
+        "trap 'sleep 4; exit 0' TERM; while :; do sleep 0.1; done",
+    ));
+}
+
+/// Creates and deletes static pods and kills services for the length of the outage, while the steady pods run on. Returns
+/// the mirror pods that the server must have, and how many static pods were created.
+async fn churn_during_outage(
+    cluster: &Cluster,
+    before: &BTreeMap<String, Process>,
+) -> (BTreeSet<String>, usize) {
+    let begun = Instant::now();
+    let mut churn = Churn { cluster, turn: 0, present: BTreeSet::new() };
+    let mut victims =
+        [ServiceName::PodConfig, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::VolumeManager]
+            .into_iter();
+    while begun.elapsed() < OUTAGE {
+        churn.step();
+        if churn.turn.is_multiple_of(12)
+            && let Some(service) = victims.next()
+        {
+            assert!(cluster.agent.service(service).unwrap().signal(Signal::KILL));
+        }
+        tokio::time::sleep(CHANGE_INTERVAL).await;
+        assert_eq!(steady(&running(&cluster.agent).await.unwrap()), *before, "turn {}", churn.turn);
+    }
+    assert_eq!(victims.next(), None, "each of them was killed");
+    (churn.mirrors(), churn.turn)
+}
+
 fn with_volume(name: &str, volume: &Value) -> Value {
     let mut pod = sleeper(name);
     pod["spec"]["volumes"] = json!([volume]);
@@ -180,21 +193,7 @@ fn with_volume(name: &str, volume: &Value) -> Value {
 async fn a_node_that_reboots_during_a_partition_applies_changes_on_reconnect() {
     let scratch = Scratch::new().unwrap();
     let (mut cluster, relay) = Cluster::start_behind_relay(&scratch).await;
-    let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
-    for object in [
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("text"), "data": {"word": "one"}}),
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("key"), "stringData": {"word": "hidden"}}),
-    ] {
-        cluster.server.apply(&object).unwrap();
-    }
-    let mut of_set = sleeper("set-0");
-    of_set["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "set", "uid": "b7e9c6b0-0001"}]);
-    let web = with_volume("web", &json!({"name": "files", "configMap": {"name": "text"}}));
-    let keyed = with_volume("keyed", &json!({"name": "files", "secret": {"secretName": "key"}}));
-    for pod in [&web, &keyed, &of_set, &sleeper("ended"), &sleeper("gone")] {
-        cluster.run(pod);
-    }
+    run_pods_with_files(&cluster);
     cluster.agent.write_manifest("fixed.yaml", &static_pod("fixed")).unwrap();
     let mirror = format!("fixed-{}", cluster.node);
     let all = ["web", "keyed", "set-0", "ended", "gone", &mirror];
@@ -207,8 +206,7 @@ async fn a_node_that_reboots_during_a_partition_applies_changes_on_reconnect() {
     cluster.kubectl(&["delete", "pod", "ended", "--wait=false"]);
     cluster.kubectl(&["delete", "pod", "gone", "--force", "--grace-period=0"]);
     cluster.run(&sleeper("new"));
-    cluster.server.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("text"), "data": {"word": "two"}}))
-        .unwrap();
+    cluster.server.apply(&config_map("two")).unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(
         running(&cluster.agent).await.unwrap(),
@@ -220,25 +218,18 @@ async fn a_node_that_reboots_during_a_partition_applies_changes_on_reconnect() {
     replace_boot_id(&cluster.agent);
     cluster.agent.containerd_mut().restart().unwrap();
     cluster.agent.start().await.unwrap();
-    let here = async || -> BTreeSet<String> {
-        let now = running(&cluster.agent).await.unwrap_or_default();
-        now.keys().filter_map(|key| Some(key.split_once('/')?.0.to_owned())).collect()
-    };
     // The Secret was in memory only, and a StatefulSet's pod may have been replaced by now.
     let alone: BTreeSet<String> = ["web", "ended", "gone", &mirror].map(str::to_owned).into();
-    let started = eventually(LIMIT, "what may start alone runs", async || here().await == alone);
+    let started =
+        eventually(LIMIT, "what may start alone runs", async || running_pods(&cluster).await == alone);
     started.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
-    let sources = cluster.agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
-    assert!(sources.contains("a StatefulSet owns the pod"), "{sources}");
-    let explained = cluster.agent.keelson(&["explain", "pod", "-n", NAMESPACE, "keyed"]).await.unwrap();
-    let explained = keelson_tests::text(&explained);
-    assert!(explained.contains("key"), "it names the Secret: {explained}");
+    assert_waits_are_explained(&cluster).await;
 
     relay.heal();
     let wanted: BTreeSet<String> = ["web", "keyed", "set-0", "new", &mirror].map(str::to_owned).into();
     let mut last = String::new();
     let right = eventually(LIMIT, "the desired pods run, and the server has their status", async || {
-        let now = here().await;
+        let now = running_pods(&cluster).await;
         last = format!("{now:?} {:?}", server_pods(&cluster));
         now == wanted
             && wanted.iter().all(|name| cluster.is_ready(name))
@@ -261,4 +252,44 @@ async fn a_node_that_reboots_during_a_partition_applies_changes_on_reconnect() {
     .await
     .unwrap();
     cluster.agent.end().unwrap();
+}
+
+/// The ConfigMap `text` with this word.
+fn config_map(word: &str) -> Value {
+    let metadata = json!({"name": "text", "namespace": NAMESPACE});
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"word": word}})
+}
+
+/// Runs pods with files of a ConfigMap and a Secret, a pod of a StatefulSet, and two that are deleted later.
+fn run_pods_with_files(cluster: &Cluster) {
+    let metadata = json!({"name": "key", "namespace": NAMESPACE});
+    for object in [
+        config_map("one"),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"word": "hidden"}}),
+    ] {
+        cluster.server.apply(&object).unwrap();
+    }
+    let mut of_set = sleeper("set-0");
+    of_set["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "set", "uid": "b7e9c6b0-0001"}]);
+    let web = with_volume("web", &json!({"name": "files", "configMap": {"name": "text"}}));
+    let keyed = with_volume("keyed", &json!({"name": "files", "secret": {"secretName": "key"}}));
+    for pod in [&web, &keyed, &of_set, &sleeper("ended"), &sleeper("gone")] {
+        cluster.run(pod);
+    }
+}
+
+/// The names of the pods that run on the node.
+async fn running_pods(cluster: &Cluster) -> BTreeSet<String> {
+    let now = running(&cluster.agent).await.unwrap_or_default();
+    now.keys().filter_map(|key| Some(key.split_once('/')?.0.to_owned())).collect()
+}
+
+/// The command says why the other pods wait for the server.
+async fn assert_waits_are_explained(cluster: &Cluster) {
+    let sources = cluster.agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
+    assert!(sources.contains("a StatefulSet owns the pod"), "{sources}");
+    let explained = cluster.agent.keelson(&["explain", "pod", "-n", NAMESPACE, "keyed"]).await.unwrap();
+    let explained = keelson_tests::text(&explained);
+    assert!(explained.contains("key"), "it names the Secret: {explained}");
 }

@@ -42,17 +42,7 @@ fn review_token(cluster: &Cluster, scratch: &Path, token: &str) -> Value {
 async fn a_pod_gets_a_valid_service_account_token_and_service_variables() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch, |_| ()).await;
-    let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
-    let ports = json!([{"name": "sql", "port": 5432}]);
-    for (name, spec) in
-        [("data-base", json!({"ports": ports})), ("headless", json!({"clusterIP": "None", "ports": ports}))]
-    {
-        let service =
-            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(name), "spec": spec});
-        cluster.server.apply(&service).unwrap();
-    }
-    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "plain"}, "handler": "runc"});
-    cluster.server.apply(&class).unwrap();
+    create_services_and_runtime_class(&cluster);
     let mut web = pod_with_token("web");
     web["spec"]["runtimeClassName"] = "plain".into();
     cluster.run(&web);
@@ -71,23 +61,7 @@ async fn a_pod_gets_a_valid_service_account_token_and_service_variables() {
     let authority = command_output(&cluster, "web", &["cat", &format!("{at}/ca.crt")]).await;
     assert_eq!(authority, std::fs::read_to_string(cluster.server.ca_file()).unwrap().trim());
 
-    let environment = command_output(&cluster, "web", &["env"]).await;
-    let address = |name: &str, namespace: &str| {
-        let service = cluster.server.kubectl_json(&["-n", namespace, "get", "service", name]).unwrap();
-        service["spec"]["clusterIP"].as_str().unwrap().to_owned()
-    };
-    let (api, base) = (address("kubernetes", "default"), address("data-base", NAMESPACE));
-    for line in [
-        format!("KUBERNETES_SERVICE_HOST={api}"),
-        "KUBERNETES_SERVICE_PORT=443".to_owned(),
-        "KUBERNETES_SERVICE_PORT_HTTPS=443".to_owned(),
-        format!("DATA_BASE_SERVICE_HOST={base}"),
-        "DATA_BASE_SERVICE_PORT_SQL=5432".to_owned(),
-        format!("DATA_BASE_PORT_5432_TCP=tcp://{base}:5432"),
-    ] {
-        assert!(environment.lines().any(|l| l == line), "{line} is not in {environment}");
-    }
-    assert!(!environment.contains("HEADLESS_"), "{environment}");
+    assert_service_variables(&cluster).await;
 
     // Kills of services change nothing: the token file is the same, and the container is unaffected.
     let before = running(&cluster.agent).await.unwrap();
@@ -125,6 +99,42 @@ async fn a_pod_gets_a_valid_service_account_token_and_service_variables() {
     let after = running(&cluster.agent).await.unwrap();
     assert!(after.keys().all(|key| before.contains_key(key) || key.starts_with("alone/")), "{after:?}");
     cluster.agent.end().unwrap();
+}
+
+/// Creates the service `data-base`, one without an address, and the runtime class `plain`.
+fn create_services_and_runtime_class(cluster: &Cluster) {
+    let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
+    let ports = json!([{"name": "sql", "port": 5432}]);
+    for (name, spec) in
+        [("data-base", json!({"ports": ports})), ("headless", json!({"clusterIP": "None", "ports": ports}))]
+    {
+        let service =
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(name), "spec": spec});
+        cluster.server.apply(&service).unwrap();
+    }
+    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "plain"}, "handler": "runc"});
+    cluster.server.apply(&class).unwrap();
+}
+
+/// The pod `web` has the variables of the services that have an address.
+async fn assert_service_variables(cluster: &Cluster) {
+    let environment = command_output(cluster, "web", &["env"]).await;
+    let address = |name: &str, namespace: &str| {
+        let service = cluster.server.kubectl_json(&["-n", namespace, "get", "service", name]).unwrap();
+        service["spec"]["clusterIP"].as_str().unwrap().to_owned()
+    };
+    let (api, base) = (address("kubernetes", "default"), address("data-base", NAMESPACE));
+    for line in [
+        format!("KUBERNETES_SERVICE_HOST={api}"),
+        "KUBERNETES_SERVICE_PORT=443".to_owned(),
+        "KUBERNETES_SERVICE_PORT_HTTPS=443".to_owned(),
+        format!("DATA_BASE_SERVICE_HOST={base}"),
+        "DATA_BASE_SERVICE_PORT_SQL=5432".to_owned(),
+        format!("DATA_BASE_PORT_5432_TCP=tcp://{base}:5432"),
+    ] {
+        assert!(environment.lines().any(|l| l == line), "{line} is not in {environment}");
+    }
+    assert!(!environment.contains("HEADLESS_"), "{environment}");
 }
 
 #[tokio::test]

@@ -352,36 +352,10 @@ fn kill_and_wait(stack: &Stack, names: &[String]) {
 fn compose_nodes_survive_every_kill_and_leave_nothing_after_down() {
     let before = Snapshot::take();
     let mut stack = Stack::up();
-    // The containers are those of compose.yaml.
-    let all = stack.containers();
-    for (name, container) in &all {
-        if ONCE.iter().any(|once| name.starts_with(once)) {
-            assert_eq!(container["State"]["ExitCode"], 0, "{name}: {}", stack.log(name));
-        }
-    }
-    let lasting_containers = stack.lasting_containers();
-    assert_eq!((all.len(), lasting_containers.len()), (25, 19), "{:?}", all.keys());
-    for node in NODES {
-        stack.until_all_serve(node);
-    }
-    let all = stack.containers();
-    for name in all.keys() {
-        check_settings(name, &all, &stack.home);
-    }
-    for name in lasting_containers.keys() {
-        check_process(name, &all);
-    }
-
-    // Without init, each service is asked itself, and restarted by Docker.
+    check_containers(&stack);
+    check_services_without_init(&stack);
     let run_dir = stack.run_dir("node-1");
     let run_dir = run_dir.to_str().unwrap();
-    let output = stack.keelson(&["get", "services", "--run-dir", run_dir]);
-    assert!(text(&output).contains("each service was queried directly"), "{}", text(&output));
-    assert_eq!(stack.states("node-1")["init"], "stopped");
-    let process = main_pid(&stack.containers()["pod-sync-1"]);
-    let output = stack.keelson_ok(&["services", "restart", "pod-sync", "--run-dir", run_dir]);
-    assert_eq!(output, "service/pod-sync restarted\n");
-    assert_ne!(main_pid(&stack.containers()["pod-sync-1"]), process);
 
     // A pod on each node, through etcd.
     for (node, name) in NODES.into_iter().zip(["one", "two"]) {
@@ -409,22 +383,7 @@ fn compose_nodes_survive_every_kill_and_leave_nothing_after_down() {
     assert!(text(&output).contains("node-1 refuses every configuration under its key"), "{}", text(&output));
     assert!(!output.status.success());
 
-    // Each is killed in turn, on both nodes at once, and no pod is affected. The network containers last: nothing restores those.
-    let was: Vec<_> = NODES.map(processes).to_vec();
-    assert!(was.iter().all(|all| all.len() == 2), "{was:?}");
-    let kinds = stack.lasting_containers().into_keys().filter(|name| name != "node-1");
-    let kinds: Vec<String> = kinds.filter_map(|name| name.strip_suffix("-1").map(str::to_owned)).collect();
-    assert_eq!(kinds.len(), 8, "{kinds:?}");
-    let pairs = kinds.iter().map(|kind| vec![format!("{kind}-1"), format!("{kind}-2")]);
-    for names in [vec!["etcd".to_owned()]].into_iter().chain(pairs) {
-        kill_and_wait(&stack, &names);
-        for (node, pod) in NODES.into_iter().zip(["one", "two"]) {
-            stack.until_all_serve(node);
-            stack.until_ready(pod, &[node]);
-            check_mounts(&stack, node, pod);
-        }
-        assert_eq!(NODES.map(processes).to_vec(), was, "{names:?} were killed");
-    }
+    let was = kill_each_in_turn(&stack);
     // The restarted containerd works: a command runs in an old container, and a new pod starts.
     let output = stack.keelson_ok(&["exec", "one", "--run-dir", run_dir, "--", "cat", "/key/token"]);
     assert_eq!(output, "of-one");
@@ -439,6 +398,74 @@ fn compose_nodes_survive_every_kill_and_leave_nothing_after_down() {
     kill_and_wait(&stack, &NODES.map(str::to_owned));
     assert_eq!(NODES.map(processes).to_vec(), was);
 
+    take_down(&mut stack);
+    let marks = [stack.project.clone(), CGROUPS[0].to_owned(), CGROUPS[1].to_owned()];
+    if let Some(docker) = stack.docker.take() {
+        docker.stop().unwrap();
+    }
+    drop(stack);
+    let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
+    assert_eq!(before.left_of(&Snapshot::take(), &marks), Vec::<String>::new());
+}
+
+/// The containers are those of compose.yaml, and their services serve.
+fn check_containers(stack: &Stack) {
+    let all = stack.containers();
+    for (name, container) in &all {
+        if ONCE.iter().any(|once| name.starts_with(once)) {
+            assert_eq!(container["State"]["ExitCode"], 0, "{name}: {}", stack.log(name));
+        }
+    }
+    let lasting_containers = stack.lasting_containers();
+    assert_eq!((all.len(), lasting_containers.len()), (25, 19), "{:?}", all.keys());
+    for node in NODES {
+        stack.until_all_serve(node);
+    }
+    let all = stack.containers();
+    for name in all.keys() {
+        check_settings(name, &all, &stack.home);
+    }
+    for name in lasting_containers.keys() {
+        check_process(name, &all);
+    }
+}
+
+/// Without init, each service is asked itself, and restarted by Docker.
+fn check_services_without_init(stack: &Stack) {
+    let run_dir = stack.run_dir("node-1");
+    let run_dir = run_dir.to_str().unwrap();
+    let output = stack.keelson(&["get", "services", "--run-dir", run_dir]);
+    assert!(text(&output).contains("each service was queried directly"), "{}", text(&output));
+    assert_eq!(stack.states("node-1")["init"], "stopped");
+    let process = main_pid(&stack.containers()["pod-sync-1"]);
+    let output = stack.keelson_ok(&["services", "restart", "pod-sync", "--run-dir", run_dir]);
+    assert_eq!(output, "service/pod-sync restarted\n");
+    assert_ne!(main_pid(&stack.containers()["pod-sync-1"]), process);
+}
+
+/// Kills the containers in turn, on both nodes at once. No pod is affected. Returns the processes of the pods.
+///
+/// The network containers are left out: nothing restores those.
+fn kill_each_in_turn(stack: &Stack) -> Vec<BTreeSet<(String, ProcessId)>> {
+    let was: Vec<_> = NODES.map(processes).to_vec();
+    assert!(was.iter().all(|all| all.len() == 2), "{was:?}");
+    let kinds = stack.lasting_containers().into_keys().filter(|name| name != "node-1");
+    let kinds: Vec<String> = kinds.filter_map(|name| name.strip_suffix("-1").map(str::to_owned)).collect();
+    assert_eq!(kinds.len(), 8, "{kinds:?}");
+    let pairs = kinds.iter().map(|kind| vec![format!("{kind}-1"), format!("{kind}-2")]);
+    for names in [vec!["etcd".to_owned()]].into_iter().chain(pairs) {
+        kill_and_wait(stack, &names);
+        for (node, pod) in NODES.into_iter().zip(["one", "two"]) {
+            stack.until_all_serve(node);
+            stack.until_ready(pod, &[node]);
+            check_mounts(stack, node, pod);
+        }
+        assert_eq!(NODES.map(processes).to_vec(), was, "{names:?} were killed");
+    }
+    was
+}
+
+fn take_down(stack: &mut Stack) {
     let output = stack.xtask("down");
     assert!(output.contains("Both nodes are gone"), "{output}");
     stack.is_up = false;
@@ -448,11 +475,4 @@ fn compose_nodes_survive_every_kill_and_leave_nothing_after_down() {
         assert!(!left.contains(&stack.project), "{kind} {left}");
     }
     assert!(!stack.home.exists());
-    let marks = [stack.project.clone(), CGROUPS[0].to_owned(), CGROUPS[1].to_owned()];
-    if let Some(docker) = stack.docker.take() {
-        docker.stop().unwrap();
-    }
-    drop(stack);
-    let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
-    assert_eq!(before.left_of(&Snapshot::take(), &marks), Vec::<String>::new());
 }

@@ -53,6 +53,29 @@ fn packages_have_the_expected_contents_and_are_reproducible() {
         };
         assert_eq!(what, &format!("{mode} root/root"), "{path}");
     }
+    assert_files(&agent, &kubelet);
+
+    let unpacked = scratch.path().join("unpacked");
+    for package in first.values() {
+        command_output(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
+    }
+    units_run_only_what_is_there(&unpacked);
+    // Both manual pages are the same, with every flag.
+    let page =
+        command_output(Command::new("gzip").arg("-dc").arg(unpacked.join("usr/share/man/man8/kubelet.8.gz")));
+    for flag in ["config", "kubeconfig", "keelson-config", "max-pods", "resolve-only"] {
+        let option = format!("\\fB\\-\\-{}\\fR", flag.replace('-', "\\-"));
+        assert!(page.contains(&option), "{option} is not in\n{page}");
+    }
+    let conffiles =
+        command_output(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
+    let below_etc = agent.keys().filter(|path| path.starts_with("/etc/") && !path.ends_with('/'));
+    assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());
+    assert_relations(&first["keelson"], &first["keelson-kubelet"]);
+}
+
+/// The packages have the files that an installation needs.
+fn assert_files(agent: &BTreeMap<String, String>, kubelet: &BTreeMap<String, String>) {
     for path in [
         "/etc/keelson/keelson.yaml",
         "/etc/keelson/kubelet.yaml",
@@ -78,30 +101,17 @@ fn packages_have_the_expected_contents_and_are_reproducible() {
     assert!(kubelet.contains_key("/usr/lib/systemd/system/kubelet.service"));
     assert!(kubelet.contains_key("/usr/bin/kubelet -> ../libexec/keelson/keelson-init"), "{kubelet:#?}");
     assert!(kubelet.contains_key("/usr/share/man/man8/kubelet.8.gz -> keelson-init.8.gz"), "{kubelet:#?}");
+}
 
-    let unpacked = scratch.path().join("unpacked");
-    for package in first.values() {
-        command_output(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
-    }
-    units_run_only_what_is_there(&unpacked);
-    // Both manual pages are the same, with every flag.
-    let page =
-        command_output(Command::new("gzip").arg("-dc").arg(unpacked.join("usr/share/man/man8/kubelet.8.gz")));
-    for flag in ["config", "kubeconfig", "keelson-config", "max-pods", "resolve-only"] {
-        let option = format!("\\fB\\-\\-{}\\fR", flag.replace('-', "\\-"));
-        assert!(page.contains(&option), "{option} is not in\n{page}");
-    }
-    let conffiles =
-        command_output(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
-    let below_etc = agent.keys().filter(|path| path.starts_with("/etc/") && !path.ends_with('/'));
-    assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());
-    assert!(field(&first["keelson"], "Depends").starts_with("libc6 (>= 2."));
-    assert_eq!(field(&first["keelson-kubelet"], "Depends"), format!("keelson (= {VERSION})"));
+/// The packages relate to each other, and to the kubelet's package.
+fn assert_relations(agent: &Path, kubelet: &Path) {
+    assert!(field(agent, "Depends").starts_with("libc6 (>= 2."));
+    assert_eq!(field(kubelet, "Depends"), format!("keelson (= {VERSION})"));
     for relation in ["Conflicts", "Replaces"] {
-        assert_eq!(field(&first["keelson-kubelet"], relation), "kubelet");
+        assert_eq!(field(kubelet, relation), "kubelet");
     }
     // Before 1.30 kubeadm depends on `kubelet (>= 1.19.0)`.
-    let provided = field(&first["keelson-kubelet"], "Provides");
+    let provided = field(kubelet, "Provides");
     let version = provided.strip_prefix("kubelet (= ").and_then(|rest| rest.strip_suffix(')')).unwrap();
     assert!(KUBELET_VERSION.starts_with(&format!("v{version}+")), "{provided}");
     command_output(Command::new("dpkg").args(["--compare-versions", version, "ge", "1.19.0"]));

@@ -167,18 +167,7 @@ async fn an_etcd_pod_runs_is_reported_follows_its_key_and_is_deleted() {
     .await
     .unwrap();
 
-    // The shown manifest may be edited and applied; an edit of an older version is refused.
-    let mut shown = fleet.json(&["get", "pod", "web"]).await;
-    let older = fleet.file("older.json", &shown.to_string());
-    shown["metadata"]["labels"] = json!({"tier": "front"});
-    let newer = fleet.file("newer.json", &shown.to_string());
-    assert_eq!(fleet.keelson_ok(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
-    let (succeeded, output) = fleet.keelson(&["apply", "-f", &older]).await;
-    assert!(
-        !succeeded && output.contains(&format!("pod/web on {node} has changed since it was read")),
-        "{output}"
-    );
-    fleet.until_label_is_reported(&node).await;
+    assert_only_the_newest_edit_is_accepted(&fleet, &node).await;
 
     // No kill affects the container, not even of all services together with etcd.
     for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
@@ -210,6 +199,21 @@ async fn an_etcd_pod_runs_is_reported_follows_its_key_and_is_deleted() {
     for agent in fleet.nodes {
         agent.end().unwrap();
     }
+}
+
+/// The shown manifest may be edited and applied; an edit of an older version is refused.
+async fn assert_only_the_newest_edit_is_accepted(fleet: &Fleet, node: &str) {
+    let mut shown = fleet.json(&["get", "pod", "web"]).await;
+    let older = fleet.file("older.json", &shown.to_string());
+    shown["metadata"]["labels"] = json!({"tier": "front"});
+    let newer = fleet.file("newer.json", &shown.to_string());
+    assert_eq!(fleet.keelson_ok(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
+    let (succeeded, output) = fleet.keelson(&["apply", "-f", &older]).await;
+    assert!(
+        !succeeded && output.contains(&format!("pod/web on {node} has changed since it was read")),
+        "{output}"
+    );
+    fleet.until_label_is_reported(node).await;
 }
 
 #[tokio::test]

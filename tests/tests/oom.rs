@@ -134,18 +134,7 @@ async fn a_container_over_its_memory_limit_is_oom_killed_and_restarted_by_policy
         "Failed"
     );
 
-    // A process that is not the container's first one is killed alone, and counted.
-    let result = eventually(LIMIT, "the parent has seen its child's end", async || {
-        let log = agent.keelson(&["logs", "web", "-c", "parent"]).await.unwrap();
-        text(&log).contains("the child has ended with 137")
-    });
-    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    let mut reported = None;
-    let counted = eventually(LIMIT, "the killed child is counted", async || {
-        reported = oom_events(&agent, &key("web", "parent")).await;
-        reported >= Some(1.0)
-    });
-    counted.await.unwrap_or_else(|e| panic!("{e:#}: {reported:?}\n{}", agent.log_tail()));
+    until_child_is_counted(&agent, &key("web", "parent")).await;
     assert_eq!(oom_events(&agent, &key("web", "sibling")).await, Some(0.0));
 
     let now = running(&agent).await.unwrap();
@@ -158,6 +147,22 @@ async fn a_container_over_its_memory_limit_is_oom_killed_and_restarted_by_policy
     assert_eq!(now.len(), 4, "{now:#?}");
     calm.assert_untouched(&agent).await;
     agent.end().unwrap();
+}
+
+/// Waits until the child of the container `parent` is killed and counted: it is not the container's first process, so it
+/// is killed alone.
+async fn until_child_is_counted(agent: &Agent, parent: &str) {
+    let result = eventually(LIMIT, "the parent has seen its child's end", async || {
+        let log = agent.keelson(&["logs", "web", "-c", "parent"]).await.unwrap();
+        text(&log).contains("the child has ended with 137")
+    });
+    result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let mut reported = None;
+    let counted = eventually(LIMIT, "the killed child is counted", async || {
+        reported = oom_events(agent, parent).await;
+        reported >= Some(1.0)
+    });
+    counted.await.unwrap_or_else(|e| panic!("{e:#}: {reported:?}\n{}", agent.log_tail()));
 }
 
 fn oom_killed(terminated: &Value) {

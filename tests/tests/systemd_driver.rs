@@ -129,32 +129,11 @@ fn pod_slices_survive_a_daemon_reload_and_the_death_of_the_agent() {
             let systemds = cgroups.lines().find(|l| l.contains(":name=systemd:") || l.starts_with("0::/"));
             assert!(systemds.unwrap().ends_with(&end), "{end}\n{cgroups}");
         }
-        let is_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-        let memory = if is_v2 { "MemoryMax" } else { "MemoryLimit" };
-        let as_wanted = || {
-            assert_eq!(property(&of_bound, memory), (64 << 20).to_string());
-            assert_eq!(property(&of_bound, "CPUQuotaPerSecUSec"), "500ms");
-            let file = if is_v2 { "memory.max" } else { "memory.limit_in_bytes" };
-            let dirs = systemctl(&["show", "--property", "ControlGroup", "--value", &of_bound]);
-            let mount = if is_v2 { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
-            let text = fs::read_to_string(format!("{mount}{}/{file}", dirs.trim())).unwrap();
-            assert_eq!(text.trim(), (64 << 20).to_string());
-        };
-        as_wanted();
+        assert_limits(&of_bound);
         systemctl(&["daemon-reload"]);
-        as_wanted();
+        assert_limits(&of_bound);
 
-        // Statistics include containers in scopes.
-        let mut last = Value::Null;
-        let summary = format!("{}/stats/summary", agent.api_url());
-        eventually(LIMIT, "both pods' containers are measured", async || {
-            last = serde_json::from_str(&http::get_ok(&summary).await.unwrap()).unwrap();
-            let pods = last["pods"].as_array().map_or(&[][..], Vec::as_slice);
-            pods.len() == 2
-                && pods.iter().all(|pod| pod["containers"][0]["memory"]["workingSetBytes"].as_u64() > Some(0))
-        })
-        .await
-        .unwrap_or_else(|e| panic!("{e:#}\n{last:#}"));
+        until_measured(&agent).await;
 
         // An existing slice is adopted, and the next pod gets a new one.
         let process = agent.service(ServiceName::ResourceManager).unwrap();
@@ -163,7 +142,7 @@ fn pod_slices_survive_a_daemon_reload_and_the_death_of_the_agent() {
         until_ready(&agent, &["bound", "free", "late"]).await.unwrap();
         let now = running(&agent).await.unwrap();
         assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{before:?} {now:?}");
-        as_wanted();
+        assert_limits(&of_bound);
 
         assert_eq!(slices().len(), 3, "{:?}", slices());
         for name in ["bound", "free", "late"] {
@@ -179,4 +158,31 @@ fn pod_slices_survive_a_daemon_reload_and_the_death_of_the_agent() {
         agent.end().unwrap();
     });
     fs::write(passed, "").unwrap();
+}
+
+/// systemd and the kernel have the limits of half a core and 64 MiB for a slice.
+fn assert_limits(slice: &str) {
+    let is_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let memory = if is_v2 { "MemoryMax" } else { "MemoryLimit" };
+    assert_eq!(property(slice, memory), (64 << 20).to_string());
+    assert_eq!(property(slice, "CPUQuotaPerSecUSec"), "500ms");
+    let file = if is_v2 { "memory.max" } else { "memory.limit_in_bytes" };
+    let dirs = systemctl(&["show", "--property", "ControlGroup", "--value", slice]);
+    let mount = if is_v2 { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
+    let text = fs::read_to_string(format!("{mount}{}/{file}", dirs.trim())).unwrap();
+    assert_eq!(text.trim(), (64 << 20).to_string());
+}
+
+/// Waits until the statistics include both pods' containers, which are in scopes.
+async fn until_measured(agent: &Agent) {
+    let mut last = Value::Null;
+    let summary = format!("{}/stats/summary", agent.api_url());
+    eventually(LIMIT, "both pods' containers are measured", async || {
+        last = serde_json::from_str(&http::get_ok(&summary).await.unwrap()).unwrap();
+        let pods = last["pods"].as_array().map_or(&[][..], Vec::as_slice);
+        pods.len() == 2
+            && pods.iter().all(|pod| pod["containers"][0]["memory"]["workingSetBytes"].as_u64() > Some(0))
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{last:#}"));
 }

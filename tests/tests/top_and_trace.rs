@@ -186,33 +186,8 @@ async fn trace_pod_shows_spans_of_every_service_except_a_killed_one() {
     for name in ["/PreparePod", "/EnsureImage", "report pod status"] {
         span(&trace, name);
     }
-    // Child spans begin within the action, and the last one ends with it; 5 ms allow for the difference of two clocks.
-    let slack = 5_000_000;
-    let end = |s: &Value| s["offsetNanos"].as_i64().unwrap() + s["durationNanos"].as_i64().unwrap();
-    let action = span(&trace, "sync pod");
-    let children: Vec<&Value> = spans.iter().filter(|s| s["parentSpanId"] == action["spanId"]).collect();
-    assert!(children.len() >= 5, "{trace:#}");
-    for child in children {
-        let from = child["offsetNanos"].as_i64().unwrap();
-        assert!(
-            from + slack >= action["offsetNanos"].as_i64().unwrap() && end(child) <= end(action) + slack,
-            "{child:#} {action:#}"
-        );
-        assert_eq!(child["depth"].as_i64(), action["depth"].as_i64().map(|depth| depth + 1), "{child:#}");
-    }
-    let total = trace["durationNanos"].as_i64().unwrap();
-    assert!(total > 0 && total <= took, "{total} {took}");
-    assert_eq!(spans.iter().map(end).max(), Some(total), "{trace:#}");
-
-    let drawn = agent.keelson(&["trace", "pod", "web"]).await.unwrap();
-    let text = String::from_utf8(drawn.stdout).unwrap();
-    assert!(text.lines().next().unwrap().contains("in default: ready after "), "{text}");
-    assert!(
-        text.lines().any(|line| line.starts_with("runtime-shim ")
-            && line.contains("RunPodSandbox")
-            && line.ends_with('█')),
-        "{text}"
-    );
+    assert_spans_nest(&trace, took);
+    assert_waterfall(&agent).await;
 
     // A killed process loses its spans; those of the others stay.
     let process = agent.service(ServiceName::RuntimeShim).unwrap();
@@ -235,4 +210,38 @@ async fn trace_pod_shows_spans_of_every_service_except_a_killed_one() {
     assert!(offset(&next, "/RunPodSandbox") > 0, "{next:#}");
     assert_ne!(next["traceId"], trace["traceId"]);
     agent.end().unwrap();
+}
+
+/// The spans are within the spans that they are parts of, and all of them within the time `took`, in nanoseconds.
+fn assert_spans_nest(trace: &Value, took: i64) {
+    let spans = trace["spans"].as_array().unwrap();
+    // Child spans begin within the action, and the last one ends with it; 5 ms allow for the difference of two clocks.
+    let slack = 5_000_000;
+    let end = |s: &Value| s["offsetNanos"].as_i64().unwrap() + s["durationNanos"].as_i64().unwrap();
+    let action = span(trace, "sync pod");
+    let children: Vec<&Value> = spans.iter().filter(|s| s["parentSpanId"] == action["spanId"]).collect();
+    assert!(children.len() >= 5, "{trace:#}");
+    for child in children {
+        let from = child["offsetNanos"].as_i64().unwrap();
+        assert!(
+            from + slack >= action["offsetNanos"].as_i64().unwrap() && end(child) <= end(action) + slack,
+            "{child:#} {action:#}"
+        );
+        assert_eq!(child["depth"].as_i64(), action["depth"].as_i64().map(|depth| depth + 1), "{child:#}");
+    }
+    let total = trace["durationNanos"].as_i64().unwrap();
+    assert!(total > 0 && total <= took, "{total} {took}");
+    assert_eq!(spans.iter().map(end).max(), Some(total), "{trace:#}");
+}
+
+async fn assert_waterfall(agent: &Agent) {
+    let drawn = agent.keelson(&["trace", "pod", "web"]).await.unwrap();
+    let text = String::from_utf8(drawn.stdout).unwrap();
+    assert!(text.lines().next().unwrap().contains("in default: ready after "), "{text}");
+    assert!(
+        text.lines().any(|line| line.starts_with("runtime-shim ")
+            && line.contains("RunPodSandbox")
+            && line.ends_with('█')),
+        "{text}"
+    );
 }

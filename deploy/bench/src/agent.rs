@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use keelson_config::ServiceName;
-use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
-use keelson_proto::keelson::pod_sync::v1::{ExplainPodRequest, ListPodsRequest};
 use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, eventually};
-use serde::Deserialize;
-use tonic::transport::{Channel, Endpoint};
 
+use crate::pod_list::PodList;
 use crate::pods::{NAMESPACE, Pod, Staged, flood, markers};
 use crate::runtime::{self, Cri};
 use crate::usage::{Flow, Named};
@@ -29,17 +26,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// How long a pod's process may take to end, seen every so often.
 const GONE_POLL: Duration = Duration::from_millis(2);
 
-/// Between two questions whether all pods are Ready.
-const READY_POLL: Duration = Duration::from_millis(10);
-
 /// Between two looks whether everything is removed.
 const REMOVED_POLL: Duration = Duration::from_millis(200);
-
-/// Between two questions whether one pod is adopted.
-const ADOPTED_POLL: Duration = Duration::from_millis(2);
-
-/// How long pod-sync may take to answer.
-const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The agent and its folders.
 #[derive(Debug)]
@@ -109,7 +97,7 @@ impl Subject {
         spec.write()
     }
 
-    /// Ends the agent; pods go on.
+    /// Ends the agent; pods keep running.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         self.agent.stop().await
     }
@@ -161,7 +149,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Removes the manifest of `pod`; returns how long its process goes on.
+    /// Removes the manifest of `pod`. Returns how long its process keeps running.
     pub async fn remove_one(&self, pod: &Pod, process: ProcessId) -> anyhow::Result<Duration> {
         ensure!(process.is_alive(), "the pod {} has ended before its manifest was removed", pod.name);
         let begun = Instant::now();
@@ -218,7 +206,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Kills init and all services at once and starts init again. Fails when a container has noticed.
+    /// Kills init and all services at once and starts init again. Fails if a container was affected.
     pub async fn recover(&mut self, pods: &[Pod], seen: &[Seen]) -> anyhow::Result<Recovery> {
         let before = runtime::ids(&mut self.cri()).await?;
         let services = self.services()?;
@@ -309,135 +297,9 @@ async fn settle() {
     tokio::time::sleep(SETTLE).await;
 }
 
-/// What pod-sync says of its pods.
-#[derive(Debug, Clone)]
-struct PodList {
-    client: PodSyncClient<Channel>,
-    node: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PodView {
-    status: StatusView,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StatusView {
-    conditions: Vec<ConditionView>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ConditionView {
-    r#type: String,
-    status: String,
-}
-
-impl PodList {
-    fn new(socket: &Path, node: &str) -> anyhow::Result<Self> {
-        let endpoint = Endpoint::try_from(format!("unix:{}", socket.display()))?;
-        Ok(Self { client: PodSyncClient::new(endpoint.connect_lazy()), node: node.to_owned() })
-    }
-
-    /// The name that a pod from a manifest has on this node.
-    fn full_name(&self, pod: &Pod) -> String {
-        format!("{}-{}", pod.name, self.node)
-    }
-
-    /// The names of the pods that are Ready.
-    async fn ready(&self) -> anyhow::Result<HashSet<String>> {
-        tokio::time::timeout(LIST_LIMIT, self.list_ready()).await.context("ListPods hangs")?
-    }
-
-    async fn list_ready(&self) -> anyhow::Result<HashSet<String>> {
-        let mut client = self.client.clone();
-        let mut stream = client.list_pods(ListPodsRequest {}).await?.into_inner();
-        let mut names = HashSet::new();
-        while let Some(document) = stream.message().await? {
-            if is_ready(&document.pod_json)? {
-                names.insert(document.name);
-            }
-        }
-        Ok(names)
-    }
-
-    async fn wait_ready(&self, pods: &[Pod], limit: Duration) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        loop {
-            let listed = self.ready().await;
-            let count = listed
-                .as_ref()
-                .map_or(0, |ready| pods.iter().filter(|pod| ready.contains(&self.full_name(pod))).count());
-            if count == pods.len() {
-                return Ok(());
-            }
-            if begun.elapsed() >= limit {
-                listed.context("pod-sync does not answer")?;
-                bail!("{count} of {} pods are Ready after {} s", pods.len(), limit.as_secs());
-            }
-            tokio::time::sleep(READY_POLL).await;
-        }
-    }
-
-    /// Waits until pod-sync says of each container that it runs, which it never knows from before.
-    async fn wait_adopted(&self, pods: &[Pod], limit: Duration) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        for pod in pods {
-            while !self.is_adopted(pod).await? {
-                ensure!(
-                    begun.elapsed() < limit,
-                    "pod-sync has not seen the container of {} in {} s",
-                    self.full_name(pod),
-                    limit.as_secs()
-                );
-                tokio::time::sleep(ADOPTED_POLL).await;
-            }
-        }
-        Ok(())
-    }
-
-    async fn is_adopted(&self, pod: &Pod) -> anyhow::Result<bool> {
-        let mut client = self.client.clone();
-        let request = ExplainPodRequest {
-            namespace: NAMESPACE.to_owned(),
-            name: self.full_name(pod),
-            uid: String::new(),
-        };
-        let answer = tokio::time::timeout(LIST_LIMIT, client.explain_pod(request)).await;
-        let steps = answer.context("ExplainPod hangs")??.into_inner().steps;
-        Ok(steps.iter().any(|step| step.name == "container" && step.state == "done"))
-    }
-}
-
-/// Whether the condition Ready of this Pod is True.
-fn is_ready(pod_json: &[u8]) -> anyhow::Result<bool> {
-    let pod: PodView = serde_json::from_slice(pod_json).context("pod-sync lists something that is no pod")?;
-    Ok(pod
-        .status
-        .conditions
-        .iter()
-        .any(|condition| condition.r#type == "Ready" && condition.status == "True"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_condition_ready_makes_a_pod_ready() {
-        let with = |kind: &str, status: &str| {
-            let pod = format!(
-                r#"{{"spec":{{}},"status":{{"conditions":[{{"type":"{kind}","status":"{status}"}}]}}}}"#
-            );
-            is_ready(pod.as_bytes()).unwrap()
-        };
-        assert!(with("Ready", "True"));
-        assert!(!with("Ready", "False"));
-        assert!(!with("ContainersReady", "True"));
-        assert!(!is_ready(br#"{"metadata":{}}"#).unwrap());
-        assert!(is_ready(b"").is_err());
-    }
 
     #[test]
     fn more_pods_may_take_longer() {

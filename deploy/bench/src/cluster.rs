@@ -7,7 +7,7 @@ use keelson_testkit::{Agent, KubeApiServer, KubeOptions, eventually};
 
 use crate::progress::Progress;
 
-/// Where everything that is measured stands.
+/// The namespace of everything that is measured.
 pub const NAMESPACE: &str = "bench";
 /// How long the node may take to be registered.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(300);

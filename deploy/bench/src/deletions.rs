@@ -1,6 +1,6 @@
 //! How long pods take to go that are all deleted through the API at once: from just before the server is asked until it has none
 //! of them any more. Each has a token of its service account, as most pods of a cluster have, five seconds of grace, and a process
-//! that ends when it is told to.
+//! that ends on SIGTERM.
 //!
 //! The floor is the same number of pods that no node has: what the server itself takes.
 
@@ -12,8 +12,8 @@ use keelson_testkit::{BUSYBOX_IMAGE, KubeApiServer, eventually};
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::api_figures::Deletions;
 use crate::cluster::{Cluster, NAMESPACE};
-use crate::figures::Deletions;
 use crate::progress::Progress;
 
 /// How long all pods may take to come and to go.

@@ -10,11 +10,12 @@ use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, eventually};
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::api_figures::Edits;
 use crate::cluster::{Cluster, NAMESPACE};
-use crate::figures::{Edits, Times};
+use crate::figures::Times;
 use crate::progress::Progress;
 
-/// How long one edit may take; a kubelet that is not told looks about once a minute.
+/// How long one edit may take; a kubelet without a watch polls about once a minute.
 const EDIT_LIMIT: Duration = Duration::from_secs(120);
 /// Between two looks at the file.
 const LOOK: Duration = Duration::from_millis(1);

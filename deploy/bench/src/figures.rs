@@ -41,19 +41,24 @@ pub struct Report {
     pub gone: Vec<f64>,
     /// Seconds from the kill of the whole agent until all pods are Ready again.
     pub recovery: Vec<f64>,
-    /// Seconds from the same kill until every container was seen anew.
+    /// Seconds from the same kill until every container was seen again.
     pub adoption: Vec<f64>,
     /// By service.
     pub pss_kib: BTreeMap<String, u64>,
     /// `None` when it was left out.
     pub idle: Option<Idle>,
-    /// MB/s that a flood wrote while the floor's pods came up; one for each round beside a flood.
+    /// MB/s that a flood wrote while the floor's pods came up; one for each round with a flood.
     pub flood_floor: Vec<f64>,
     /// The same while the agent's pods came up.
     pub flood_agent: Vec<f64>,
 }
 
 impl Times {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.seconds.len()
+    }
+
     /// Times in any order.
     pub fn new(times: impl Iterator<Item = Duration>) -> Self {
         let mut seconds: Vec<f64> = times.map(|time| time.as_secs_f64()).collect();
@@ -86,7 +91,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Three digits behind the point are more than can be repeated.
-fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
@@ -103,86 +108,6 @@ impl Idle {
     /// What the agent costs containerd.
     fn runtime(&self) -> f64 {
         self.runtime_with - self.runtime_without
-    }
-}
-
-/// How long pods took to go that were all deleted through the API at once.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Deletions {
-    /// How many.
-    pub pods: usize,
-    /// One for each round.
-    pub times: Vec<Duration>,
-    /// The same of pods that no node has.
-    pub floor: Vec<Duration>,
-}
-
-impl Deletions {
-    fn medians(&self) -> (f64, f64) {
-        let median = |times: &[Duration]| Times::new(times.iter().copied()).percentile(50);
-        (median(&self.times), median(&self.floor))
-    }
-
-    /// One line.
-    pub fn json(&self) -> String {
-        let (deleted, floor) = self.medians();
-        json!({
-            "n": self.pods,
-            "rounds": self.times.len(),
-            "deleted_s": rounded(deleted),
-            "floor_deleted_s": rounded(floor),
-        })
-        .to_string()
-    }
-
-    /// For a person.
-    pub fn table(&self) -> String {
-        let (deleted, floor) = self.medians();
-        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.len(), "round"));
-        render(&[
-            [heading, "measured".to_owned(), "target".to_owned()],
-            row("deleted through the API until all are gone there", format!("{deleted:.2} s"), ""),
-            row("  the server alone, of pods that no node has", format!("{floor:.2} s"), ""),
-        ])
-    }
-}
-
-/// How long edits of ConfigMaps took to the files of pods.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Edits {
-    /// Pods, each with a ConfigMap of its own.
-    pub pods: usize,
-    /// One for each edit.
-    pub times: Times,
-}
-
-impl Edits {
-    fn milliseconds(&self, percent: usize) -> f64 {
-        rounded(self.times.percentile(percent) * 1000.0)
-    }
-
-    /// One line.
-    pub fn json(&self) -> String {
-        json!({
-            "n": self.pods,
-            "edits": self.times.seconds.len(),
-            "edit_p50_ms": self.milliseconds(50),
-            "edit_p99_ms": self.milliseconds(99),
-            "edit_max_ms": self.milliseconds(100),
-        })
-        .to_string()
-    }
-
-    /// For a person.
-    pub fn table(&self) -> String {
-        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.seconds.len(), "edit"));
-        let ms = |percent| format!("{:.0} ms", self.milliseconds(percent));
-        render(&[
-            [heading, "measured".to_owned(), "target".to_owned()],
-            row("edit at the API server to the file: half of them", ms(50), ""),
-            row("  99 %", ms(99), "1000 ms"),
-            row("  the longest", ms(100), ""),
-        ])
     }
 }
 
@@ -318,7 +243,8 @@ fn percent(value: f64) -> String {
     format!("{value:.2} %")
 }
 
-fn row(name: &str, measured: String, target: &str) -> [String; 3] {
+/// A row of a table: name, measured value, target.
+pub fn row(name: &str, measured: String, target: &str) -> [String; 3] {
     [name.to_owned(), measured, target.to_owned()]
 }
 
@@ -353,7 +279,7 @@ impl Targets {
 }
 
 /// Names to the left, figures to the right, under a heading with a line.
-fn render(rows: &[[String; 3]]) -> String {
+pub fn render(rows: &[[String; 3]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let (first, second, third) = (width(0), width(1), width(2));
     let mut text = String::new();

@@ -1,5 +1,5 @@
 //! The files of the host that containers mount. The agent makes them for its pods; for the floor they are
-//! made anew, beside the agent's, before the clock starts.
+//! created again, next to the agent's, before the clock starts.
 
 use std::fs;
 use std::io::ErrorKind;

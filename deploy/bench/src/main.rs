@@ -1,7 +1,7 @@
 //! `keelson-bench`: how fast the agent brings pods up and down, and what it costs while it has nothing to
 //! do.
 //!
-//! - **Floor.** Once, a recording proxy stands between agent and containerd. What the agent asked for each
+//! - **Floor.** Once, a recording proxy is between agent and containerd. The requests of the agent for each
 //!   pod is then sent straight to containerd by 8 workers: no agent on this machine can be faster than that.
 //! - **Alternating rounds.** Floor and agent take turns, and the figures are medians over the rounds. The
 //!   agent is stopped while the floor runs, because it would end pods that it does not know.
@@ -20,6 +20,7 @@
 
 mod agent;
 mod api;
+mod api_figures;
 mod capture;
 mod cgroups;
 mod cluster;
@@ -29,6 +30,7 @@ mod edits;
 mod figures;
 mod floor;
 mod host_files;
+mod pod_list;
 mod pods;
 mod progress;
 mod proxy;

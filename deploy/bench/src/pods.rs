@@ -1,4 +1,4 @@
-//! The pods that are measured: small, equal, and told apart from outside.
+//! The pods that are measured: small, equal, and distinguishable from outside.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub fn flood() -> Pod {
     Pod { floods: true, ..pods.remove(0) }
 }
 
-/// Pods with fresh names: one name never stands for two pods in a run.
+/// Pods with new names: no two pods of a run have the same name.
 pub fn fresh(count: usize) -> Vec<Pod> {
     let first = LOWEST_MARKER + fastrand::u64(..2_000_000) * 1_000;
     numbered(first, count)
@@ -86,7 +86,7 @@ spec:
     }
 }
 
-/// Manifests that wait beside the manifest folder, on the same filesystem.
+/// Manifests that wait next to the manifest folder, on the same filesystem.
 #[derive(Debug)]
 pub struct Staged {
     moves: Vec<(PathBuf, PathBuf)>,

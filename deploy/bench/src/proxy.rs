@@ -85,7 +85,7 @@ async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Res
     let service = service_fn(move |request| forward(sender.clone(), recorder.clone(), request));
     let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service);
-    // When one has ended, well or not, the other has nobody left to speak to.
+    // When one side has ended, with or without an error, the other has no peer any more.
     tokio::select! {
         _ = server => {}
         _ = driver => {}

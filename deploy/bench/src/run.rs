@@ -17,7 +17,7 @@ use crate::proxy::Proxy;
 use crate::usage::{self, Flow, Named};
 use crate::watch::{Seen, Watch};
 
-/// Pods that have just started still cost; memory is looked at after this.
+/// Pods that have just started still use resources; memory is measured after this time.
 const REST: Duration = Duration::from_secs(10);
 
 /// The name under which containerd's CPU time is kept.
@@ -36,7 +36,7 @@ pub struct Plan {
     pub flood: bool,
 }
 
-/// What stands straight at containerd.
+/// The floors: pods that are started directly at containerd.
 struct Floors {
     pods: Floor,
     flood: Option<Floor>,

@@ -41,7 +41,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts looking for one process per marker; whatever runs now has been looked at when this returns.
+    /// Starts to look for one process per marker. All processes that run now have been read when this returns.
     pub fn start(markers: Vec<String>) -> anyhow::Result<Self> {
         let wanted = markers.len();
         // As many places as messages: sending never waits.
@@ -134,7 +134,7 @@ impl Scanner {
             known.had_arguments |= !cmdline.is_empty();
             known.settled = known.is_settled(&cmdline, now);
             let Some(marker) = wanted_argument(&cmdline, &self.wanted) else { continue };
-            // One that has ended since goes on being looked for: its container may be started again.
+            // A process that has ended since is still looked for: its container may be restarted.
             let Some(process) = ProcessId::of(pid) else { continue };
             self.wanted.remove(&marker);
             found.push(Seen { marker: String::from_utf8_lossy(&marker).into_owned(), process, at: now });
@@ -151,7 +151,7 @@ fn wanted_argument(cmdline: &[u8], wanted: &HashSet<Vec<u8>>) -> Option<Vec<u8>>
 }
 
 impl Known {
-    /// Whether a process with this command line will go on running the program that it runs.
+    /// Whether a process with this command line keeps running its program.
     fn is_settled(&self, cmdline: &[u8], now: Instant) -> bool {
         // In the middle of execve(2) there are no arguments; kernel threads never have any.
         let executing = cmdline.is_empty() && self.had_arguments;

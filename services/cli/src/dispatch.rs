@@ -21,80 +21,86 @@ pub(crate) async fn run(mut cli: Cli) -> Result<(), CliError> {
         now: keelson_service_kit::now_unix_nanos(),
         global: cli.global,
     };
-    if !session.global.etcd.etcd.is_empty() {
-        return fleet::dispatch(&session, &cli.command).await;
+    if session.global.etcd.etcd.is_empty() {
+        run_here(&session, cli.command).await
+    } else {
+        fleet::dispatch(&session, &cli.command).await
     }
-    let plain = "leave -o out";
-    match cli.command {
-        Command::Up(args) => {
-            session.without_format("up", plain)?;
-            up::run(&session, &args).await
-        }
-        Command::Get(args) => get(&session, args.what).await,
-        Command::Logs(args) => {
-            session.without_format("logs", plain)?;
-            logs::run(&session, &args).await
-        }
-        Command::Describe(args) => {
-            session.without_format("describe", "`keelson get … -o json` gives the object")?;
-            match args.what {
-                DescribeWhat::Pod { names } => describe_pod::run(&session, &names).await,
-                DescribeWhat::Node { name } => describe_node::run(&session, name.as_deref()).await,
-            }
-        }
+}
+
+/// Runs a command of the agent of this machine.
+async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
+    check_format(session, &command)?;
+    match command {
+        Command::Up(args) => up::run(session, &args).await,
+        Command::Get(args) => get(session, args.what).await,
+        Command::Logs(args) => logs::run(session, &args).await,
+        Command::Describe(args) => match args.what {
+            DescribeWhat::Pod { names } => describe_pod::run(session, &names).await,
+            DescribeWhat::Node { name } => describe_node::run(session, name.as_deref()).await,
+        },
         Command::Explain(args) => {
             let PodNames::Pod { names } = args.what;
-            explain::run(&session, &names).await
+            explain::run(session, &names).await
         }
-        Command::Apply(args) => apply::run(&session, &args.files).await,
-        Command::Delete(args) => {
-            session.without_format("delete", plain)?;
-            delete::run(&session, &args).await
-        }
-        Command::Exec(args) => {
-            session.without_format("exec", plain)?;
-            exec::run(&session, &args).await
-        }
+        Command::Apply(args) => apply::run(session, &args.files).await,
+        Command::Delete(args) => delete::run(session, &args).await,
+        Command::Exec(args) => exec::run(session, &args).await,
         Command::Retry(args) => {
-            session.without_format("retry", plain)?;
             let PodNames::Pod { names } = args.what;
-            retry::run(&session, &names).await
+            retry::run(session, &names).await
         }
-        Command::Top(args) => top::run(&session, &args).await,
+        Command::Top(args) => top::run(session, &args).await,
         Command::Trace(args) => {
             let PodNames::Pod { names } = args.what;
-            trace::run(&session, &names).await
+            trace::run(session, &names).await
         }
-        Command::Run(args) => run_once::run(&session, &args).await,
+        Command::Run(args) => run_once::run(session, &args).await,
         Command::Services(args) => {
-            session.without_format("services restart", "`keelson get services -o json` gives the state")?;
             let ServicesWhat::Restart { names, all, timeout } = args.what;
-            services::restart(&session, &names, all, timeout).await
+            services::restart(session, &names, all, timeout).await
         }
         Command::Grpc(args) => match args.what {
-            GrpcWhat::List(args) => {
-                session.without_format("grpc list", plain)?;
-                grpc::list(&args)
-            }
-            GrpcWhat::Call(args) => {
-                session.without_format("grpc call", "its answers are JSON")?;
-                grpc::call(&session, &args).await
-            }
+            GrpcWhat::List(args) => grpc::list(&args),
+            GrpcWhat::Call(args) => grpc::call(session, &args).await,
         },
         Command::Config(args) => {
             let ConfigWhat::Show { resolved } = args.what;
-            config::show(&session, resolved)
+            config::show(session, resolved)
         }
-        Command::Version(args) => version::run(&session, args.client).await,
-        Command::Completion(args) => {
-            session.without_format("completion", plain)?;
-            completion::run(args.shell)
-        }
-        Command::Man(args) => {
-            session.without_format("man", plain)?;
-            man::run(&args.dir)
-        }
+        Command::Version(args) => version::run(session, args.client).await,
+        Command::Completion(args) => completion::run(args.shell),
+        Command::Man(args) => man::run(&args.dir),
     }
+}
+
+/// Refuses `-o` for the commands whose output has no format.
+fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
+    let plain = "leave -o out";
+    let (name, hint) = match command {
+        Command::Up(_) => ("up", plain),
+        Command::Logs(_) => ("logs", plain),
+        Command::Describe(_) => ("describe", "`keelson get … -o json` gives the object"),
+        Command::Delete(_) => ("delete", plain),
+        Command::Exec(_) => ("exec", plain),
+        Command::Retry(_) => ("retry", plain),
+        Command::Services(_) => ("services restart", "`keelson get services -o json` gives the state"),
+        Command::Grpc(args) => match args.what {
+            GrpcWhat::List(_) => ("grpc list", plain),
+            GrpcWhat::Call(_) => ("grpc call", "its answers are JSON"),
+        },
+        Command::Completion(_) => ("completion", plain),
+        Command::Man(_) => ("man", plain),
+        Command::Get(_)
+        | Command::Explain(_)
+        | Command::Apply(_)
+        | Command::Top(_)
+        | Command::Trace(_)
+        | Command::Run(_)
+        | Command::Config(_)
+        | Command::Version(_) => return Ok(()),
+    };
+    session.without_format(name, hint)
 }
 
 async fn get(session: &Session, what: GetWhat) -> Result<(), CliError> {

@@ -145,7 +145,7 @@ impl CliError {
         }
     }
 
-    /// The exit code of the process, from sysexits(3) where one fits; the README has the table.
+    /// The exit code of the process, from sysexits(3) where one fits; docs/command.md has the table.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,

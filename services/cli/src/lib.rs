@@ -4,7 +4,7 @@
 //! table, JSON or YAML. Standard output holds the answer and nothing else; notices and errors go to standard error. An error is
 //! one `error:` line, followed by a `try:` line where the command knows a remedy.
 //!
-//! The README and `keelson --help` list the exit codes; [`error`] maps each error to one.
+//! docs/command.md and `keelson --help` list the exit codes; [`error`] maps each error to one.
 //!
 //! The layers, from the top: [`dispatch`] selects the command; [`fleet`] has the commands that talk to etcd instead of an agent, for
 //! a fleet of nodes; [`cmd`] has one module per command; [`session`] is what every command gets; [`pods`] resolves the names of

@@ -1,5 +1,7 @@
 //! Suggests names that resemble a mistyped one.
 
+use strsim::osa_distance;
+
 /// The number of names suggested at most.
 const MAX_SUGGESTIONS: usize = 3;
 
@@ -11,33 +13,13 @@ pub(crate) fn similar_names<'a>(wanted: &str, known: impl IntoIterator<Item = &'
         .into_iter()
         .filter_map(|name| {
             let begins = !wanted.is_empty() && name.starts_with(wanted);
-            let distance = if begins { 0 } else { distance(wanted, name) };
+            let distance = if begins { 0 } else { osa_distance(wanted, name) };
             (distance <= limit).then_some((distance, name))
         })
         .collect();
     found.sort_unstable();
     found.dedup();
     found.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
-}
-
-/// The number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    // rows[i][j]: the distance of the first i characters of `a` and the first j of `b`.
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let differs = usize::from(a[i - 1] != b[j - 1]);
-            let mut least = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + differs);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -60,7 +42,7 @@ mod tests {
         for (a, b, expected) in
             [("", "", 0), ("", "abc", 3), ("web", "web", 0), ("wbe", "web", 1), ("kitten", "sitting", 3)]
         {
-            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
+            assert_eq!((osa_distance(a, b), osa_distance(b, a)), (expected, expected), "{a} {b}");
         }
     }
 }

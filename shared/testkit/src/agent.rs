@@ -186,10 +186,10 @@ impl Agent {
         &self.spec.manifest_dir
     }
 
-    /// Puts a manifest into the folder, whole at once.
+    /// Puts a manifest into the folder, atomically.
     pub fn write_manifest(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.spec.manifest_dir.join(name);
-        // Written beside the folder, so that a half-written file is never seen in it.
+        // Written outside of the folder first, so that no partial file is ever in it.
         let unfinished = self.spec.config_dir.join(format!("{name}.unfinished"));
         fs::write(&unfinished, text)
             .and_then(|()| fs::rename(&unfinished, &path))
@@ -381,7 +381,7 @@ impl Drop for Agent {
     }
 }
 
-/// Two ports of loopback that nobody uses now.
+/// Two unused ports of loopback.
 fn free_ports() -> anyhow::Result<(u16, u16)> {
     let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback");
     let (one, two) = (bind()?, bind()?);

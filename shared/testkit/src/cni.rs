@@ -40,7 +40,7 @@ pub struct Network {
     pub bridge: String,
     /// Where its pods get their addresses.
     pub subnet: Subnet,
-    /// An abstract socket: holds the subnet until the process ends, when the bridge's route tells others.
+    /// An abstract socket that reserves the subnet until the process ends; after that, the bridge's route does.
     _reservation: UnixDatagram,
 }
 
@@ -104,7 +104,7 @@ impl Network {
         )
     }
 
-    /// Writes a conflist whose only plugin is `plugin`, which nobody has: it loads, and each pod fails.
+    /// Writes a conflist whose only plugin is `plugin`, which does not exist: it loads, and each pod fails.
     pub(crate) fn write_broken(&self, conf_dir: &Path, plugin: &str) -> anyhow::Result<()> {
         self.write_plugin(conf_dir, &json!({ "type": plugin }))
     }
@@ -134,7 +134,7 @@ pub(crate) fn network_name(id: &str) -> String {
     format!("keelson-{id}")
 }
 
-/// The first subnet, from one that `id` hashes to, that overlaps none of `taken` and nobody has reserved.
+/// The first subnet, from one that `id` hashes to, that overlaps none of `taken` and is not reserved.
 fn reserve(id: &str, taken: &[Subnet]) -> Option<(Subnet, UnixDatagram)> {
     let digest = Sha256::digest(id.as_bytes());
     let first = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);

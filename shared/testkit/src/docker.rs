@@ -41,7 +41,7 @@ impl PrivateDocker {
         // The machine's file may set what is set here, which dockerd refuses.
         let settings = dir.join("daemon.json");
         fs::write(&settings, "{}").with_context(|| format!("cannot write {}", settings.display()))?;
-        // A containerd of the machine would be used, in a namespace that is nobody else's.
+        // If dockerd uses the machine's containerd, it does so in a namespace of its own.
         let namespace = cgroup_root.trim_start_matches('/');
         let child = Command::new("unshare")
             .args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])

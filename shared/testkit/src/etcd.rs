@@ -111,7 +111,7 @@ impl EtcdCluster {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--listen-metrics-urls", &format!("http://{}", member.metrics)])
             .args(["--initial-cluster", &peers.join(","), "--initial-cluster-state", "new"])
-            // A machine that builds beside the test must not cost the cluster its leader.
+            // A machine that builds at the same time must not make the cluster lose its leader.
             .args(["--heartbeat-interval", "100", "--election-timeout", "1000", "--logger", "zap"])
             .args(&self.arguments);
         if let Some(tls) = &self.tls {

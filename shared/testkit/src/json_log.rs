@@ -1,4 +1,4 @@
-//! Logs that are written as JSON.
+//! The log of an agent: its JSON format, and the lines of an event.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -12,6 +12,12 @@ const LEVELS: [&str; 5] = ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"];
 /// Names the first line that is none, and what it lacks.
 pub fn json_lines(log: &str) -> anyhow::Result<Vec<Value>> {
     log.lines().map(|line| json_line(line).with_context(|| format!("the line {line:?}"))).collect()
+}
+
+/// The lines of a log, text or JSON, whose field `event` has this value.
+pub fn lines_with_event<'a>(log: &'a str, event: &str) -> Vec<&'a str> {
+    let (text, json) = (format!("event=\"{event}\""), format!("\"event\":\"{event}\""));
+    log.lines().filter(|line| line.contains(&text) || line.contains(&json)).collect()
 }
 
 fn json_line(line: &str) -> anyhow::Result<Value> {
@@ -52,6 +58,15 @@ mod tests {
         assert_eq!(lines.iter().map(|line| line["n"].as_i64()).collect::<Vec<_>>(), [Some(1); 2]);
         assert!(json_lines(&GOOD.replace(".678", "")).is_ok());
         assert!(json_lines("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn lines_of_an_event_are_found_in_both_formats() {
+        let text = r#"2026-01-02T03:04:05Z  WARN bad manifest event="manifest_error" source="file""#;
+        let json = r#"{"level":"WARN","message":"bad manifest","event":"manifest_error","source":"file"}"#;
+        let other = r#"2026-01-02T03:04:05Z  INFO manifest_error event="manifest_error_fixed""#;
+        let log = format!("{text}\n{other}\n{json}\n");
+        assert_eq!(lines_with_event(&log, "manifest_error"), [text, json]);
     }
 
     #[test]

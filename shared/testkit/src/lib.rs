@@ -11,7 +11,8 @@
 //!
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
-//! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams, [`WebSocket`].
+//! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams,
+//! [`WebSocket`]. The feature `fakes` adds a scriptable fake of each gRPC service, in `fakes`.
 
 mod build_cache;
 mod cleanup;
@@ -39,6 +40,8 @@ mod vm;
 mod agent;
 #[cfg(feature = "grpc")]
 mod cri;
+#[cfg(feature = "fakes")]
+pub mod fakes;
 #[cfg(feature = "kube")]
 mod kube;
 #[cfg(feature = "node-server")]
@@ -57,7 +60,7 @@ pub use docker::PrivateDocker;
 pub use etcd::{EtcdCluster, EtcdTls};
 pub use hung::HungMount;
 pub use image::{BUSYBOX_IMAGE, Image, PAUSE_IMAGE, standard_images, write_archive};
-pub use json_log::json_lines;
+pub use json_log::{json_lines, lines_with_event};
 pub use leak::Snapshot;
 pub use packages::{Component, find_file};
 pub use reached::Reached;

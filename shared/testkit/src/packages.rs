@@ -171,7 +171,7 @@ impl Component {
             Self::Ext4 => find_file("mkfs.ext4"),
             Self::Prometheus => find_file("promtool"),
             Self::Go => {
-                // Any other release that is installed beside it comes first in PATH.
+                // Another installed release comes first in PATH.
                 let path = PathBuf::from("/usr/lib/go-1.19/bin/go");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
             }

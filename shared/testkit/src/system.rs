@@ -1,4 +1,4 @@
-//! What the kernel tells about mounts, cgroup hierarchies and our own capabilities.
+//! Mounts, cgroup hierarchies and our own capabilities, as reported by the kernel.
 
 use std::ffi::OsString;
 use std::fs;

@@ -24,7 +24,7 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    /// The exit code that the Status tells.
+    /// The exit code in the Status.
     pub fn exit_code(&self) -> Option<i32> {
         if self.status["status"] == "Success" {
             return Some(0);

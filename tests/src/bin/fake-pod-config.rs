@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,19 +11,18 @@ use keelson_config::ServiceName;
 use keelson_proto::descriptors;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
-use keelson_proto::keelson::pod_config::v1::pod_config_server::{PodConfig, PodConfigServer};
 use keelson_service_kit::{Context, LoopHandle, ServiceSpec, WatchHub, WatchItem};
+use keelson_testkit::fakes::{FakePodConfig, StreamAnswer};
 use serde_json::{Value, json};
 use tokio_stream::{Stream, StreamExt as _};
+use tonic::Status;
 use tonic::service::Routes;
-use tonic::{Request, Response, Status, Streaming};
 
 const SOURCE: &str = "api";
 /// Time between two reads of the folder.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 type Hub = WatchHub<String, pb::DesiredPod>;
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn main() -> ExitCode {
     keelson_service_kit::run(
@@ -40,9 +38,7 @@ fn main() -> ExitCode {
             let folder = ctx.config.sources.static_pod_path.clone().unwrap_or_default();
             let handle = ctx.progress.register("pods");
             ctx.spawn("pods", follow(ctx.clone(), folder, hub.clone(), handle));
-            let node =
-                json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": ctx.config.node_name}});
-            Ok(Routes::new(PodConfigServer::new(FakePodConfig { hub, node: node.to_string().into_bytes() })))
+            Ok(Routes::new(pod_config(hub, &ctx.config.node_name).server()))
         },
     )
 }
@@ -97,110 +93,33 @@ fn read(folder: &Path) -> BTreeMap<String, Value> {
     .collect()
 }
 
-struct FakePodConfig {
-    hub: Hub,
-    node: Vec<u8>,
-}
-
-fn unimplemented_rpc<T>() -> Result<T, Status> {
-    Err(Status::unimplemented("not implemented by this fake"))
-}
-
-#[tonic::async_trait]
-impl PodConfig for FakePodConfig {
-    type WatchPodsStream = Answers<pb::WatchPodsResponse>;
-    type WatchNodeStream = Answers<pb::WatchNodeResponse>;
-    type WatchObjectsStream = Answers<pb::WatchObjectsResponse>;
-
-    async fn watch_pods(
-        &self,
-        _: Request<pb::WatchPodsRequest>,
-    ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        use pb::watch_pods_response::Item;
-        let message = |item| Ok(pb::WatchPodsResponse { item: Some(item) });
-        let ready = pb::SourceReady { source: SOURCE.to_owned(), configured: vec![SOURCE.to_owned()] };
-        let items = self.hub.subscribe().into_stream(move |item| match item {
-            WatchItem::Set(_, pod) => message(Item::Pod(pod)),
-            WatchItem::Gone(uid) => message(Item::GoneUid(uid)),
-            WatchItem::Synced => message(Item::Synced(Synced {})),
-        });
-        Ok(Response::new(Box::pin(tokio_stream::once(message(Item::SourceReady(ready))).chain(items))))
-    }
-
-    async fn watch_node(
-        &self,
-        _: Request<pb::WatchNodeRequest>,
-    ) -> Result<Response<Self::WatchNodeStream>, Status> {
-        let node = pb::WatchNodeResponse { node_json: self.node.clone(), registered: false };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(node)).chain(tokio_stream::pending()))))
-    }
-
-    async fn get_object(
-        &self,
-        _: Request<pb::GetObjectRequest>,
-    ) -> Result<Response<pb::GetObjectResponse>, Status> {
-        Err(Status::not_found("there are no objects"))
-    }
-
-    async fn watch_objects(
-        &self,
-        _: Request<Streaming<pb::WatchObjectsRequest>>,
-    ) -> Result<Response<Self::WatchObjectsStream>, Status> {
+/// The pods of `hub`, a Node with this name, and no other objects.
+fn pod_config(hub: Hub, node_name: &str) -> FakePodConfig {
+    let fake = FakePodConfig::default();
+    fake.watch_pods.answer_with(move |_| Ok(StreamAnswer::stream(pods(&hub))));
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node_name}});
+    let node_json = node.to_string().into_bytes();
+    fake.watch_node.replay([pb::WatchNodeResponse { node_json, registered: false }]);
+    fake.get_object.fail(Status::not_found("there are no objects"));
+    fake.watch_objects.handle(|mut conversation| async move {
         use pb::watch_objects_response::Item;
-        let synced = pb::WatchObjectsResponse { item: Some(Item::Synced(Synced {})) };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(synced)).chain(tokio_stream::pending()))))
-    }
+        conversation.send(pb::WatchObjectsResponse { item: Some(Item::Synced(Synced {})) }).await;
+        while conversation.next().await.is_some() {}
+        Ok(())
+    });
+    fake.list_sources.answer(pb::ListSourcesResponse::default());
+    fake
+}
 
-    async fn get_service_env(
-        &self,
-        _: Request<pb::GetServiceEnvRequest>,
-    ) -> Result<Response<pb::GetServiceEnvResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn mutate(&self, _: Request<pb::MutateRequest>) -> Result<Response<pb::MutateResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn create_token(
-        &self,
-        _: Request<pb::CreateTokenRequest>,
-    ) -> Result<Response<pb::CreateTokenResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn apply_manifest(
-        &self,
-        _: Request<pb::ApplyManifestRequest>,
-    ) -> Result<Response<pb::ApplyManifestResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn delete_manifest(
-        &self,
-        _: Request<pb::DeleteManifestRequest>,
-    ) -> Result<Response<pb::DeleteManifestResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn review_token(
-        &self,
-        _: Request<pb::ReviewTokenRequest>,
-    ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn review_access(
-        &self,
-        _: Request<pb::ReviewAccessRequest>,
-    ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
-        unimplemented_rpc()
-    }
-
-    async fn list_sources(
-        &self,
-        _: Request<pb::ListSourcesRequest>,
-    ) -> Result<Response<pb::ListSourcesResponse>, Status> {
-        Ok(Response::new(pb::ListSourcesResponse::default()))
-    }
+/// The stream of `WatchPods`: the only source has reported, then the pods of `hub`.
+fn pods(hub: &Hub) -> impl Stream<Item = Result<pb::WatchPodsResponse, Status>> + use<> {
+    use pb::watch_pods_response::Item;
+    let message = |item| Ok(pb::WatchPodsResponse { item: Some(item) });
+    let ready = pb::SourceReady { source: SOURCE.to_owned(), configured: vec![SOURCE.to_owned()] };
+    let items = hub.subscribe().into_stream(move |item| match item {
+        WatchItem::Set(_, pod) => message(Item::Pod(pod)),
+        WatchItem::Gone(uid) => message(Item::GoneUid(uid)),
+        WatchItem::Synced => message(Item::Synced(Synced {})),
+    });
+    tokio_stream::once(message(Item::SourceReady(ready))).chain(items)
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask check`: the rules of the architecture that a compiler cannot know.
 
+mod blocking_in_async;
 mod citations;
 mod dag;
 mod events;
@@ -59,6 +60,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let mut findings = purity::check(root, graph)?;
     findings.extend(dag::check(root, graph)?);
     findings.extend(transport::check(root)?);
+    findings.extend(blocking_in_async::check(root)?);
     findings.extend(parity::check(root, graph)?);
     findings.extend(events::check(root)?);
     findings.extend(citations::check(root)?);

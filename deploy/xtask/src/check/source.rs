@@ -46,20 +46,28 @@ impl Source {
             .collect()
     }
 
-    /// The text between the bracket that opens at or behind `offset` and the one that closes it.
+    /// The text between the first parenthesis at or after `offset` and the one that closes it.
     pub fn bracket(&self, offset: usize) -> &str {
         let Some(open) = self.code[offset..].find('(').map(|at| offset + at) else { return "" };
-        let mut depth = 0_usize;
-        for (at, c) in self.code[open..].char_indices() {
-            match c {
-                '(' => depth += 1,
-                ')' if depth == 1 => return &self.code[open + 1..open + at],
-                ')' => depth -= 1,
-                _ => {}
+        &self.code[open + 1..matching(&self.code, open).unwrap_or(self.code.len())]
+    }
+}
+
+/// Where the bracket that opens at `open` is closed: a parenthesis or a brace.
+pub fn matching(code: &str, open: usize) -> Option<usize> {
+    let (opening, closing) = if code[open..].starts_with('(') { ('(', ')') } else { ('{', '}') };
+    let mut depth = 0_usize;
+    for (at, c) in code[open..].char_indices() {
+        if c == opening {
+            depth += 1;
+        } else if c == closing {
+            depth -= 1;
+            if depth == 0 {
+                return Some(open + at);
             }
         }
-        &self.code[open + 1..]
     }
+    None
 }
 
 /// Every `.rs` file below `root`/`folder`; none when there is no such folder.

@@ -225,7 +225,7 @@ async fn watch_through_restarts(session: &Session, uid: &str) -> Result<(), CliE
 async fn watch(session: &Session, uid: &str) -> Result<(), (bool, tonic::Status)> {
     let mut answered = false;
     let mut present = false;
-    let request = session.agent.request(WatchPodsRequest {});
+    let request = session.agent.request(WatchPodsRequest::default());
     let mut stream = session.agent.pod_sync().watch_pods(request).await.map_err(|s| (false, s))?.into_inner();
     loop {
         match stream.message().await {

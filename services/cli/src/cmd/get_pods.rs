@@ -162,7 +162,7 @@ async fn follow(session: &Session, wanted: NamedPods, args: WatchArgs) -> Result
     // The pods of the current replay by UID. It is not sorted, but its rows are.
     let mut replay: Option<BTreeMap<String, PodEntry>> = None;
     let open = || {
-        let request = session.agent.request(WatchPodsRequest {});
+        let request = session.agent.request(WatchPodsRequest::default());
         let mut client = session.agent.pod_sync();
         async move { client.watch_pods(request).await }
     };
@@ -195,23 +195,33 @@ async fn follow(session: &Session, wanted: NamedPods, args: WatchArgs) -> Result
                 tracker.remove(&uid).map_or(Ok(()), |row| printer.show(Change::Deleted, row))
             }
             Some(Item::Synced(_)) => {
-                printer.hold();
-                let mut entries: Vec<PodEntry> = replay.take().unwrap_or_default().into_values().collect();
-                entries.sort_by(|a, b| {
-                    (&a.document.namespace, &a.document.name).cmp(&(&b.document.namespace, &b.document.name))
-                });
-                for entry in &entries {
-                    show(session, &mut printer, &mut tracker, entry)?;
-                }
-                for row in tracker.end_replay() {
-                    printer.show(Change::Deleted, row)?;
-                }
-                printer.release()
+                show_replay(session, &mut printer, &mut tracker, replay.take().unwrap_or_default())
             }
             None => Ok(()),
         }
     });
     Err(end.await)
+}
+
+/// Shows the pods of a complete replay, sorted by namespace and name, and those that are gone since the previous one.
+fn show_replay(
+    session: &Session,
+    printer: &mut Printer,
+    tracker: &mut RowTracker,
+    pods: BTreeMap<String, PodEntry>,
+) -> Result<(), CliError> {
+    printer.hold();
+    let mut entries: Vec<PodEntry> = pods.into_values().collect();
+    entries.sort_by(|a, b| {
+        (&a.document.namespace, &a.document.name).cmp(&(&b.document.namespace, &b.document.name))
+    });
+    for entry in &entries {
+        show(session, printer, tracker, entry)?;
+    }
+    for row in tracker.end_replay() {
+        printer.show(Change::Deleted, row)?;
+    }
+    printer.release()
 }
 
 fn show(

@@ -5,11 +5,10 @@
 
 use std::io::Read as _;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
 use http::uri::PathAndQuery;
 use keelson_config::ServiceName;
+use keelson_kube_model::base64;
 use keelson_proto::{CALLERS, descriptors};
 use prost::Message as _;
 use prost_reflect::{
@@ -242,12 +241,12 @@ fn transform_field(field: &FieldDescriptor, value: &mut Value, transform: &dyn F
 
 fn encode_json(value: &mut Value) {
     if value.is_object() || value.is_array() {
-        *value = STANDARD.encode(value.to_string()).into();
+        *value = base64::encode(value.to_string().as_bytes()).into();
     }
 }
 
 fn decode_json(value: &mut Value) {
-    let decoded = value.as_str().and_then(|text| STANDARD.decode(text).ok());
+    let decoded = value.as_str().and_then(base64::decode);
     if let Some(json) = decoded.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
         *value = json;
     }

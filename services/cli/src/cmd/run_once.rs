@@ -5,27 +5,26 @@
 //! manifest. After that the agent is stopped.
 
 mod outcome;
+mod pod_watch;
+mod preconditions;
 mod tracker;
 mod workspace;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
 use keelson_proto::keelson::runtime::v1 as runtime;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::signal::unix::{self, SignalKind};
-use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 
 use self::outcome::{Outcome, Report};
-use self::tracker::{PodTracker, PodUpdate};
+use self::pod_watch::PodWatch;
+use self::tracker::PodTracker;
 use self::workspace::Workspace;
 use super::up;
-use crate::agent::Agent;
 use crate::args::{RunArgs, UpArgs};
 use crate::error::CliError;
 use crate::output;
@@ -56,7 +55,7 @@ pub(crate) async fn run(session: &Session, args: &RunArgs) -> Result<(), CliErro
             hint: "`keelson apply` gives it pods; another agent needs its own --run-dir and runtime".into(),
         });
     }
-    let init = check(args).await?;
+    let init = preconditions::check(args).await?;
     let mut signals = Signals::new()?;
     let files = workspace::read(&args.files)?;
     let workspace = Workspace::new(&session.global.run_dir, &files)?;
@@ -85,61 +84,6 @@ pub(crate) async fn run(session: &Session, args: &RunArgs) -> Result<(), CliErro
     stopped?;
     let failed = reports.iter().filter(|report| report.result.is_failure()).count();
     if failed == 0 { Ok(()) } else { Err(CliError::SomeFailed { failed, total: reports.len() }) }
-}
-
-/// Checks the preconditions. Returns the binary of init.
-async fn check(args: &RunArgs) -> Result<PathBuf, CliError> {
-    let socket = up::runtime_socket(&args.runtime_endpoint)?;
-    if !rustix::process::geteuid().is_root() {
-        return Err(CliError::NotRoot {
-            message: "the agent must be started by root: it mounts volumes and creates cgroups".into(),
-            hint: "`sudo keelson run --once -f …`".into(),
-        });
-    }
-    up::check_runtime(&socket)?;
-    require_no_other_pods(&socket).await?;
-    up::find_init()
-}
-
-/// Refuses a runtime that already runs pods: the agent would end them, because no manifest names them.
-async fn require_no_other_pods(socket: &Path) -> Result<(), CliError> {
-    use k8s_cri::v1 as cri;
-    let channel = keelson_service_kit::connect_foreign("the container runtime", socket);
-    let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
-    let state = cri::PodSandboxStateValue { state: cri::PodSandboxState::SandboxReady as i32 };
-    let filter = cri::PodSandboxFilter { state: Some(state), ..cri::PodSandboxFilter::default() };
-    let mut request = tonic::Request::new(cri::ListPodSandboxRequest { filter: Some(filter) });
-    request.set_timeout(Duration::from_secs(10));
-    let answer = client.list_pod_sandbox(request).await.map_err(|status| CliError::RuntimeUnavailable {
-        message: format!(
-            "the container runtime at {} does not list its pods: {}",
-            socket.display(),
-            status.message()
-        ),
-        hint: "`systemctl status containerd`, or name another socket with --runtime-endpoint unix:///…"
-            .into(),
-    })?;
-    let names: Vec<String> = answer
-        .into_inner()
-        .items
-        .into_iter()
-        .map(|sandbox| {
-            sandbox.metadata.map(|meta| format!("{}/{}", meta.namespace, meta.name)).unwrap_or_default()
-        })
-        .collect();
-    if names.is_empty() {
-        return Ok(());
-    }
-    let shown = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
-    let more = if names.len() > 3 { ", …" } else { "" };
-    Err(CliError::StartFailed {
-        message: format!(
-            "the container runtime at {} already runs {}, which this agent would end: {shown}{more}",
-            socket.display(),
-            if names.len() == 1 { "a pod".to_owned() } else { format!("{} pods", names.len()) }
-        ),
-        hint: "end them first, or name another runtime with --runtime-endpoint".into(),
-    })
 }
 
 /// Starts keelson-init in a session of its own, so that Ctrl-C at the terminal reaches only this command, which
@@ -190,51 +134,6 @@ impl Signals {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
-    }
-}
-
-/// pod-sync's stream, read by a task that is aborted when this is dropped.
-struct PodWatch {
-    updates: mpsc::Receiver<PodUpdate>,
-    task: AbortHandle,
-}
-
-impl Drop for PodWatch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl PodWatch {
-    fn start(agent: &Agent) -> Self {
-        let (sender, updates) = mpsc::channel(64);
-        let task = tokio::spawn(read_pod_updates(agent.clone(), sender)).abort_handle();
-        Self { updates, task }
-    }
-}
-
-/// Reads pod-sync's stream, and reopens it when it ends.
-async fn read_pod_updates(agent: Agent, sender: mpsc::Sender<PodUpdate>) {
-    loop {
-        if let Ok(answer) = agent.pod_sync().watch_pods(agent.request(WatchPodsRequest {})).await {
-            let mut stream = answer.into_inner();
-            let mut next = Some(PodUpdate::Opened);
-            while let Some(update) = next {
-                if sender.send(update).await.is_err() {
-                    return;
-                }
-                next = match stream.message().await {
-                    Ok(Some(message)) => match message.item {
-                        Some(Item::Pod(pod)) => Some(PodUpdate::Pod(Box::new(pod))),
-                        Some(Item::GoneUid(uid)) => Some(PodUpdate::Gone(uid)),
-                        Some(Item::Synced(_)) => Some(PodUpdate::Synced),
-                        None => None,
-                    },
-                    Ok(None) | Err(_) => None,
-                };
-            }
-        }
-        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 

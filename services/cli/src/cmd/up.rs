@@ -1,7 +1,7 @@
 //! `keelson up`.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -160,6 +160,21 @@ pub(super) fn cannot_run(init: &Path, source: &io::Error) -> CliError {
     }
 }
 
+/// Opens a log for appending; it and its folder are created if they are missing.
+fn open_log(log: &Path) -> io::Result<File> {
+    if let Some(folder) = log.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().create(true).append(true).open(log)
+}
+
+fn unwritable_log(log: &Path, source: &io::Error) -> CliError {
+    CliError::StartFailed {
+        message: format!("cannot write the log {}: {source}", log.display()),
+        hint: "name another file with --log-file".into(),
+    }
+}
+
 async fn detached(
     session: &Session,
     args: &UpArgs,
@@ -168,14 +183,8 @@ async fn detached(
 ) -> Result<(), CliError> {
     let run_dir = &session.global.run_dir;
     let log = args.log_file.clone().unwrap_or_else(|| run_dir.join("keelson.log"));
-    let unwritable = |source: io::Error| CliError::StartFailed {
-        message: format!("cannot write the log {}: {source}", log.display()),
-        hint: "name another file with --log-file".into(),
-    };
-    if let Some(folder) = log.parent() {
-        fs::create_dir_all(folder).map_err(unwritable)?;
-    }
-    let out = OpenOptions::new().create(true).append(true).open(&log).map_err(unwritable)?;
+    let unwritable = |source: io::Error| unwritable_log(&log, &source);
+    let out = open_log(&log).map_err(unwritable)?;
     let begin = out.metadata().map_or(0, |m| m.len());
     let mut command = Command::new(init);
     command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone().map_err(unwritable)?).stderr(out);

@@ -6,8 +6,10 @@ use keelson_etcd::{Entry, Expect, NodeKeys, Operation, Written};
 use serde::Serialize;
 use serde_json::json;
 
+use super::configuration;
+use super::etcd_error::from_etcd_error;
+use super::nodes::{Fleet, Nodes};
 use super::objects::{self, DesiredObject};
-use super::{Fleet, Nodes, configuration, from_etcd_error};
 use crate::cmd::manifests;
 use crate::cmd::{apply, delete};
 use crate::error::CliError;

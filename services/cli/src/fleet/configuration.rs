@@ -6,7 +6,8 @@ use keelson_config::{
 use keelson_etcd::{Entry, Expect, NodeKeys, Operation, Written};
 use serde_json::{Value, json};
 
-use super::{Fleet, from_etcd_error};
+use super::etcd_error::from_etcd_error;
+use super::nodes::Fleet;
 use crate::cmd::manifests::ManifestFile;
 use crate::error::CliError;
 use crate::output::{self, Format};

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use keelson_etcd::{Expect, NodeKeys, Operation, Written};
 use serde_json::Value;
 
-use super::{Fleet, Nodes, from_etcd_error, objects};
+use super::etcd_error::from_etcd_error;
+use super::nodes::{Fleet, Nodes};
+use super::objects;
 use crate::args::{DeleteArgs, DeleteWhat};
 use crate::cmd::delete;
 use crate::cmd::manifests::{self, NamedObject, ObjectKind};

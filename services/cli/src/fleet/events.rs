@@ -6,9 +6,10 @@ use keelson_etcd::{Entry, NodeKeys};
 use keelson_proto::keelson::events::v1::Event;
 use serde_json::{Value, json};
 
+use super::etcd_error::from_etcd_error;
 use super::get::place;
+use super::nodes::Fleet;
 use super::watch::{self, Keys, View};
-use super::{Fleet, from_etcd_error};
 use crate::args::WatchArgs;
 use crate::cmd::get_events::{self, EventFilter};
 use crate::error::CliError;

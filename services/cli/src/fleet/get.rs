@@ -8,8 +8,10 @@ use keelson_kube_model::{Node, Pod};
 use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::{Value, json};
 
+use super::etcd_error::from_etcd_error;
+use super::nodes::Fleet;
 use super::watch::{self, Keys, View};
-use super::{Fleet, configuration, from_etcd_error, objects};
+use super::{configuration, objects};
 use crate::args::WatchArgs;
 use crate::cmd::get_node;
 use crate::cmd::manifests::ObjectKind;

@@ -6,8 +6,10 @@ use keelson_etcd::keys::KeyKind;
 use keelson_etcd::{Entry, NodeKeys, Range};
 use serde_json::{Value, json};
 
+use super::etcd_error::from_etcd_error;
 use super::get::place;
-use super::{Fleet, from_etcd_error, objects};
+use super::nodes::Fleet;
+use super::objects;
 use crate::cmd::manifests::ObjectKind;
 use crate::error::CliError;
 use crate::output;

@@ -17,16 +17,17 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use keelson_etcd::NodeKeys;
 use keelson_kube_model::{Node, annotations};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
+use keelson_tls::PinnedServerCertificate;
+use rustls::ClientConfig;
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Fleet, from_etcd_error};
+use super::etcd_error::from_etcd_error;
+use super::nodes::Fleet;
 use crate::args::EtcdArgs;
 use crate::error::CliError;
 
@@ -213,7 +214,7 @@ fn tls(args: &EtcdArgs, certificate: CertificateDer<'static>) -> Result<ClientCo
     let own = PrivateKeyDer::from_pem_slice(&read(key)?)
         .map_err(|error| invalid(key, format!("no private key in it: {error}")))?;
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(PinnedCertificate { certificate, provider: Arc::clone(&provider) });
+    let verifier = Arc::new(PinnedServerCertificate::new(certificate, Arc::clone(&provider)));
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| invalid(cert, error.to_string()))?
@@ -223,55 +224,6 @@ fn tls(args: &EtcdArgs, certificate: CertificateDer<'static>) -> Result<ClientCo
         .map_err(|error| invalid(cert, error.to_string()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
-}
-
-/// Accepts only the certificate that the node has reported.
-#[derive(Debug)]
-struct PinnedCertificate {
-    certificate: CertificateDer<'static>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for PinnedCertificate {
-    fn verify_server_cert(
-        &self,
-        own: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if *own == self.certificate {
-            return Ok(ServerCertVerified::assertion());
-        }
-        Err(rustls::Error::General(
-            "the server presents another certificate than the node has reported".into(),
-        ))
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -39,28 +39,12 @@ pub(super) struct DesiredObject {
 impl DesiredObject {
     /// Reads an object of a manifest. An error has a line for each problem.
     pub(super) fn of(document: &Value) -> Result<Self, String> {
-        let kind = match (document["apiVersion"].as_str(), document["kind"].as_str()) {
-            (Some("v1"), Some("Pod")) => ObjectKind::Pod,
-            (Some("v1"), Some("ConfigMap")) => ObjectKind::ConfigMap,
-            (Some("v1"), Some("Secret")) => ObjectKind::Secret,
-            (group, kind) => {
-                let (group, kind) = (group.unwrap_or_default(), kind.unwrap_or_default());
-                return Err(format!("{kind:?} of {group:?} is not a Pod, Secret or ConfigMap of v1"));
-            }
-        };
+        let kind = kind_of(document)?;
         let mut value = document.clone();
         let metadata = value["metadata"].as_object_mut().ok_or("metadata: Required value")?;
-        let text = |map: &Map<String, Value>, key: &str| {
-            map.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
-        };
-        let name = text(metadata, "name");
-        let revision = match text(metadata, "resourceVersion").as_str() {
-            "" => None,
-            written => Some(written.parse().map_err(|_| {
-                format!("metadata.resourceVersion: Invalid value: {written:?}: leave it out, or keep the value of `keelson get`")
-            })?),
-        };
-        let namespace = match text(metadata, "namespace").as_str() {
+        let name = text_of(metadata, "name").to_owned();
+        let revision = revision_of(metadata)?;
+        let namespace = match text_of(metadata, "namespace") {
             "" => "default".to_owned(),
             own => own.to_owned(),
         };
@@ -71,25 +55,8 @@ impl DesiredObject {
                 ));
             }
         }
-        let mut ignored = Vec::new();
-        for key in CONTROL_PLANE_FIELDS {
-            let written = metadata.remove(key).filter(|value| !value.is_null());
-            if written.is_some() && WARNED_FIELDS.contains(&key) {
-                ignored.push(format!("metadata.{key}"));
-            }
-        }
+        let ignored = remove_control_plane_fields(metadata);
         metadata.insert("namespace".into(), json!(namespace));
-        if let Some(written) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-            for key in [annotations::CONFIG_SOURCE, annotations::CONFIG_SEEN, annotations::CONFIG_HASH] {
-                written.remove(key);
-            }
-            if written.remove(annotations::CONFIG_MIRROR).is_some() {
-                ignored.push(format!("metadata.annotations[{}]", annotations::CONFIG_MIRROR));
-            }
-            if written.is_empty() {
-                metadata.remove("annotations");
-            }
-        }
         if let Some(object) = value.as_object_mut() {
             object.remove("status");
         }
@@ -108,6 +75,57 @@ impl DesiredObject {
     pub(super) fn key(&self, node: &str) -> String {
         key(node, self.kind, &self.namespace, &self.name)
     }
+}
+
+/// The kind of a document, one of those that can be stored.
+fn kind_of(document: &Value) -> Result<ObjectKind, String> {
+    match (document["apiVersion"].as_str(), document["kind"].as_str()) {
+        (Some("v1"), Some("Pod")) => Ok(ObjectKind::Pod),
+        (Some("v1"), Some("ConfigMap")) => Ok(ObjectKind::ConfigMap),
+        (Some("v1"), Some("Secret")) => Ok(ObjectKind::Secret),
+        (group, kind) => {
+            let (group, kind) = (group.unwrap_or_default(), kind.unwrap_or_default());
+            Err(format!("{kind:?} of {group:?} is not a Pod, Secret or ConfigMap of v1"))
+        }
+    }
+}
+
+/// A field of `metadata`; empty if it is not a text.
+fn text_of<'a>(metadata: &'a Map<String, Value>, key: &str) -> &'a str {
+    metadata.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// `metadata.resourceVersion` as a number; `None` if it is not set.
+fn revision_of(metadata: &Map<String, Value>) -> Result<Option<i64>, String> {
+    match text_of(metadata, "resourceVersion") {
+        "" => Ok(None),
+        written => written.parse().map(Some).map_err(|_| {
+            format!("metadata.resourceVersion: Invalid value: {written:?}: leave it out, or keep the value of `keelson get`")
+        }),
+    }
+}
+
+/// Removes what a control plane writes. Returns the paths of those fields that a warning names.
+fn remove_control_plane_fields(metadata: &mut Map<String, Value>) -> Vec<String> {
+    let mut ignored = Vec::new();
+    for key in CONTROL_PLANE_FIELDS {
+        let written = metadata.remove(key).filter(|value| !value.is_null());
+        if written.is_some() && WARNED_FIELDS.contains(&key) {
+            ignored.push(format!("metadata.{key}"));
+        }
+    }
+    if let Some(written) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        for key in [annotations::CONFIG_SOURCE, annotations::CONFIG_SEEN, annotations::CONFIG_HASH] {
+            written.remove(key);
+        }
+        if written.remove(annotations::CONFIG_MIRROR).is_some() {
+            ignored.push(format!("metadata.annotations[{}]", annotations::CONFIG_MIRROR));
+        }
+        if written.is_empty() {
+            metadata.remove("annotations");
+        }
+    }
+    ignored
 }
 
 /// The key of an object of a node.

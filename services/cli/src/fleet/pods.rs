@@ -15,8 +15,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
+use super::etcd_error::from_etcd_error;
 use super::node_api::NodeApi;
-use super::{Fleet, from_etcd_error};
+use super::nodes::Fleet;
 use crate::args::{ExecArgs, LogsArgs};
 use crate::cmd::{exec, logs};
 use crate::error::CliError;

@@ -12,7 +12,8 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::{Fleet, from_etcd_error};
+use super::etcd_error::from_etcd_error;
+use super::nodes::Fleet;
 use crate::error::CliError;
 use crate::output;
 use crate::row_tracker::{Change, Row, RowTracker};

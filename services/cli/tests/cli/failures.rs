@@ -288,9 +288,9 @@ fn services_restart_without_init_names_systemd_and_compose() {
     assert!(hint.contains("docker compose restart pod-sync-1 node-api-1"), "{hint}");
 }
 
-/// Covers each row of the table in the README.
+/// Covers each row of the table in docs/command.md.
 #[test]
-fn each_exit_code_of_the_readme_is_used() {
+fn each_documented_exit_code_is_used() {
     let fake = Fake::start(World { keeps_deleted: true, ..world() });
     let run = |args: &[&str]| keelson(&fake.run_dir, args).code;
     assert_eq!(run(&["get", "pods"]), Some(0));
@@ -316,12 +316,12 @@ fn each_exit_code_of_the_readme_is_used() {
     assert_eq!(as_other_user(&fake.run_dir, &["get", "pods"]).code, Some(77));
     open(Paths::socket_below(&fake.run_dir, ServiceName::PodSync).parent().unwrap(), 0o755);
     assert_eq!(run(&["exec", "web", "-c", "app", "--", "exit", "9"]), Some(9));
-    // The help and the README list the same codes.
+    // The help and the page list the same codes.
     let help = keelson(nowhere.path(), &["--help"]).ok();
-    let readme = include_str!("../../README.md");
+    let page = include_str!("../../../../docs/command.md");
     for code in ["0", "1", "64", "69", "70", "74", "75", "77"] {
         assert!(help.contains(&format!("\n  {code:<4}")), "{code} is not in: {help}");
-        assert!(readme.contains(&format!("\n| {code} |")), "{code} is not in the README");
+        assert!(page.contains(&format!("\n| {code} |")), "{code} is not in docs/command.md");
     }
 }
 

@@ -112,9 +112,9 @@ fn pool() -> DescriptorPool {
 fn hostile_world() -> World {
     let pool = pool();
     let mut world = crate::world();
-    world.explanation = crate::commands::explanation();
-    world.sources = crate::commands::world_with_a_refused_manifest().sources;
-    world.images = crate::commands::world_with_images().images;
+    world.explanation = crate::explain::explanation();
+    world.sources = crate::explain::world_with_a_refused_manifest().sources;
+    world.images = crate::get::world_with_images().images;
     let all = |name: &str| format!("keelson.{name}");
     for pod in &mut world.pods {
         *pod = with_escapes(&pool, &all("pod_sync.v1.PodDocument"), pod);

@@ -3,10 +3,11 @@
 // Helpers outside of `#[test]` functions are test code too.
 #![allow(clippy::unwrap_used)]
 
-mod commands;
 mod completion;
 mod configuration;
+mod events;
 mod exec;
+mod explain;
 mod failures;
 mod fake;
 mod fleet;
@@ -14,8 +15,11 @@ mod fleet_delete;
 mod fleet_flags;
 mod fleet_objects;
 mod fleet_watch;
+mod get;
 mod hostile;
+mod manifests;
 mod running;
+mod services;
 mod up;
 mod waiting;
 mod watch;

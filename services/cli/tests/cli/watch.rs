@@ -49,18 +49,18 @@ fn pod_watch_shows_pods_and_each_change() {
     assert_eq!(watch.words(), "NAME READY STATUS RESTARTS AGE");
     assert_eq!(watch.words(), "db-edge 0/1 Init:0/1 0 <unknown>");
     assert_eq!(watch.words(), "web-edge 2/2 Running 1 <unknown>");
-    let updates = &fake.world.pod_updates;
+    let updates = &fake.services.pod_sync.watch_pods;
     // Nothing that the table shows has changed.
     let mut same = running_pod("default", "web-edge", "u1");
     same.version = 9;
-    updates.send(pod_is(same));
+    updates.push(pod_is(same));
     // Not of this namespace.
-    updates.send(pod_is(running_pod("other", "web-edge", "u7")));
-    updates.send(pod_is(simple("job-edge", "u5", "Pending")));
+    updates.push(pod_is(running_pod("other", "web-edge", "u7")));
+    updates.push(pod_is(simple("job-edge", "u5", "Pending")));
     assert_eq!(watch.words(), "job-edge 0/1 Pending 0 <unknown>");
-    updates.send(pod_is(simple("job-edge", "u5", "Succeeded")));
+    updates.push(pod_is(simple("job-edge", "u5", "Succeeded")));
     assert_eq!(watch.words(), "job-edge 0/1 Succeeded 0 <unknown>");
-    updates.send(pod_gone("u5"));
+    updates.push(pod_gone("u5"));
     assert_eq!(watch.words(), "job-edge 0/1 Deleted 0 <unknown>");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
@@ -86,7 +86,7 @@ fn watch_survives_a_service_restart_and_repeats_nothing() {
     assert_eq!(watch.notice(), "pod-sync is back");
     assert!(watch.words().starts_with("b 0/1 Failed"));
     assert!(watch.words().starts_with("c 0/1 Deleted"));
-    fake.world.pod_updates.send(pod_is(simple("a", "u1", "Succeeded")));
+    fake.services.pod_sync.watch_pods.push(pod_is(simple("a", "u1", "Succeeded")));
     assert!(watch.words().starts_with("a 0/1 Succeeded"));
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
@@ -100,19 +100,19 @@ fn json_watch_prints_a_line_per_change() {
     let first = next();
     assert_eq!((&first["type"], &first["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("web-edge")));
     assert_eq!(first["object"]["spec"]["fromTheFuture"], json!({"z": 1, "a": [2]}));
-    let updates = &fake.world.pod_updates;
-    updates.send(pod_is(running_pod("default", "web-edge", "u1")));
-    updates.send(pod_is(simple("db-edge", "u2", "Failed")));
-    updates.send(pod_is(simple("web-edge", "u1", "Failed")));
+    let updates = &fake.services.pod_sync.watch_pods;
+    updates.push(pod_is(running_pod("default", "web-edge", "u1")));
+    updates.push(pod_is(simple("db-edge", "u2", "Failed")));
+    updates.push(pod_is(simple("web-edge", "u1", "Failed")));
     let second = next();
     assert_eq!(
         (&second["type"], &second["object"]["status"]["phase"]),
         (&json!("MODIFIED"), &json!("Failed"))
     );
-    updates.send(pod_gone("u1"));
+    updates.push(pod_gone("u1"));
     assert_eq!(next()["type"], "DELETED");
     // A static pod that has changed has another UID and the same name.
-    updates.send(pod_is(simple("web-edge", "u8", "Pending")));
+    updates.push(pod_is(simple("web-edge", "u8", "Pending")));
     assert_eq!(next()["type"], "ADDED");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 
@@ -156,15 +156,15 @@ fn service_watch_survives_a_restart_of_init() {
     };
     let mut same = service("pod-sync", 7, "running");
     same.pss_kib = 99;
-    fake.world.service_updates.send(is(same));
-    fake.world.service_updates.send(is(service("pod-sync", 0, "backing-off")));
+    fake.services.supervisor.watch_services.push(is(same));
+    fake.services.supervisor.watch_services.push(is(service("pod-sync", 0, "backing-off")));
     assert_eq!(watch.words(), "pod-sync backing-off - 0 -");
     drop(fake);
     assert!(watch.notice().contains("waiting for init"));
     let after = [service("pod-sync", 17, "running"), service("node-api", 8, "running")];
     let fake = start_one(folder.path(), with(&after), ServiceName::Init);
     assert_eq!(watch.words(), "pod-sync running 17 0 -");
-    fake.world.service_updates.send(is(service("node-api", 8, "stuck")));
+    fake.services.supervisor.watch_services.push(is(service("node-api", 8, "stuck")));
     assert_eq!(watch.words(), "node-api stuck 8 0 -");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
@@ -288,7 +288,9 @@ fn volumes_and_volume_watch_show_what_they_wait_for() {
     assert!(watch.notice().contains("waiting for volume-manager"));
     let fake = start_one(folder.path(), waiting(), ServiceName::VolumeManager);
     assert_eq!(watch.notice(), "volume-manager is back");
-    let send = |item| fake.world.volume_updates.send(WatchPodVolumesResponse { item: Some(item) });
+    let send = |item| {
+        fake.services.volume_manager.watch_pod_volumes.push(WatchPodVolumesResponse { item: Some(item) })
+    };
     send(watch_pod_volumes_response::Item::Pod(held("mounted", "", &["data", "key"])));
     assert_eq!(watch.words(), "web-edge key secret mounted - /v/key");
     send(watch_pod_volumes_response::Item::GoneUid("u1".into()));

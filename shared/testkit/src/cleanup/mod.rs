@@ -71,7 +71,7 @@ impl Remains {
         roots.extend(runtime::default_cgroups(&tasks));
         problems.extend(roots.iter().flat_map(|root| cgroups::remove(root)));
         problems.extend(self.dirs.iter().filter_map(|dir| remove_dir(dir)));
-        // A killed init leaves the lock of its runtime behind; nobody can hold it any more.
+        // A killed init leaves the lock of its runtime behind; no process can hold it any more.
         for socket in &self.containerd_sockets {
             let name = keelson_config::endpoint_lock_name(&socket.to_string_lossy());
             let _ = std::fs::remove_file(Path::new("/run/lock").join(name));

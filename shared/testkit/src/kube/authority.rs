@@ -74,7 +74,7 @@ impl Authority {
         Ok(Identity { cert, key: key.serialize_pem() })
     }
 
-    /// Signs a request with the usages that were asked for beside it, as Kubernetes names them; the certificate, PEM.
+    /// Signs a request, with the requested usages as Kubernetes names them. Returns the certificate, PEM.
     pub(super) fn sign(
         &self,
         mut request: CertificateSigningRequestParams,

@@ -261,7 +261,7 @@ fn described_version(addresses: &str) -> Option<String> {
     addresses.split_whitespace().find_map(of_word)
 }
 
-/// What upstream's build tells the program of its version.
+/// The version variables that upstream's build sets in the program.
 fn linker_flags(package_version: &str) -> String {
     let upstream = upstream_version(package_version);
     let mut numbers = upstream.split('.');

@@ -47,7 +47,7 @@ impl Kubectl {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (stdout, stderr) = (reader(stdout), reader(stderr));
         if let Some(mut stdin) = stdin {
-            // One that does not read it has its reason, which it tells.
+            // A process that does not read it reports the reason.
             let _ = stdin.write_all(input.as_bytes());
         }
         let status = wait(&mut child).with_context(|| format!("kubectl {}", args.join(" ")))?;
@@ -116,7 +116,7 @@ fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Reads a pipe to its end, so that whoever writes never waits.
+/// Reads a pipe to its end, so that the writer never blocks.
 fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();

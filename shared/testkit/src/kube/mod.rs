@@ -27,7 +27,7 @@ pub use binary::ApiServerBinary;
 pub use kubectl::KubeProxy;
 use kubectl::Kubectl;
 
-/// How long the API server may take until it is ready, on a machine that builds beside it.
+/// How long the API server may take until it is ready, on a machine that builds at the same time.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long it may take to end: it lets requests end first, for a minute at most.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
@@ -134,7 +134,7 @@ impl KubeApiServer {
             format!("--client-ca-file={}", file("ca.crt")),
             format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
             format!("--kubelet-client-key={}", file("kubelet-client.key")),
-            // As kubeadm has it; nobody knows the name of a node here.
+            // As with kubeadm; names of nodes cannot be resolved here.
             "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname".to_owned(),
             format!("--service-account-signing-key-file={}", file("service-accounts.key")),
             format!("--service-account-key-file={}", file("service-accounts.pub")),

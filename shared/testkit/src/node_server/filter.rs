@@ -125,7 +125,7 @@ fn unavailable(error: impl std::fmt::Display) -> Denied {
 async fn send(socket: &Path, request: HttpRequest<Body>) -> anyhow::Result<Response<Body>> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer, or when nobody reads that any more.
+    // It ends with the response, or when the client no longer reads it.
     tokio::spawn(connection);
     Ok(sender.send_request(request).await?.map(Body::new))
 }

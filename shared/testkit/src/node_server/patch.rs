@@ -11,7 +11,7 @@ pub(super) enum Lists {
     Merged,
 }
 
-/// The field that tells the items of a list apart, where a strategic merge does not replace the list.
+/// The field that identifies the items of a list, where a strategic merge does not replace the list.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "conditions" | "addresses" => Some("type"),

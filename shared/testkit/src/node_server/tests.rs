@@ -6,6 +6,7 @@ use super::objects::{Denied, Objects};
 use super::request::{Request, Target, fields};
 use super::{Lists, User, answer::answer};
 
+const UNRELATED: &str = "no relationship found between node 'n1' and this object";
 const N1: User<'_> = User::Node("n1");
 
 /// Verb, path, body, and the code and a part of the message of a refusal.
@@ -74,7 +75,6 @@ fn objects() -> Objects {
 
 #[test]
 fn node_authorizer_allows_reads_of_related_objects_only() {
-    const UNRELATED: &str = "no relationship found between node 'n1' and this object";
     let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
     let lease = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
     let cases: [(&'static str, String, &str, Option<&str>); 36] = [
@@ -129,7 +129,12 @@ fn node_authorizer_allows_reads_of_related_objects_only() {
             _ => panic!("{verb} {path} {selector}: {result:?}"),
         }
     }
-    let denied = ask(&mut objects, N1, "get", &below("pods/none"), "", Value::Null).unwrap_err();
+    assert_refusal_names_user_and_object(&mut objects);
+}
+
+fn assert_refusal_names_user_and_object(objects: &mut Objects) {
+    let denied =
+        ask(objects, N1, "get", "/api/v1/namespaces/default/pods/none", "", Value::Null).unwrap_err();
     assert_eq!(denied.code, 403);
     assert_eq!(
         denied.message,

@@ -102,7 +102,7 @@ pub(super) fn base() -> anyhow::Result<Base> {
     // The disk has its name last.
     if !base.disk.exists() {
         let work = folder.join("work");
-        // debootstrap mounts in there, and whoever is killed unmounts nothing.
+        // debootstrap mounts below this folder, and unmounts nothing when it is killed.
         let remains = Remains { dirs: vec![work.clone()], ..Remains::default() };
         let remove = || {
             let problems = remains.remove();

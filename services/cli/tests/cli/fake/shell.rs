@@ -1,85 +1,78 @@
 //! The commands of the fake containers.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use keelson_proto::keelson::runtime::v1::exec_request::Item as RequestItem;
 use keelson_proto::keelson::runtime::v1::exec_response::Item as ResponseItem;
 use keelson_proto::keelson::runtime::v1::{ExecRequest, ExecResponse, ExecStart, ExecStarted, TerminalSize};
 use keelson_service_kit::status::error;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
-
-use super::{Boxed, World};
+use keelson_testkit::fakes::{Conversation, Recorder};
+use tonic::{Code, Status};
 
 /// The streams of an `Exec` call.
-struct Session {
-    requests: Streaming<ExecRequest>,
-    answers: mpsc::Sender<Result<ExecResponse, Status>>,
-}
+struct Session(Conversation<ExecRequest, ExecResponse>);
 
 impl Session {
     async fn send(&self, item: ResponseItem) {
-        // Ignore an error: the caller is gone.
-        let _ = self.answers.send(Ok(ExecResponse { item: Some(item) })).await;
+        self.0.send(ExecResponse { item: Some(item) }).await;
     }
 
     async fn print(&self, text: &str) {
         self.send(ResponseItem::Stdout(text.to_owned().into())).await;
     }
 
-    async fn fail(&self, code: Code, reason: &str, message: &str) {
-        let _ = self.answers.send(Err(error(code, reason, message))).await;
+    /// Ends the command with an exit code.
+    async fn exit(&self, code: i32) -> Result<(), Status> {
+        self.send(ResponseItem::ExitCode(code)).await;
+        Ok(())
     }
 
     /// The next request; `None` when the caller is gone.
     async fn next(&mut self) -> Option<RequestItem> {
-        self.requests.message().await.ok().flatten()?.item
+        self.0.next().await?.item
     }
 }
 
-pub(super) fn run(world: Arc<World>, requests: Streaming<ExecRequest>) -> Boxed<ExecResponse> {
-    let (answers, stream) = mpsc::channel(4);
-    tokio::spawn(async move {
-        let mut session = Session { requests, answers };
-        let Some(RequestItem::Start(start)) = session.next().await else {
-            return session.fail(Code::InvalidArgument, "BAD_REQUEST", "no start").await;
-        };
-        world.calls.record(format!(
-            "exec {}/{}{}/{} tty={} stdin={} {}",
-            start.namespace,
-            start.name,
-            start.pod_uid,
-            start.container,
-            start.tty,
-            start.stdin,
-            start.command.join(" ")
-        ));
-        command(&mut session, start).await;
-        world.calls.record("the command is over".to_owned());
-    });
-    Box::pin(ReceiverStream::new(stream))
+/// Runs one command, and records it and its end.
+pub(super) async fn run(
+    calls: Recorder<String>,
+    conversation: Conversation<ExecRequest, ExecResponse>,
+) -> Result<(), Status> {
+    let mut session = Session(conversation);
+    let Some(RequestItem::Start(start)) = session.next().await else {
+        return Err(error(Code::InvalidArgument, "BAD_REQUEST", "no start"));
+    };
+    calls.record(format!(
+        "exec {}/{}{}/{} tty={} stdin={} {}",
+        start.namespace,
+        start.name,
+        start.pod_uid,
+        start.container,
+        start.tty,
+        start.stdin,
+        start.command.join(" ")
+    ));
+    let end = command(&mut session, start).await;
+    calls.record("the command is over".to_owned());
+    end
 }
 
-async fn command(session: &mut Session, start: ExecStart) {
+async fn command(session: &mut Session, start: ExecStart) -> Result<(), Status> {
     let words: Vec<&str> = start.command.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["nowhere"] => {
-            return session
-                .fail(Code::NotFound, "CONTAINER_NOT_FOUND", "container not found (\"app\")")
-                .await;
+            return Err(error(Code::NotFound, "CONTAINER_NOT_FOUND", "container not found (\"app\")"));
         }
         ["no-runtime"] => {
             let message = "the container runtime does not answer";
-            return session.fail(Code::Unavailable, "RUNTIME_UNAVAILABLE", message).await;
+            return Err(error(Code::Unavailable, "RUNTIME_UNAVAILABLE", message));
         }
         ["absent"] => {
             let message = "exec: \"absent\": executable file not found in $PATH";
-            return session.fail(Code::Unknown, "COMMAND_FAILED", message).await;
+            return Err(error(Code::Unknown, "COMMAND_FAILED", message));
         }
         ["idle"] => {
-            return session.fail(Code::DeadlineExceeded, "IDLE", "nothing went either way for 4h").await;
+            return Err(error(Code::DeadlineExceeded, "IDLE", "nothing went either way for 4h"));
         }
         _ => session.send(ResponseItem::Started(ExecStarted::default())).await,
     }
@@ -89,7 +82,7 @@ async fn command(session: &mut Session, start: ExecStart) {
         ["keys"] => return keys(session, start.size).await,
         ["lost"] => {
             session.print("half").await;
-            return session.fail(Code::Unavailable, "RUNTIME_LOST", "the runtime has gone").await;
+            return Err(error(Code::Unavailable, "RUNTIME_LOST", "the runtime has gone"));
         }
         ["many", count] => {
             for _ in 0..count.parse().unwrap() {
@@ -98,29 +91,30 @@ async fn command(session: &mut Session, start: ExecStart) {
         }
         ["exit", code] => {
             session.send(ResponseItem::Stderr("bye\n".to_owned().into())).await;
-            return session.send(ResponseItem::ExitCode(code.parse().unwrap())).await;
+            return session.exit(code.parse().unwrap()).await;
         }
         other => panic!("{other:?}"),
     }
-    session.send(ResponseItem::ExitCode(0)).await;
+    session.exit(0).await
 }
 
 /// Prints its input up to the end.
-async fn cat(session: &mut Session) {
+async fn cat(session: &mut Session) -> Result<(), Status> {
     while let Some(request) = session.next().await {
         match request {
             RequestItem::Stdin(bytes) => session.send(ResponseItem::Stdout(bytes)).await,
             RequestItem::CloseStdin(_) => {
                 session.print("[end]\n").await;
-                return session.send(ResponseItem::ExitCode(0)).await;
+                return session.exit(0).await;
             }
             other => panic!("{other:?}"),
         }
     }
+    Ok(())
 }
 
 /// Prints each key as a number, and each size of the terminal, up to `q`.
-async fn keys(session: &mut Session, size: Option<TerminalSize>) {
+async fn keys(session: &mut Session, size: Option<TerminalSize>) -> Result<(), Status> {
     let text = |size: &TerminalSize| format!("[{}x{}]", size.width, size.height);
     session.print(&size.as_ref().map_or_else(|| "[no size]".to_owned(), text)).await;
     while let Some(request) = session.next().await {
@@ -134,10 +128,11 @@ async fn keys(session: &mut Session, size: Option<TerminalSize>) {
                 }
                 session.print(&text).await;
                 if bytes.contains(&b'q') {
-                    return session.send(ResponseItem::ExitCode(0)).await;
+                    return session.exit(0).await;
                 }
             }
             other => panic!("{other:?}"),
         }
     }
+    Ok(())
 }

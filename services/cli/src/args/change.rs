@@ -1,0 +1,53 @@
+//! Commands that change pods.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Subcommand};
+
+use super::candidates::Candidates;
+use super::show::PodNames;
+use crate::human::parse_duration;
+
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// Manifests: a file, a folder, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<DeleteWhat>,
+    /// The pods of these manifests: a file, a folder, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Return only when the pods are gone
+    #[arg(long, global = true, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) wait: bool,
+    /// How long to wait at most [default: no limit]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// What `keelson delete` takes by name.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeleteWhat {
+    /// Pods by name
+    #[command(visible_aliases = ["pods", "po"])]
+    Pod {
+        /// Names of pods
+        #[arg(required = true, add = Candidates::Pods)]
+        names: Vec<String>,
+    },
+    /// With --etcd: the configuration under the node's key, so that only its files are in effect
+    Config,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetryArgs {
+    #[command(subcommand)]
+    pub(crate) what: PodNames,
+}

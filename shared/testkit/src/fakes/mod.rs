@@ -1,0 +1,34 @@
+//! One scriptable fake per gRPC service: our own ones and the container runtime's.
+//!
+//! A fake has one public field per method. It records the requests of the method, which a test can read or await, and
+//! answers as the test has set: a response, an error, a function of the request, or a stream that the test pushes
+//! messages into and breaks. A [`Gate`] holds calls back. A method without an answer is UNIMPLEMENTED. The field `calls`
+//! has the names of the called methods in order. [`FakeServer`] serves fakes at the socket of a service.
+//!
+//! `Events` has no fake here: [`keelson_service_kit::EventRing`] implements it and is filled by the test.
+
+mod conversation;
+mod cri;
+mod define;
+mod gate;
+mod hub;
+mod method;
+mod recorder;
+mod script;
+mod server;
+mod services;
+
+pub use conversation::{Bidi, Conversation, SyncMessage};
+pub use cri::{FakeCriImages, FakeCriRuntime};
+pub use gate::Gate;
+pub use hub::MessageStream;
+pub use method::{ServerStream, StreamAnswer, Unary};
+pub use recorder::Recorder;
+pub use server::FakeServer;
+pub use services::{
+    FakeAdmin, FakeNodeStatus, FakePodConfig, FakePodSync, FakeResourceManager, FakeRuntime, FakeSupervisor,
+    FakeVolumeManager,
+};
+
+#[cfg(test)]
+mod tests;
