@@ -1,8 +1,11 @@
 //! The file of a manifest: YAML or JSON, one or several documents.
 
+use std::sync::Arc;
+
+use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::manifest::{Document, Kind, MAX_BYTES, read_manifest};
 use keelson_pod_config_core::object::StoredObject;
-use keelson_pod_config_core::static_pod::{StaticPod, StaticRules};
+use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{FileContent, ManifestError, parse_file};
 use serde_json::Value;
 
@@ -68,13 +71,13 @@ fn content_is_whole(content: &FileContent) {
 
 /// What a restart reads gives the same pods, with the same UIDs, and no Secret.
 fn checkpoint_says_the_same(content: &FileContent, rules: &StaticRules) {
-    let open = |o: &&StoredObject| o.key.kind != Kind::Secret;
+    let open = |o: &&Arc<StoredObject>| o.key.kind != Kind::Secret;
     if content.pods.is_empty() && !content.objects.iter().any(|o| open(&o)) {
         return;
     }
     let again =
         parse_file(&content.checkpoint, PATH, rules).unwrap_or_else(|e| panic!("the checkpoint: {e:?}"));
-    let pod = |p: &StaticPod| (p.uid.clone(), p.full_name(), p.json.clone(), p.fingerprint);
+    let pod = |p: &Arc<DesiredPod>| (p.uid.clone(), p.full_name(), p.json.clone(), p.fingerprint);
     let pods = |content: &FileContent| content.pods.iter().map(pod).collect::<Vec<_>>();
     assert_eq!(pods(content), pods(&again), "pods of the checkpoint");
     let objects = |content: &FileContent| -> Vec<_> {

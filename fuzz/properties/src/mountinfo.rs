@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-use keelson_volume_manager_core::mountinfo::{self, Mount, RootNeeds};
+use keelson_mountinfo::{self as mountinfo, Mount, RootNeeds};
+use keelson_volume_manager_core::names::is_canonical;
 
 use crate::Met;
 
@@ -15,19 +16,22 @@ use crate::Met;
 /// Something does not hold.
 pub fn check(bytes: &[u8]) -> Met {
     mounts_are_read_as_the_kernel_writes_them(bytes);
-    // As the service reads the file.
-    let text = String::from_utf8_lossy(bytes);
-    let mounts = mountinfo::parse(&text);
-    assert!(mounts.len() <= text.lines().count());
-    for line in text.lines() {
-        let alone = mountinfo::parse(line);
-        assert!(alone.len() <= 1, "{line:?} is {alone:?}");
-        if let Some(mount) = alone.first() {
-            assert!(line.split(' ').count() >= 8, "{line:?} is {mount:?}");
-            assert!(!mount.fs_type.contains(' '), "{line:?} is {mount:?}");
+    let mounts = mountinfo::parse(bytes);
+    let mut alone = Vec::new();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let parsed = mountinfo::parse(line);
+        assert!(parsed.len() <= 1, "{line:?} is {parsed:?}");
+        if let Some(mount) = parsed.first() {
+            assert!(line.split(|byte| *byte == b' ').count() >= 8, "{line:?} is {mount:?}");
+            assert!(
+                ![&mount.fs_type, &mount.super_options].iter().any(|text| text.contains(' ')),
+                "{mount:?}"
+            );
             assert!(mount.point.as_os_str().len() <= line.len(), "{line:?} is {mount:?}");
         }
+        alone.extend(parsed);
     }
+    assert_eq!(alone, mounts, "a line does not depend on the others");
     what_lies_below_is_below(&mounts);
     if mounts.is_empty() { Met::Refused } else { Met::Good }
 }
@@ -49,7 +53,7 @@ fn what_lies_below_is_below(mounts: &[Mount]) {
                 assert!(own.is_none(), "{folder:?} is {own:?}");
             }
         }
-        if mountinfo::is_canonical(folder) {
+        if is_canonical(folder) {
             let bytes = folder.as_os_str().as_bytes();
             assert!(bytes.starts_with(b"/") && !bytes.windows(2).any(|pair| pair == b"//"), "{folder:?}");
             assert!(bytes == b"/" || !bytes.ends_with(b"/"), "{folder:?}");
@@ -60,17 +64,16 @@ fn what_lies_below_is_below(mounts: &[Mount]) {
 fn mounts_are_read_as_the_kernel_writes_them(bytes: &[u8]) {
     let mounts: Vec<Mount> = bytes.split(|b| *b == 0).take(32).map(mount).collect();
     let text: Vec<u8> = mounts.iter().enumerate().flat_map(|(number, mount)| line(number, mount)).collect();
-    let text = String::from_utf8(text).expect("a path of text makes text");
     assert_eq!(mountinfo::parse(&text), mounts, "{text:?}");
 }
 
-/// A mount of any path that is text; its first byte says what it is.
+/// A mount of any path; its first byte says what it is.
 fn mount(bytes: &[u8]) -> Mount {
     let (seed, path) = bytes.split_first().unwrap_or((&0, b""));
-    let path = String::from_utf8_lossy(path).into_owned();
-    let point = PathBuf::from(OsString::from_vec(format!("/{path}").into_bytes()));
+    let point = PathBuf::from(OsString::from_vec([b"/", path].concat()));
     let fs_type = ["ext4", "tmpfs", "overlay", "fuse.own"][usize::from(seed % 4)].to_owned();
-    Mount { root: "/".into(), point, shared: seed & 4 != 0, fs_type }
+    let super_options = "rw,size=1k".to_owned();
+    Mount { root: "/".into(), point, shared: seed & 4 != 0, fs_type, super_options }
 }
 
 /// The line of a mount: blanks, tabs, newlines and backslashes as three octal digits, and optional fields before

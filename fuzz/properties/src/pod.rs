@@ -11,9 +11,10 @@ use keelson_kube_model::{Container, ContainerKind, Pod, ResourceList};
 use keelson_pod_config_core::parse_file;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_sync_core::config::{
-    AssignedResources, CgroupVersion, ConfigError, ContainerInputs, ContainerSpec, DnsInputs, FileLookup,
-    ImageUser, MachineInputs, ObjectLookup, ResolvConf, SandboxInputs, SandboxSpec, UserNamespace,
-    VolumePath, container_plan, environment, sandbox_plan, subpaths,
+    AssignedResources, CgroupVersion, ConfigError, ContainerInputs, ContainerSpec, DnsInputs, EnvSources,
+    FileLookup, ImageUser, MachineInputs, NodeInputs, ObjectLookup, PodInputs, ResolvConf, ResolvedImage,
+    RuntimeFeatures, SandboxInputs, SandboxSpec, SecuritySettings, UserNamespace, VolumeInputs, VolumePath,
+    container_plan, environment, sandbox_plan, subpaths,
 };
 
 use crate::Met;
@@ -50,6 +51,9 @@ pub fn check(bytes: &[u8]) -> Met {
     }
 }
 
+/// The addresses of the node.
+const NODE_IPS: [&str; 1] = ["192.168.0.1"];
+
 /// Whether all that a validated pod asks of a runtime is well formed.
 ///
 /// # Panics
@@ -57,16 +61,8 @@ pub fn check(bytes: &[u8]) -> Met {
 pub(crate) fn can_be_asked_for(pod: &Pod) {
     let resolv_conf = ResolvConf::parse("nameserver 10.0.0.2\nsearch example.org\n").expect("it is good");
     let cluster_dns = ["10.96.0.10".to_owned()];
-    let node_ips = ["192.168.0.1".to_owned()];
+    let node_ips = NODE_IPS.map(str::to_owned);
     let users = Some(UserNamespace { host_id: 65_536, length: 65_536 });
-    let machine = MachineInputs {
-        cpu_cfs_quota: true,
-        cpu_cfs_period_us: 100_000,
-        memory_bytes: 8 << 30,
-        cgroup: CgroupVersion::V2,
-        swap_accounting: true,
-        ..MachineInputs::default()
-    };
     let sandbox = SandboxInputs {
         cgroup_parent: "/kubepods/podu",
         pod_logs_dir: "/var/log/pods",
@@ -76,7 +72,7 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
             resolv_conf: Some(&resolv_conf),
             node_ips: &node_ips,
         },
-        machine,
+        machine: machine(),
         users,
         ..SandboxInputs::default()
     };
@@ -84,52 +80,70 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
         Ok(spec) => sandbox_is_well_formed(&spec),
         Err(error) => assert!(may_be(&error, pod), "{error} of {pod:?}"),
     }
+    for (kind, container) in pod.containers() {
+        container_can_be_asked_for(pod, kind, container, users);
+    }
+}
+
+fn machine() -> MachineInputs<'static> {
+    MachineInputs {
+        cpu_cfs_quota: true,
+        cpu_cfs_period_us: 100_000,
+        memory_bytes: 8 << 30,
+        cgroup: CgroupVersion::V2,
+        swap_accounting: true,
+        ..MachineInputs::default()
+    }
+}
+
+/// Whether the request for one container is well formed.
+fn container_can_be_asked_for(
+    pod: &Pod,
+    kind: ContainerKind,
+    container: &Container,
+    users: Option<UserNamespace>,
+) {
+    let node_ips = NODE_IPS.map(str::to_owned);
     let path = |name: &str| VolumePath { host_path: format!("/volumes/{name}"), read_only: false };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();
-    for (kind, container) in pod.containers() {
-        let mut inputs = ContainerInputs {
-            attempt: 0,
-            image_ref: "sha256:1",
-            image_user: ImageUser { uid: Some(1000), username: "" },
-            volumes: &volumes,
-            subpaths: &BTreeMap::new(),
-            files: &[],
-            pod_ips: &["10.0.0.2".to_owned()],
-            node_ips: &node_ips,
-            node_name: "node",
-            allocatable: &ResourceList::default(),
-            objects: &EveryObject,
-            env_files: &EveryObject,
-            services: &BTreeMap::new(),
-            machine,
-            assigned: &AssignedResources::default(),
+    let mut inputs = ContainerInputs {
+        attempt: 0,
+        target_id: None,
+        image: ResolvedImage { reference: "sha256:1", user: ImageUser { uid: Some(1000), username: "" } },
+        pod: PodInputs {
+            ips: &["10.0.0.2".to_owned()],
+            volume_groups: &[],
+            users: users.filter(|_| pod.spec.host_users == Some(false)),
+        },
+        node: NodeInputs { name: "node", ips: &node_ips, allocatable: &ResourceList::default() },
+        env: EnvSources { objects: &EveryObject, files: &EveryObject, services: &BTreeMap::new() },
+        volumes: VolumeInputs { paths: &volumes, subpaths: &BTreeMap::new(), files: &[] },
+        machine: machine(),
+        security: SecuritySettings {
             seccomp_default: false,
             seccomp_dir: "/var/lib/kubelet/seccomp",
             masked_paths: &[],
-            volume_groups: &[],
-            target_id: None,
-            recursive_read_only: true,
-            image_volumes: true,
             selinux: true,
-            users: users.filter(|_| pod.spec.host_users == Some(false)),
-        };
-        let named = format!("{kind:?} {container:?}");
-        let envs = match environment(pod, container, &inputs) {
-            Ok(envs) => envs,
-            Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
-        };
-        let prepared = match subpaths(pod, container, &envs) {
-            Ok(prepared) => prepared,
-            Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
-        };
-        let prepared =
-            prepared.into_iter().map(|sub| (sub.index, format!("/volumes/{}/{}", sub.volume, sub.path)));
-        let prepared: BTreeMap<_, _> = prepared.collect();
-        inputs.subpaths = &prepared;
-        match container_plan(pod, container, &inputs) {
-            Ok(spec) => container_is_well_formed(&spec, container, kind),
-            Err(error) => assert!(may_be(&error, pod), "{error} of {named}"),
-        }
+        },
+        runtime: RuntimeFeatures { recursive_read_only: true, image_volumes: true },
+        assigned: &AssignedResources::default(),
+    };
+    let named = format!("{kind:?} {container:?}");
+    let envs = match environment(pod, container, &inputs) {
+        Ok(envs) => envs,
+        Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
+    };
+    let prepared = match subpaths(pod, container, &envs) {
+        Ok(prepared) => prepared,
+        Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
+    };
+    let prepared =
+        prepared.into_iter().map(|sub| (sub.index, format!("/volumes/{}/{}", sub.volume, sub.path)));
+    let prepared: BTreeMap<_, _> = prepared.collect();
+    inputs.volumes.subpaths = &prepared;
+    match container_plan(pod, container, &inputs) {
+        Ok(spec) => container_is_well_formed(&spec, container, kind),
+        Err(error) => assert!(may_be(&error, pod), "{error} of {named}"),
     }
 }
 

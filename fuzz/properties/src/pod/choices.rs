@@ -307,6 +307,24 @@ fn mount(choices: &mut Choices<'_>) -> Value {
     mount.into()
 }
 
+fn port(choices: &mut Choices<'_>) -> Value {
+    let mut port = Map::new();
+    choices.set(&mut port, "containerPort", &[80, 8080, 0, 65_536, -1].map(|port| json!(port)));
+    choices.set(&mut port, "hostPort", &[Value::Null, json!(80), json!(0), json!(65_536)]);
+    choices.set(
+        &mut port,
+        "name",
+        &[Value::Null, json!("http"), json!("HTTP"), json!("a-very-long-name-of-a-port")],
+    );
+    choices.set(&mut port, "protocol", &[Value::Null, json!("UDP"), json!("SCTP"), json!("udp"), json!("")]);
+    choices.set(
+        &mut port,
+        "hostIP",
+        &[Value::Null, json!("127.0.0.1"), json!("::1"), json!("localhost"), json!("1.2.3")],
+    );
+    port.into()
+}
+
 fn container(choices: &mut Choices<'_>, index: usize, is_init: bool) -> Value {
     let mut container = Map::new();
     container.insert("name".into(), json!(format!("c{index}{}", if is_init { "i" } else { "" })));
@@ -342,30 +360,8 @@ fn container(choices: &mut Choices<'_>, index: usize, is_init: bool) -> Value {
     container.insert("env".into(), envs.into());
     let mounts: Vec<Value> = (0..choices.count(2)).map(|_| mount(choices)).collect();
     container.insert("volumeMounts".into(), mounts.into());
-    let listed: Vec<Value> = (0..choices.count(2))
-        .map(|_| {
-            let mut port = Map::new();
-            choices.set(&mut port, "containerPort", &[80, 8080, 0, 65_536, -1].map(|port| json!(port)));
-            choices.set(&mut port, "hostPort", &[Value::Null, json!(80), json!(0), json!(65_536)]);
-            choices.set(
-                &mut port,
-                "name",
-                &[Value::Null, json!("http"), json!("HTTP"), json!("a-very-long-name-of-a-port")],
-            );
-            choices.set(
-                &mut port,
-                "protocol",
-                &[Value::Null, json!("UDP"), json!("SCTP"), json!("udp"), json!("")],
-            );
-            choices.set(
-                &mut port,
-                "hostIP",
-                &[Value::Null, json!("127.0.0.1"), json!("::1"), json!("localhost"), json!("1.2.3")],
-            );
-            port.into()
-        })
-        .collect();
-    container.insert("ports".into(), listed.into());
+    let ports: Vec<Value> = (0..choices.count(2)).map(|_| port(choices)).collect();
+    container.insert("ports".into(), ports.into());
     if is_init {
         choices.set(
             &mut container,
@@ -407,6 +403,63 @@ fn volume(choices: &mut Choices<'_>) -> Value {
     volume.into()
 }
 
+/// `dnsPolicy`, `dnsConfig` and `hostAliases`.
+fn resolver(choices: &mut Choices<'_>, spec: &mut Map<String, Value>) {
+    let policies = [
+        Value::Null,
+        json!("Default"),
+        json!("None"),
+        json!("ClusterFirstWithHostNet"),
+        json!("default"),
+        json!(""),
+    ];
+    choices.set(spec, "dnsPolicy", &policies);
+    let dns = [
+        Value::Null,
+        json!({"nameservers": ["1.1.1.1"], "searches": ["a.b"], "options": [{"name": "ndots", "value": "2"}]}),
+        json!({"nameservers": ["1.1.1.1\n"]}),
+        json!({"nameservers": ["dns"]}),
+        json!({"nameservers": ["1.1.1.1"], "searches": ["a b"]}),
+        json!({"nameservers": ["1.1.1.1"], "searches": ["a\nnameserver 6.6.6.6"]}),
+        json!({"nameservers": ["1.1.1.1"], "searches": ["."]}),
+        json!({"options": [{"value": "2"}]}),
+        json!({"options": [{"name": "ndots:1\nnameserver", "value": "6.6.6.6"}]}),
+        json!({"nameservers": ["1.1.1.1"], "options": [{"name": "edns0", "value": "a b"}]}),
+        json!({"nameservers": [null]}),
+    ];
+    choices.set(spec, "dnsConfig", &dns);
+    let aliases = [
+        Value::Null,
+        json!([{"ip": "1.2.3.4", "hostnames": ["a"]}]),
+        json!([{"ip": "1.2.3.4", "hostnames": ["a\n6.6.6.6 b"]}]),
+        json!([{"ip": "1.2.3", "hostnames": ["a"]}]),
+        json!([{"ip": "1.2.3.4 b", "hostnames": ["a b"]}]),
+        json!([null]),
+    ];
+    choices.set(spec, "hostAliases", &aliases);
+}
+
+fn metadata(choices: &mut Choices<'_>) -> Map<String, Value> {
+    let mut metadata = Map::new();
+    metadata.insert("name".into(), json!("web"));
+    if choices.count(7) == 1 {
+        choices.set(&mut metadata, "name", &names());
+    }
+    choices.set(&mut metadata, "namespace", &optional_names());
+    for field in ["labels", "annotations"] {
+        let maps = [
+            Value::Null,
+            json!({"a": "b"}),
+            json!({"a": null}),
+            json!({"a b": "c"}),
+            json!({"": "c"}),
+            json!({"a": "c d"}),
+        ];
+        choices.set(&mut metadata, field, &maps);
+    }
+    metadata
+}
+
 pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
     let mut spec = Map::new();
     let more = choices.count(2);
@@ -432,38 +485,7 @@ pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
         "restartPolicy",
         &[Value::Null, json!("Never"), json!("OnFailure"), json!("never"), json!("")],
     );
-    let policies = [
-        Value::Null,
-        json!("Default"),
-        json!("None"),
-        json!("ClusterFirstWithHostNet"),
-        json!("default"),
-        json!(""),
-    ];
-    choices.set(&mut spec, "dnsPolicy", &policies);
-    let dns = [
-        Value::Null,
-        json!({"nameservers": ["1.1.1.1"], "searches": ["a.b"], "options": [{"name": "ndots", "value": "2"}]}),
-        json!({"nameservers": ["1.1.1.1\n"]}),
-        json!({"nameservers": ["dns"]}),
-        json!({"nameservers": ["1.1.1.1"], "searches": ["a b"]}),
-        json!({"nameservers": ["1.1.1.1"], "searches": ["a\nnameserver 6.6.6.6"]}),
-        json!({"nameservers": ["1.1.1.1"], "searches": ["."]}),
-        json!({"options": [{"value": "2"}]}),
-        json!({"options": [{"name": "ndots:1\nnameserver", "value": "6.6.6.6"}]}),
-        json!({"nameservers": ["1.1.1.1"], "options": [{"name": "edns0", "value": "a b"}]}),
-        json!({"nameservers": [null]}),
-    ];
-    choices.set(&mut spec, "dnsConfig", &dns);
-    let aliases = [
-        Value::Null,
-        json!([{"ip": "1.2.3.4", "hostnames": ["a"]}]),
-        json!([{"ip": "1.2.3.4", "hostnames": ["a\n6.6.6.6 b"]}]),
-        json!([{"ip": "1.2.3", "hostnames": ["a"]}]),
-        json!([{"ip": "1.2.3.4 b", "hostnames": ["a b"]}]),
-        json!([null]),
-    ];
-    choices.set(&mut spec, "hostAliases", &aliases);
+    resolver(choices, &mut spec);
     for field in [
         "hostname",
         "subdomain",
@@ -486,22 +508,6 @@ pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
         "os",
         &[Value::Null, json!({"name": "linux"}), json!({"name": "windows"}), json!({"name": "Linux"})],
     );
-    let mut metadata = Map::new();
-    metadata.insert("name".into(), json!("web"));
-    if choices.count(7) == 1 {
-        choices.set(&mut metadata, "name", &names());
-    }
-    choices.set(&mut metadata, "namespace", &optional_names());
-    for field in ["labels", "annotations"] {
-        let maps = [
-            Value::Null,
-            json!({"a": "b"}),
-            json!({"a": null}),
-            json!({"a b": "c"}),
-            json!({"": "c"}),
-            json!({"a": "c d"}),
-        ];
-        choices.set(&mut metadata, field, &maps);
-    }
+    let metadata = metadata(choices);
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
