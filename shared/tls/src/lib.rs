@@ -8,47 +8,46 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Verifies the signature of a handshake: the peer has the key of its certificate.
-#[derive(Debug)]
-struct HandshakeSignatures(Arc<CryptoProvider>);
+/// The methods of a verifier that check the signature of a handshake with its `provider`: the peer has the key of its certificate.
+macro_rules! check_handshake_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.provider.signature_verification_algorithms;
+            rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+        }
 
-impl HandshakeSignatures {
-    fn verify_tls12(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.provider.signature_verification_algorithms;
+            rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+        }
 
-    fn verify_tls13(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.provider.signature_verification_algorithms.supported_schemes()
+        }
+    };
 }
 
 /// Accepts only one certificate of a server: the one that the node has reported.
 #[derive(Debug)]
 pub struct PinnedServerCertificate {
     certificate: CertificateDer<'static>,
-    signatures: HandshakeSignatures,
+    provider: Arc<CryptoProvider>,
 }
 
 impl PinnedServerCertificate {
     /// Accepts `certificate`. Its names and its validity do not matter.
     pub fn new(certificate: CertificateDer<'static>, provider: Arc<CryptoProvider>) -> Self {
-        Self { certificate, signatures: HandshakeSignatures(provider) }
+        Self { certificate, provider }
     }
 }
 
@@ -67,27 +66,7 @@ impl ServerCertVerifier for PinnedServerCertificate {
         Err(Error::General("the server presents another certificate than the node has reported".into()))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.signatures.verify_tls12(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.signatures.verify_tls13(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.signatures.schemes()
-    }
+    check_handshake_signatures!();
 }
 
 /// Accepts any server. The connection is encrypted, and nothing is known of the peer.
@@ -143,13 +122,13 @@ impl ServerCertVerifier for UnverifiedServer {
 #[derive(Debug)]
 pub struct RequestedClientCertificate {
     authorities: Arc<dyn ClientCertVerifier>,
-    signatures: HandshakeSignatures,
+    provider: Arc<CryptoProvider>,
 }
 
 impl RequestedClientCertificate {
     /// Names the authorities of `authorities` in the request, so that a client with several certificates finds the right one.
     pub fn new(authorities: Arc<dyn ClientCertVerifier>, provider: Arc<CryptoProvider>) -> Self {
-        Self { authorities, signatures: HandshakeSignatures(provider) }
+        Self { authorities, provider }
     }
 }
 
@@ -171,27 +150,7 @@ impl ClientCertVerifier for RequestedClientCertificate {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.signatures.verify_tls12(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.signatures.verify_tls13(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.signatures.schemes()
-    }
+    check_handshake_signatures!();
 }
 
 #[cfg(test)]
