@@ -36,7 +36,7 @@ impl<'a> JsonFields<'a> {
     /// The object.
     ///
     /// # Errors
-    /// serde_json refuses to write a name. It does not do that for text.
+    /// A name could not be serialised. This does not happen, because names are strings.
     pub fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         let length: usize = self.0.iter().map(|(name, json)| name.len() + json.len() + 4).sum();
         let mut object = Vec::with_capacity(length + 2);
