@@ -4,6 +4,11 @@
 //! - [`create_private_folder`]: the folder for files that only their owner may read.
 //! - [`remove_if_exists`]: removes a file that may be missing.
 //!
+//! A writer that is killed between its write and its rename leaves a temporary file: `state.json.new`, or the name that
+//! [`Replacement`] was given. The old file stays in effect, and nobody reads the temporary one. The next
+//! [`write`](Replacement::write), [`write_if_changed`](Replacement::write_if_changed) or [`remove`](Replacement::remove) for the
+//! same file removes it; its content, owner and mode are never reused. If no such call follows, it stays as long as its folder.
+//!
 //! All functions block; a caller on an async runtime uses `spawn_blocking`.
 
 mod replacement;

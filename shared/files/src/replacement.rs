@@ -160,7 +160,11 @@ impl<'a> Replacement<'a> {
     /// As for [`Self::write`].
     pub fn write_if_changed(&self, path: &Path, bytes: &[u8]) -> io::Result<Written> {
         let written = match fs::read(path) {
-            Ok(current) if current == bytes => return Ok(Written::Unchanged),
+            Ok(current) if current == bytes => {
+                // What a killed writer has left. It is in nobody's way, so an error has to wait for the next write.
+                let _ = fs::remove_file(self.temporary(path)?);
+                return Ok(Written::Unchanged);
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Written::Created,
             Ok(_) | Err(_) => Written::Replaced,
         };

@@ -78,6 +78,55 @@ fn a_leftover_temporary_file_gives_neither_mode_nor_content_to_the_new_one() {
 }
 
 #[test]
+fn what_a_writer_left_that_was_killed_before_its_rename_is_removed_by_the_next_call() {
+    type Call = fn(&Replacement<'_>, &Path);
+    let calls: [(Call, Option<&str>); 4] = [
+        (|replacement, path| replacement.write(path, b"next").unwrap(), Some("next")),
+        (
+            |replacement, path| {
+                assert_eq!(replacement.write_if_changed(path, b"next").unwrap(), Written::Replaced)
+            },
+            Some("next"),
+        ),
+        (
+            |replacement, path| {
+                assert_eq!(replacement.write_if_changed(path, b"old").unwrap(), Written::Unchanged)
+            },
+            Some("old"),
+        ),
+        (|replacement, path| replacement.remove(path).unwrap(), None),
+    ];
+    for (call, content) in calls {
+        for (replacement, leftover) in [
+            (Replacement::new().mode(0o600), "state.json.new"),
+            (Replacement::new().temporary_suffix(".tmp"), "state.json.tmp"),
+            (Replacement::new().temporary_name(".writing").durable(), ".writing"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("state.json");
+            replacement.write(&path, b"old").unwrap();
+            // The killed writer has written everything and not renamed it.
+            fs::write(dir.path().join(leftover), "from a killed writer").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+            call(&replacement, &path);
+            assert_eq!(fs::read_to_string(&path).ok().as_deref(), content, "{leftover}");
+            let left = Vec::from_iter(content.map(|_| "state.json"));
+            assert_eq!(names(dir.path()), left, "{leftover}");
+        }
+    }
+}
+
+#[test]
+fn a_leftover_that_cannot_be_removed_is_no_error_while_the_file_has_its_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, "content").unwrap();
+    fs::create_dir(dir.path().join("file.new")).unwrap();
+    assert_eq!(Replacement::new().write_if_changed(&path, b"content").unwrap(), Written::Unchanged);
+    Replacement::new().write_if_changed(&path, b"other").unwrap_err();
+}
+
+#[test]
 fn a_link_at_the_path_is_replaced_itself() {
     let dir = tempfile::tempdir().unwrap();
     let (path, target) = (dir.path().join("file"), dir.path().join("target"));
