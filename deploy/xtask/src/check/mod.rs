@@ -6,6 +6,7 @@ mod dag;
 mod events;
 mod graph;
 mod import_cycles;
+mod links;
 mod parity;
 mod purity;
 mod source;
@@ -51,7 +52,7 @@ pub fn run() -> anyhow::Result<()> {
         );
     }
     println!(
-        "The cores are pure, the services call only whom they may, and what docs/parity.md names and what is cited is there."
+        "The cores are pure, the services call only whom they may, and what docs/parity.md names, what is cited and what is linked is there."
     );
     Ok(())
 }
@@ -64,6 +65,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     findings.extend(parity::check(root, graph)?);
     findings.extend(events::check(root)?);
     findings.extend(citations::check(root)?);
+    findings.extend(links::check(root)?);
     findings.extend(import_cycles::check(root)?);
     findings.sort();
     findings.dedup();

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use super::Finding;
 use super::graph::Graph;
+use super::links::anchors;
 use super::source::Source;
 
 /// The ledger, relative to the workspace.
@@ -71,9 +72,6 @@ pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let mut findings = check_ledger(&ledger, &tests, SECTIONS);
     let anchors: BTreeMap<PathBuf, BTreeSet<String>> =
         ledger.iter().map(|(file, text)| (file.clone(), anchors(text))).collect();
-    for (file, text) in &ledger {
-        findings.extend(dangling_links(file, text, &anchors));
-    }
     for folder in FOLDERS {
         for (file, text) in files(root, Path::new(folder), &["rs", "md", "proto", "toml", "sh", "yaml"])? {
             for (target, anchors) in &anchors {
@@ -259,22 +257,6 @@ fn references(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// The anchors of a text: those of its headings, and those set by hand.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let headings = text.lines().filter_map(|line| {
-        let title = line.trim_start_matches('#');
-        (title.len() < line.len() && title.starts_with(' ')).then(|| slug(title.trim()))
-    });
-    let set = text.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned));
-    headings.chain(set).collect()
-}
-
-/// A heading as its anchor.
-fn slug(title: &str) -> String {
-    let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
-}
-
 /// References to a file of the ledger by its path whose anchor it does not have.
 fn dangling(file: &Path, text: &str, target: &Path, anchors: &BTreeSet<String>) -> Vec<Finding> {
     let mark = format!("{}#", target.display());
@@ -284,24 +266,6 @@ fn dangling(file: &Path, text: &str, target: &Path, anchors: &BTreeSet<String>) 
             let anchor: String =
                 rest.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
             findings.extend(missing(file, index, target, &anchor, anchors));
-        }
-    }
-    findings
-}
-
-/// Links of the ledger into itself whose anchor is not there.
-fn dangling_links(file: &Path, text: &str, anchors: &BTreeMap<PathBuf, BTreeSet<String>>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next()?.split_once('#'));
-        for (path, anchor) in links {
-            let target = match path {
-                "" => file.to_owned(),
-                path => file.with_file_name(path),
-            };
-            if let Some(anchors) = anchors.get(&target) {
-                findings.extend(missing(file, index, &target, anchor, anchors));
-            }
         }
     }
     findings
@@ -431,13 +395,5 @@ mod tests {
         let found = dangling(Path::new("x.rs"), &text, target, &titles);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].line, found[0].message.contains("\"gone\"")), (2, true));
-        let all = BTreeMap::from([(target.to_owned(), titles.clone()), (LEDGER.into(), titles)]);
-        for (from, links) in [
-            (LEDGER, "[a](parity/x.md#title) [b](parity/x.md#nowhere)"),
-            ("docs/parity/y.md", "[a](x.md#title) [b](x.md#nowhere) [c](../api/z.md#nowhere)"),
-            ("docs/parity/x.md", "[a](#title) [b](#nowhere)"),
-        ] {
-            assert_eq!(dangling_links(Path::new(from), links, &all).len(), 1, "{links}");
-        }
     }
 }
