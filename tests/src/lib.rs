@@ -1,5 +1,7 @@
 //! Helpers of the whole-agent tests in `tests/tests`: manifests, and checks of the agent, the runtime and /proc.
 
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
+
 pub mod bystander;
 pub mod cluster;
 pub mod disk;

@@ -1,6 +1,7 @@
 //! Access to the kubelet API of a cluster's node: the API server authenticates and authorizes clients, and is a client itself.
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

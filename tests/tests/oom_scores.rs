@@ -4,7 +4,7 @@
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, Scratch, eventually, has_cap_sys_resource};
+use keelson_testkit::{Agent, Scratch, eventually, has_cap_sys_resource, lines_with_event};
 use keelson_tests::{LIMIT, running, sleeper, until_ready};
 
 /// The kubelet's score, which init sets for all services (node-and-api.md §4, `oomScoreAdj`).
@@ -48,7 +48,7 @@ async fn services_have_their_oom_score_or_one_warning_says_that_they_do_not() {
     }
 
     let log = agent.log();
-    let about: Vec<&str> = log.lines().filter(|line| line.contains("oom score")).collect();
+    let about = lines_with_event(&log, "oom_score_not_set");
     assert_eq!(about.len(), usize::from(!may_lower), "{about:#?}");
     assert!(about.iter().all(|line| line.contains("WARN")), "{about:#?}");
     agent.end().unwrap();

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use k8s_cri::v1 as cri;
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, Image, Scratch, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Image, Scratch, eventually, lines_with_event};
 use keelson_tests::{LIMIT, is_ready, pods, running, until_event, until_ready};
 use serde_json::{Value, json};
 
@@ -270,8 +270,8 @@ async fn the_crash_loop_back_off_is_capped_by_the_configuration() {
     let took = begun.elapsed();
     assert!(took > Duration::from_secs(3), "four of the five waited for a second: {took:?}");
     let log = agent.log();
-    let ignored =
-        log.lines().find(|line| line.contains("no effect yet") && line.contains("crashLoopBackOff"));
+    let without_effect = lines_with_event(&log, "settings_without_effect");
+    let ignored = without_effect.iter().find(|line| line.contains("crashLoopBackOff"));
     assert_eq!(ignored, None);
     agent.end().unwrap();
 }

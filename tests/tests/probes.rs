@@ -1,6 +1,7 @@
 //! Liveness, readiness and startup probes of real containers (pod-lifecycle.md §13).
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use keelson_config::{Config, Paths, ServiceName};
 use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, AgentSpec, Scratch, built_binaries, eventually, reachable_binaries};
+use keelson_testkit::{
+    Agent, AgentSpec, Scratch, built_binaries, eventually, lines_with_event, reachable_binaries,
+};
 use keelson_tests::{
     LIMIT, is_ready, pods, restarts, running, service_row, sleeper, text, until_ready, until_service,
 };
@@ -268,7 +270,8 @@ async fn a_full_run_dir_stops_only_what_needs_it_and_is_reported() {
     println!("{row}");
     let result = eventually(LIMIT, "the log names the full disk", async || {
         let log = agent.log();
-        log.lines().any(|line| line.contains(run) && line.contains("No space left"))
+        let errors = lines_with_event(&log, "serve_failed");
+        errors.iter().any(|line| line.contains(run) && line.contains("No space left"))
     });
     result.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     tokio::time::sleep(Duration::from_secs(5)).await;

@@ -1,6 +1,7 @@
 //! `keelson logs` and `keelson exec` from another machine: to a node whose control plane is etcd, over its own API.
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,6 +1,7 @@
 //! Exec and port forwarding over WebSocket, through the whole agent, with a real containerd.
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -18,6 +18,8 @@
 //!
 //! `cargo xtask bench` builds and runs it.
 
+#![allow(clippy::disallowed_methods, reason = "a panic of a task shows on the terminal")]
+
 mod agent;
 mod api;
 mod api_figures;

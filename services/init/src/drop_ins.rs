@@ -62,13 +62,9 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
 /// The note about ignored files.
 pub(crate) fn ignored_note(ignored: &[PathBuf]) -> Option<Note> {
     let names: Vec<String> = ignored.iter().map(|path| path.display().to_string()).collect();
-    (!names.is_empty()).then(|| Note {
-        level: Level::Info,
-        text: format!(
-            "files of --config-dir whose names do not end in .{EXTENSION} are ignored: {}",
-            names.join(", ")
-        ),
-    })
+    let list = names.join(", ");
+    let text = format!("files of --config-dir whose names do not end in .{EXTENSION} are ignored: {list}");
+    (!names.is_empty()).then(|| Note::new(Level::Info, text))
 }
 
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), (PathBuf, io::Error)> {

@@ -232,8 +232,7 @@ fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
 /// Writes the file alone, without the part for one service only.
 fn store_config(config: &Config, extras: ConfigExtras<'_>) -> anyhow::Result<()> {
     let path = config.paths.config_file();
-    config
-        .store_with(&path, extras)
+    keelson_service_kit::store_config(&path, config, extras)
         .context("the run dir must be writable and have free space; set another one with --run-dir")?;
     give_to_operators(config, &path)
 }
@@ -308,11 +307,11 @@ fn verbosity(kubelet_configuration: &Map<String, Value>) -> i64 {
 }
 
 fn log_notes(notes: &[Note]) {
-    for note in notes {
-        match note.level {
-            Level::Info => tracing::info!("{}", note.text),
-            Level::Warn => tracing::warn!("{}", note.text),
-            Level::Error => tracing::error!("{}", note.text),
+    for Note { level, event, text } in notes {
+        match level {
+            Level::Info => tracing::info!(event, "{text}"),
+            Level::Warn => tracing::warn!(event, "{text}"),
+            Level::Error => tracing::error!(event, "{text}"),
         }
     }
 }
@@ -325,7 +324,7 @@ async fn build(
 ) -> anyhow::Result<Built<impl Future<Output = ()>>> {
     let force = CancellationToken::new();
     let listener = signals::Listener::new().context("cannot listen for signals")?;
-    tokio::spawn(listener.run(context.shutdown.clone(), force.clone()));
+    keelson_service_kit::spawn("signals", listener.run(context.shutdown.clone(), force.clone()));
     let StartInputs { stamp, resolved, providers, inputs } = start;
     let config = &*context.config;
     log_start(config, &cli, &resolved);
@@ -412,6 +411,7 @@ fn set_process_limits(config: &Config) {
     let own = &config.own_processes;
     if let Err(error) = host::set_oom_score(own.oom_score_adj) {
         tracing::warn!(
+            event = "oom_score_not_set",
             %error,
             score = own.oom_score_adj,
             "cannot set the oom score of the agent: when memory runs out, the kernel may kill it like any process"

@@ -212,7 +212,7 @@ impl Supervisor {
         let pid = process.pid;
         let sender = self.polled.0.clone();
         // At most one task per process, and the call has a deadline.
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("poll a service", async move {
             let poll = poller::poll(peer).await;
             // The send fails only if the supervisor has ended.
             let _ = sender.send(PollResult { service, pid, poll }).await;

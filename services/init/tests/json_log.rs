@@ -9,6 +9,7 @@ use common::{Scene, find};
 use keelson_config::ServiceName;
 use keelson_testkit::json_lines;
 use rustix::process::Signal;
+use serde_json::Value;
 
 #[tokio::test]
 async fn init_and_services_log_one_json_object_per_line() {
@@ -38,7 +39,10 @@ async fn init_and_services_log_one_json_object_per_line() {
         lines.iter().any(|l| l["level"] == level && l["message"].as_str().is_some_and(|m| m.contains(part)))
     };
     for service in ServiceName::ALL.into_iter().filter(|service| *service != ServiceName::NodeApi) {
-        assert!(says("INFO", &format!("{service} is ready")), "{service}\n{text}");
+        let is_ready = |l: &Value| {
+            l["level"] == "INFO" && l["event"] == "service_ready" && l["service"] == service.as_str()
+        };
+        assert!(lines.iter().any(is_ready), "{service}\n{text}");
     }
     assert!(says("WARN", "no field no \"such\" field"), "{text}");
     assert!(says("ERROR", &format!("cannot start: {reason}")), "{text}");

@@ -1,5 +1,6 @@
 //! The supervisor in the test process, with short limits.
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod common;
 

@@ -107,7 +107,10 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 let slot = limiter.acquire(peer.ip());
-                tokio::spawn(serve_connection(ctx.clone(), stream, router.clone(), tls.clone(), slot));
+                keelson_service_kit::spawn(
+                    "connection",
+                    serve_connection(ctx.clone(), stream, router.clone(), tls.clone(), slot),
+                );
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -131,7 +134,10 @@ async fn serve_connection(
         return serve_requests(&ctx, stream, RequestHandler { router, slot, certificates: None }).await;
     };
     let Some(config) = serving.config() else {
-        tracing::warn!("closed a connection: no serving certificate available for the kubelet");
+        tracing::warn!(
+            event = "no_serving_certificate",
+            "closed a connection: no serving certificate available for the kubelet"
+        );
         return;
     };
     // Cancel-safe: a displaced connection is closed.

@@ -152,7 +152,7 @@ mod tests {
         };
         let gates = [gate("AllAlpha", "ALPHA", false), gate("ImageVolume", "", true)];
         let extras = keelson_config::ConfigExtras { feature_gates: &gates, ..Default::default() };
-        keelson_config::Config::default().store_with(&file, extras).unwrap();
+        keelson_service_kit::store_config(&file, &keelson_config::Config::default(), extras).unwrap();
         let metrics = Metrics::new();
         register_gates(&metrics, &file);
         let text = metrics.text();

@@ -227,7 +227,10 @@ impl Connector<'_> {
         if head.status != 101 {
             return failed_upgrade_response(&head, from_runtime);
         }
-        tokio::spawn(pump::run(self.app.shutdown(), client, from_runtime, to_runtime));
+        keelson_service_kit::spawn(
+            "stream",
+            pump::run(self.app.shutdown(), client, from_runtime, to_runtime),
+        );
         Ok(forward_response(&head, Body::empty()))
     }
 

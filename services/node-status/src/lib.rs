@@ -23,6 +23,8 @@
 //! None of its data is needed to run pods. Its state file holds event cursors, the last conditions and the boot id; without it
 //! some events are read twice and transition times start again.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod checkpoint;
 mod cordon;
 mod etcd;

@@ -13,10 +13,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use certificate_api::Api;
-use keelson_config::{ApiTls, Certificates, Config, ControlPlane, Kubernetes, ServiceName};
+use keelson_config::{ApiTls, Certificates, Config, ConfigExtras, ControlPlane, Kubernetes, ServiceName};
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use keelson_proto::keelson::admin::v1::{GetMetricsRequest, GetProgressRequest};
-use keelson_service_kit::connect_unix;
+use keelson_service_kit::{connect_unix, store_config};
 use rcgen::{KeyPair, PublicKeyData as _, SanType};
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ impl Scene {
 
     fn start(&mut self) {
         let file = self.dir.path().join("run/config.json");
-        self.config.store(&file).unwrap();
+        store_config(&file, &self.config, ConfigExtras::default()).unwrap();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_keelson-node-status"))
             .arg("--config")

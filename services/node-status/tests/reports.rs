@@ -1,6 +1,7 @@
 //! node-status with an API server that asks it to wait.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod fake;
 

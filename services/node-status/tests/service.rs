@@ -168,7 +168,7 @@ async fn each_changed_pod_status_is_reported_once_over_stream_restarts() {
     peers.kill(ServiceName::PodSync);
     peers.pods.set("u1".into(), pod_document("u1", "Running", true, 1));
     peers.pods.set("u2".into(), pod_document("u2", "Running", true, 1));
-    peers.restart(ServiceName::PodSync);
+    peers.restart(ServiceName::PodSync).await;
     eventually(async || (writer.pods().len() == 3).then_some(())).await;
     assert_eq!(writer.pods()[2], ("u2".to_owned(), true));
     service.ctx.shutdown.cancel();

@@ -259,11 +259,17 @@ impl EtcdObjects {
     /// Takes the restored value of a key, with the revision at which the key was created.
     fn restore_content(&mut self, key: &str) -> Option<(i64, FileContent)> {
         let bytes = self.restored.remove(key)?;
-        let (create, value) = decode_row(&bytes)?;
+        let invalid = |error: &dyn std::fmt::Display| {
+            tracing::warn!(event = "checkpoint_row_invalid", key, %error, "the version in the checkpoint is not valid");
+        };
+        let Some((create, value)) = decode_row(&bytes) else {
+            invalid(&"the row does not begin with a revision");
+            return None;
+        };
         match self.read(key, value, create) {
             Ok(content) => Some((create, content)),
             Err(errors) => {
-                tracing::warn!(key, error = %errors[0], "the version in the checkpoint is no longer valid");
+                invalid(&errors[0]);
                 None
             }
         }

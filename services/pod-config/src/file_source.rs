@@ -319,7 +319,7 @@ impl FileSource {
                 true
             }
             Err(errors) => {
-                tracing::warn!(file = path, error = %errors[0], "the version in the checkpoint is no longer valid");
+                tracing::warn!(event = "checkpoint_row_invalid", file = path, error = %errors[0], "the version in the checkpoint is no longer valid");
                 false
             }
         }

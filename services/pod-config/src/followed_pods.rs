@@ -72,7 +72,18 @@ pub struct OfflineStart<'a> {
     waiting: Vec<WaitingPod>,
 }
 
-impl OfflineStart<'_> {
+impl<'a> OfflineStart<'a> {
+    /// At a start. `same_boot`: whether the control plane has answered in this boot. `last_contact` is that before the restart, in
+    /// seconds since 1970.
+    pub fn new(
+        same_boot: bool,
+        offline: &'a Offline,
+        last_contact: Option<i64>,
+        boot: &'a BootState,
+    ) -> Self {
+        Self { same_boot, offline, last_contact, boot, waiting: Vec::new() }
+    }
+
     /// Why `pod` must wait for the control plane, which is then reported; `None` if it may start.
     pub fn hold_back(&mut self, pod: &DesiredPod) -> Option<WaitReason> {
         if self.same_boot {
@@ -195,13 +206,8 @@ impl<S: PodStore> FollowedPods<S> {
     /// Restores the pods that may start now. Returns whether there is anything to publish.
     fn restore(&mut self) -> bool {
         let same_boot = self.boot.has_contact();
-        let mut start = OfflineStart {
-            same_boot,
-            offline: &self.offline,
-            last_contact: self.last_contact.before_restart(),
-            boot: &self.boot,
-            waiting: Vec::new(),
-        };
+        let last_contact = self.last_contact.before_restart();
+        let mut start = OfflineStart::new(same_boot, &self.offline, last_contact, &self.boot);
         let is_restored = self.store.restore(&mut start);
         self.waiting = start.waiting;
         if is_restored {

@@ -158,7 +158,10 @@ impl ObjectCache {
     fn follow_runtime_class(&self, wanted: &ObjectRequest, json: Vec<u8>) {
         let end = self.0.shutdown.child_token();
         if self.state().follow_known(wanted, json, end.clone()) {
-            tokio::spawn(self.clone().follow(wanted.clone(), Resource::RUNTIME_CLASS, end));
+            keelson_service_kit::spawn(
+                "follow an object",
+                self.clone().follow(wanted.clone(), Resource::RUNTIME_CLASS, end),
+            );
         }
     }
 
@@ -167,16 +170,25 @@ impl ObjectCache {
         let Some(resource) = resource(&wanted.kind) else { return };
         if !watched {
             if let Some(end) = self.state().remove_user(wanted) {
-                tokio::spawn(self.clone().unfollow_when_idle(wanted.clone(), end));
+                keelson_service_kit::spawn(
+                    "unfollow an object",
+                    self.clone().unfollow_when_idle(wanted.clone(), end),
+                );
             }
             return;
         }
         let following = self.state().add_user(wanted, self.0.shutdown.child_token());
         let Some(Following { end, refresh }) = following else { return };
         if self.0.strategy == ObjectsBy::Watch || wanted.kind == RUNTIME_CLASS {
-            tokio::spawn(self.clone().follow(wanted.clone(), resource, end));
+            keelson_service_kit::spawn(
+                "follow an object",
+                self.clone().follow(wanted.clone(), resource, end),
+            );
         } else {
-            tokio::spawn(self.clone().poll(wanted.clone(), resource, end, refresh));
+            keelson_service_kit::spawn(
+                "poll an object",
+                self.clone().poll(wanted.clone(), resource, end, refresh),
+            );
         }
     }
 

@@ -198,7 +198,12 @@ impl PodStore for ApiPods {
                         self.pods.insert(key, ApiPod { version: String::new(), pod });
                     }
                 },
-                Err(error) => tracing::warn!(key, error, "the pod in the checkpoint is no longer valid"),
+                Err(error) => tracing::warn!(
+                    event = "checkpoint_row_invalid",
+                    key,
+                    error,
+                    "the pod in the checkpoint is not valid: it is missing until the API server answers"
+                ),
             }
         }
         !self.pods.is_empty()
@@ -270,24 +275,78 @@ impl ApiPods {
 
 #[cfg(test)]
 mod tests {
+    use keelson_config::Offline;
+    use keelson_testkit::lines_with_event;
     use serde_json::json;
 
     use super::*;
+    use crate::boot_state::BootState;
 
     fn object(name: &str, version: &str, image: &str) -> Object {
         let metadata = json!({"name": name, "namespace": "d", "uid": name, "resourceVersion": version});
         Object(json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "image": image}]}}))
     }
 
-    #[test]
-    fn pods_that_are_listed_again_in_the_same_version_are_not_decoded_again() {
-        let mut store = ApiPods {
+    /// No pods yet, and these rows of the checkpoint.
+    fn store(restored: BTreeMap<String, Vec<u8>>) -> ApiPods {
+        ApiPods {
             checkpoint: Checkpoint::default(),
-            restored: BTreeMap::new(),
+            restored,
             pods: BTreeMap::new(),
             errors: BTreeMap::new(),
             node_read: watch::Sender::new(true).subscribe(),
-        };
+        }
+    }
+
+    fn names(store: &mut ApiPods) -> Vec<String> {
+        store.set().pods.iter().map(|pod| pod.name.clone()).collect()
+    }
+
+    #[test]
+    fn a_checkpoint_row_that_cannot_be_decoded_is_logged_and_costs_only_its_own_pod() {
+        let row = |name: &str| object(name, "1", "one").0.to_string().into_bytes();
+        let cut_off = row("b")[..40].to_vec();
+        let no_uid = json!({"metadata": {"name": "c", "namespace": "d"}}).to_string().into_bytes();
+        let mistyped = br#"{"metadata": {"name": "e", "namespace": "d", "uid": "e"}, "spec": 7}"#.to_vec();
+        let rows = [
+            ("a", row("a")),
+            ("b", cut_off),
+            ("c", no_uid),
+            ("e", mistyped),
+            ("f", b"null".to_vec()),
+            ("g", b"\xff".to_vec()),
+            ("h", Vec::new()),
+            ("z", row("z")),
+        ];
+        let mut store = store(rows.map(|(name, row)| (pod_key("d", name), row)).into());
+        let folder = tempfile::tempdir().unwrap();
+        let (offline, boot) = (Offline::default(), BootState::new(folder.path(), API, &[]));
+        let log = folder.path().join("log");
+        let writer = Mutex::new(std::fs::File::create(&log).unwrap());
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+        let is_restored = tracing::subscriber::with_default(subscriber, || {
+            store.restore(&mut OfflineStart::new(true, &offline, None, &boot))
+        });
+        assert!(is_restored);
+        assert_eq!(names(&mut store), ["a", "z"]);
+        let log = std::fs::read_to_string(&log).unwrap();
+        let lines = lines_with_event(&log, "checkpoint_row_invalid");
+        assert_eq!(lines.len(), 6, "{lines:?}");
+        for (name, line) in ["b", "c", "e", "f", "g", "h"].iter().zip(&lines) {
+            assert!(
+                line.contains(&format!("key=\"{}\"", pod_key("d", name))) && line.contains("error="),
+                "{line}"
+            );
+        }
+
+        // The server has them all in a good version.
+        store.apply_list(["a", "b", "c"].map(|name| object(name, "2", "one")).into());
+        assert_eq!(names(&mut store), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn pods_that_are_listed_again_in_the_same_version_are_not_decoded_again() {
+        let mut store = store(BTreeMap::new());
         store.apply_list(vec![object("a", "1", "one"), object("b", "2", "one"), object("c", "", "one")]);
         let before = store.set().pods;
         store.apply_list(vec![object("a", "1", "one"), object("b", "3", "two"), object("c", "", "one")]);

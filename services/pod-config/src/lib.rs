@@ -18,6 +18,8 @@
 //! An invalid manifest removes no pods: its last good version stays in effect, also over a restart. After a restart the same pods
 //! are sent as the same bytes.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod blocking;
 mod boot_state;
 pub mod checkpoint;

@@ -78,10 +78,12 @@ impl PodConfig for Server {
 
     async fn watch_pods(
         &self,
-        _: Request<pb::WatchPodsRequest>,
+        request: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let pb::WatchPodsRequest { unannotated } = request.into_inner();
         let configured = self.desired.configured().to_vec();
-        let stream = self.desired.subscribe().into_stream(move |item| watch_item(item, &configured));
+        let to_item = move |item| watch_item(item, &configured, unannotated);
+        let stream = self.desired.subscribe().into_stream(to_item);
         let stream = stream.filter_map(|item| std::future::ready(item.map(Ok)));
         Ok(Response::new(self.until_shutdown(stream)))
     }
@@ -243,9 +245,13 @@ impl PodConfig for Server {
     }
 }
 
-fn watch_item(item: WatchItem<WatchKey, WatchValue>, configured: &[String]) -> Option<pb::WatchPodsResponse> {
+fn watch_item(
+    item: WatchItem<WatchKey, WatchValue>,
+    configured: &[String],
+    unannotated: bool,
+) -> Option<pb::WatchPodsResponse> {
     let item = match item {
-        WatchItem::Set(WatchKey::Pod(_), WatchValue::Pod(pod)) => Item::Pod(pod.to_wire()),
+        WatchItem::Set(WatchKey::Pod(_), WatchValue::Pod(pod)) => Item::Pod(pod.to_wire(unannotated)),
         WatchItem::Set(WatchKey::Source(source), WatchValue::Ready) => {
             Item::SourceReady(pb::SourceReady { source, configured: configured.to_vec() })
         }

@@ -197,7 +197,7 @@ impl UrlSource {
                 self.files.restore_content(&self.url, content);
             }
             Err(errors) => {
-                tracing::warn!(url = self.url, error = %errors[0], "the response in the checkpoint is no longer valid");
+                tracing::warn!(event = "checkpoint_row_invalid", url = self.url, error = %errors[0], "the response in the checkpoint is no longer valid");
             }
         }
     }

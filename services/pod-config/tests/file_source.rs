@@ -8,7 +8,24 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::{Duration, SystemTime};
 
 use common::{Node, backdate, image, pod, replace};
+use keelson_kube_model::with_source_annotations;
+use keelson_proto::keelson::pod_config::v1::DesiredPod;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+
+#[tokio::test]
+async fn only_a_request_for_unannotated_pods_gets_them_without_annotations() {
+    let node = Node::new();
+    node.write_backdated("web.yaml", &pod("web", "one"));
+    let service = node.start();
+    let (plain, _) = service.watch_unannotated().await.replay().await;
+    let (annotated, _) = service.watch().await.replay().await;
+    let text = std::str::from_utf8(&plain[0].pod_json).unwrap();
+    assert!(!text.contains("config.source") && !text.contains("config.seen"), "{text}");
+    let DesiredPod { source, seen_unix_nanos, .. } = &plain[0];
+    let pod_json = with_source_annotations(&plain[0].pod_json, source, *seen_unix_nanos).into();
+    assert_ne!(plain, annotated);
+    assert_eq!([DesiredPod { pod_json, ..plain[0].clone() }], *annotated);
+}
 
 #[tokio::test]
 async fn a_manifest_is_added_edited_broken_repaired_and_removed() {

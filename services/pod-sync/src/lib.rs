@@ -13,6 +13,8 @@
 //! Truth is the runtime and the sources. pod-sync itself stores one small file per pod ([`state::store`]). After a restart it reads
 //! everything, adopts what runs, and only then acts.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 pub mod effects;
 pub mod error;
 pub mod inputs;
@@ -70,7 +72,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
 fn resume_ends(effects: &Arc<Effects>) {
     let registry = &effects.registry;
     for uid in registry.uids() {
-        let ending = registry.with(&uid, |state| {
+        let ending = registry.read(&uid, |state| {
             let is_ending = state.worker.phase != WorkerPhase::Sync;
             is_ending
                 .then(|| (state.worker.phase, state.desired.as_ref().map(|desired| Arc::clone(&desired.pod))))

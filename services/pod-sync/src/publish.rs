@@ -1,7 +1,6 @@
 //! What others see of the pods: their documents with status, their events, and the metrics.
 
 pub mod document;
-pub mod json_fields;
 pub mod metrics;
 pub mod objects;
 
@@ -90,12 +89,12 @@ impl Publisher {
         &self,
         uid: &str,
         state: &mut PodState,
-        desired: DesiredPod,
+        desired: Arc<DesiredPod>,
         facts: &StatusFacts<'_>,
     ) -> Published {
         let at = self.registry.moment();
         let previous = state.published.previous();
-        let old: Option<&PodStatus> = previous.as_deref().map(|status| &**status);
+        let old = previous.as_deref();
         let status = self.status_of(state, &desired, old, facts, &at);
         let phase_is_terminal = status.phase().is_terminal();
         let is_first = state.published.version == 0;
@@ -185,7 +184,7 @@ impl Publisher {
     }
 
     /// Sends the next version of a pod's document.
-    fn send(&self, uid: &str, state: &mut PodState, desired: DesiredPod) {
+    fn send(&self, uid: &str, state: &mut PodState, desired: Arc<DesiredPod>) {
         state.published.version += 1;
         self.documents.set(uid.to_owned(), Arc::new(Document::of(state, desired)));
     }

@@ -12,6 +12,8 @@ pub mod stop;
 pub mod sync;
 pub mod worker;
 
+use std::sync::Arc;
+
 use keelson_pod_sync_core::worker::{SyncOutcome, WorkerState};
 use keelson_service_kit::CancellationToken;
 
@@ -27,7 +29,7 @@ pub struct Job {
     /// State of the worker.
     pub worker: WorkerState,
     /// The pod; `None` for an orphan.
-    pub desired: Option<DesiredPod>,
+    pub desired: Option<Arc<DesiredPod>>,
     /// The last observation of the runtime.
     pub observed: Observed,
     /// Cancelled when the turn is outdated.

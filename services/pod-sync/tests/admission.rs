@@ -177,8 +177,8 @@ async fn a_static_pod_waits_for_its_host_port_until_the_other_pod_has_ended() {
     service.event(&format!("Warning NodePorts: {text}")).await;
     assert!(!rejection_counted(&service, "Other"), "it is not rejected: {}", service.ctx.metrics.text());
     eventually("its room and its turn are others'", async || {
-        let deferred = world.machine.deferred.lock().unwrap().clone();
-        (deferred.first()? == "two").then_some(())
+        let deferred = world.machine.deferred().all();
+        (deferred.first()?.uid == "two").then_some(())
     })
     .await;
 

@@ -43,7 +43,7 @@ async fn containers_wait_for_services_and_get_their_variables() {
     for call in ["env DB_SERVICE_HOST=10.0.0.3", "env URL=tcp://10.0.0.3"] {
         assert_eq!(world.shim.calls(call), 1, "{call}");
     }
-    let asked = world.cluster.lock().unwrap().asked[0].clone();
+    let asked = world.service_env_requests().all()[0].clone();
     assert_eq!((asked.namespace.as_str(), asked.service_links, asked.as_known), ("default", false, false));
     service.kill();
 }
@@ -55,7 +55,7 @@ async fn a_static_pod_gets_the_service_variables_known_so_far() {
     let service = world.pod_sync().await;
     world.add_pod_with_spec("web", spec(json!({})), 1);
     service.phase("web", "Running").await;
-    let asked = world.cluster.lock().unwrap().asked[0].clone();
+    let asked = world.service_env_requests().all()[0].clone();
     assert!(asked.as_known && asked.service_links, "{asked:?}");
     service.kill();
 }
@@ -88,7 +88,7 @@ async fn without_a_cluster_there_are_no_services_and_no_runtime_classes() {
     let service = world.pod_sync().await;
     world.add_pod_with_spec("web", spec(json!({})), 1);
     service.phase("web", "Running").await;
-    assert!(world.cluster.lock().unwrap().asked.is_empty());
+    assert!(world.service_env_requests().is_empty());
     assert_eq!(world.shim.calls("env DB_SERVICE_HOST=10.0.0.3"), 0);
     world.cluster.lock().unwrap().classes.insert("kata".into(), "kata-qemu".into());
     world.add_pod_with_spec("kata", spec(json!({"runtimeClassName": "kata"})), 1);

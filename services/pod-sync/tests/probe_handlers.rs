@@ -1,6 +1,7 @@
 //! The handlers of probes and lifecycle hooks, against small servers on loopback.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::sync::Arc;
 

@@ -207,7 +207,7 @@ async fn probe_results_and_counters_survive_a_restart_of_pod_sync() {
     let kept = eventually("the pod", async || second.pod("web").await).await;
     assert_eq!(kept["status"], status, "nothing has flapped");
     second.event("Normal Killing: Container main failed liveness probe").await;
-    // The probes of the new container start anew, so only those before it count.
+    // The probes of the new container start again, so only those before it count.
     let order = world.shim.order();
     let same = order[before..].iter().take_while(|call| *call != "StartContainer");
     let count = |wanted: &str| same.clone().filter(|call| *call == wanted).count();

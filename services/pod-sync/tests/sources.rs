@@ -87,7 +87,7 @@ async fn a_pod_removed_and_added_again_restarts_even_if_only_the_add_was_seen() 
     let sandboxes = || world.shim.calls("RunPodSandbox");
     world.add_pod_at("web", spec(), 1, 0);
     service.phase("web", "Running").await;
-    let begins_anew = async |revision, added, expected: usize| {
+    let starts_again = async |revision, added, expected: usize| {
         world.add_pod_at("web", spec(), revision, added);
         // runtime-shim removes the records of a terminated pod.
         let has_ended = async || world.shim.pod("web")?.sandboxes.iter().all(|s| !s.ready).then_some(());
@@ -97,7 +97,7 @@ async fn a_pod_removed_and_added_again_restarts_even_if_only_the_add_was_seen() 
         eventually("the new sandbox", async || (sandboxes() == expected).then_some(())).await;
         service.phase("web", "Running").await;
     };
-    begins_anew(2, 7, 2).await;
+    starts_again(2, 7, 2).await;
     // The same time of addition, and an unknown one after a restart of pod-config, do not restart the pod.
     for (revision, added) in [(3, 7), (4, 0)] {
         world.add_pod_at("web", spec(), revision, added);
@@ -107,7 +107,7 @@ async fn a_pod_removed_and_added_again_restarts_even_if_only_the_add_was_seen() 
         })
         .await;
     }
-    begins_anew(5, 9, 3).await;
+    starts_again(5, 9, 3).await;
     assert_eq!(world.shim.calls("StopPodSandbox"), 2);
     service.kill();
 

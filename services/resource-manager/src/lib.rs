@@ -28,6 +28,8 @@
 //! The decisions are in `keelson-resource-manager-core`; what all receivers of a `Sync` stream share is in
 //! `keelson-pod-reconciler`.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod admission;
 mod cgroup;
 mod cgroup_version;

@@ -23,7 +23,7 @@ use crate::worker::{Worker, WorkerEnv};
 type Slot = keelson_pod_reconciler::Slot<PodDesire, View, PodAdmission>;
 
 fn reserved(slot: &Slot) -> Option<&PodDesire> {
-    slot.desire().filter(|desire| reserves(desire.want, slot.note.admitted || slot.note.preempting))
+    slot.desire().filter(|desire| reserves(desire.header.want, slot.note.admitted || slot.note.preempting))
 }
 
 /// The channels through which the manager publishes its state.
@@ -116,12 +116,12 @@ impl Manager {
 
     /// Assigns the desired state of a pod to its worker.
     fn assign(&mut self, desire: PodDesire) {
-        if !reserves(desire.want, true) {
+        if !reserves(desire.header.want, true) {
             self.outputs.finished.send_modify(|count| *count += 1);
         }
         self.outputs.changes.send_modify(|count| *count += 1);
-        let cgroups = self.unmarked.remove(&desire.pod.uid);
-        let note = &mut self.pods.slot_or_new(&desire.pod.uid).note;
+        let cgroups = self.unmarked.remove(&desire.header.pod.uid);
+        let note = &mut self.pods.slot_or_new(&desire.header.pod.uid).note;
         note.found_at_start |= cgroups.is_some();
         note.admitted |= desire.adopted || note.found_at_start;
         self.pods.assign(desire, |assignments| {
@@ -213,7 +213,7 @@ impl Manager {
     /// Defers a pod; a pod that runs already keeps its resources.
     fn defer(&mut self, uid: &str) {
         let Some(slot) = self.pods.slot_mut(uid) else { return };
-        if slot.desire().is_none_or(|desire| desire.adopted || desire.want != Want::Run) {
+        if slot.desire().is_none_or(|desire| desire.adopted || desire.header.want != Want::Run) {
             return;
         }
         slot.note = PodAdmission { rejected: true, ..PodAdmission::default() };
@@ -227,7 +227,7 @@ impl Manager {
         if let Err(rejection) = check_pressure(&machine.conditions, desire) {
             return Verdict::Rejected(rejection);
         }
-        let others = || self.pods.slots().filter(|(other, _)| *other != desire.pod.uid);
+        let others = || self.pods.slots().filter(|(other, _)| *other != desire.header.pod.uid);
         let admitted: Vec<&PodDesire> = others().filter_map(|(_, slot)| reserved(slot)).collect();
         let requests = admitted.iter().map(|other| &other.requests);
         match admit(&machine.allocatable, requests, &desire.requests, desire.adopted) {
@@ -238,7 +238,7 @@ impl Manager {
         let undecided: Vec<&PodDesire> = others()
             .filter(|(_, slot)| is_undecided(slot))
             .filter_map(|(_, slot)| slot.desire())
-            .filter(|other| other.want == Want::Run)
+            .filter(|other| other.header.want == Want::Run)
             .collect();
         if must_wait_for_older(&machine.allocatable, &admitted, &undecided, desire) {
             let message = "an older pod is decided on first, and may take its resources".to_owned();
@@ -255,8 +255,9 @@ impl Manager {
         desire: &PodDesire,
         rejection: Rejection,
     ) -> Verdict {
-        let is_ending =
-            |other: &PodDesire| other.want != Want::Run || self.orders.get(&other.pod.uid).is_some();
+        let is_ending = |other: &PodDesire| {
+            other.header.want != Want::Run || self.orders.get(&other.header.pod.uid).is_some()
+        };
         let Some(victims) = victims(allocatable, admitted, desire, is_ending) else {
             return Verdict::Rejected(rejection);
         };
@@ -265,7 +266,7 @@ impl Manager {
         if !orders.is_empty() && self.outputs.preempt.try_send(orders).is_err() {
             // The next request sends them again.
             tracing::warn!(
-                uid = desire.pod.uid,
+                uid = desire.header.pod.uid,
                 "cannot preempt pods for the pod now: too many preemptions are queued; will retry"
             );
         }

@@ -76,7 +76,7 @@ impl PlacementLoop {
 
 /// The placement of a pod of the runtime, if the pod should run.
 fn placement(pod: &rt::RuntimePod, known: &BTreeMap<String, KnownPod>, tree: &Tree) -> Option<PodPlacement> {
-    let desire = known.get(&pod.uid)?.desire.as_ref().filter(|desire| desire.want == Want::Run)?;
+    let desire = known.get(&pod.uid)?.desire.as_ref().filter(|desire| desire.header.want == Want::Run)?;
     let ready = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
     Some(PodPlacement {
         name: format!("{}/{}", pod.namespace, pod.name),

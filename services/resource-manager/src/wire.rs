@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use keelson_kube_model::Quantity;
 use keelson_pod_reconciler::Item;
-use keelson_pod_reconciler::wire::{MissingField, positive, want};
+use keelson_pod_reconciler::wire::{MissingField, header, positive};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::desire::{
-    ContainerShare, EmptyDirShare, PodCgroup, PodDesire, PodRef, Quantities,
+    ContainerShare, EmptyDirShare, PodCgroup, PodDesire, Quantities,
 };
 use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
@@ -51,13 +51,12 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     type Error = WireError;
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
-        let want = want(message.want())?;
-        let pod = message.pod.ok_or(MissingField("pod.pod"))?;
+        let want = message.want();
+        let mut header = header(message.pod, message.revision, want)?;
+        header.pod.uid = usable_uid(header.pod.uid)?;
         let cgroup = message.cgroup.unwrap_or_default();
         Ok(Self(PodDesire {
-            pod: PodRef { uid: usable_uid(pod.uid)?, namespace: pod.namespace, name: pod.name },
-            revision: message.revision,
-            want,
+            header,
             qos: Qos::parse(&message.qos_class).ok_or(WireError::Qos(message.qos_class))?,
             requests: message.requests.into_iter().collect(),
             cgroup: PodCgroup {
@@ -180,7 +179,7 @@ mod tests {
     #[test]
     fn a_complete_pod_desire_is_parsed() {
         let desire = PodDesireFromWire::try_from(message()).unwrap().0;
-        assert_eq!((desire.revision, desire.want, desire.qos), (3, Want::Run, Qos::Burstable));
+        assert_eq!((desire.header.revision, desire.header.want, desire.qos), (3, Want::Run, Qos::Burstable));
         assert_eq!(desire.cgroup, PodCgroup { cpu_shares: 102, ..PodCgroup::default() });
         assert_eq!(desire.requests["cpu"], 100);
     }

@@ -92,7 +92,7 @@ impl Worker {
         };
         let Some(tree) = tree else {
             // Without a tree the pod never had a cgroup, so a forgotten pod is gone.
-            if desire.want == Want::Forget {
+            if desire.header.want == Want::Forget {
                 self.publish_settled(desire, Settled::Gone, *number, String::new()).await;
             }
             return Next::WhenChanged;
@@ -194,7 +194,7 @@ impl Worker {
     fn failed(&mut self, desire: &PodDesire, phase: Phase, text: String) -> Next {
         let pause = self.retry.next_delay();
         let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-        let pod = &desire.pod;
+        let pod = &desire.header.pod;
         tracing::warn!(
             uid = self.assignments.uid,
             pod = pod.name,
@@ -208,7 +208,7 @@ impl Worker {
 
     fn publish(&self, desire: &PodDesire, phase: Phase, message: String, cgroup_parent: String) {
         self.assignments.view.send_modify(|view| {
-            view.revision = desire.revision;
+            view.revision = desire.header.revision;
             view.phase = phase;
             view.message = message;
             view.cgroup_parent = cgroup_parent;

@@ -1,6 +1,7 @@
 //! Evictions and preemptions over the socket: which pods get an order, its content, and how long it is in effect.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 #[allow(dead_code, unused_imports, reason = "shared with tests that use more of it")]
 mod support;

@@ -21,7 +21,7 @@ impl Service {
         const ENTER: &str =
             "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
         let file = world.config.paths.config_file();
-        world.config.store(&file).unwrap();
+        keelson_service_kit::store_config(&file, &world.config, Default::default()).unwrap();
         let mut command = Command::new("unshare");
         command.args(["--mount", "--", "sh", "-c", ENTER, "enter"]);
         command.arg(env!("CARGO_BIN_EXE_keelson-resource-manager")).arg("--config").arg(file);

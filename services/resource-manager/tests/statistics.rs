@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_config::SystemCgroups;
-use keelson_pod_reconciler::testing::FakeRuntime;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
-use support::{Client, Process, Service, Sync, World, desire, eventually, prepare};
+use keelson_testkit::fakes::FakeRuntimeShim;
+use support::{Client, Process, Service, Sync, World, desire, prepare, until_some};
 use tonic::Code;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -68,10 +68,10 @@ async fn stats(client: &mut Client, brief: bool) -> Vec<pb::PodStatsResponse> {
     all
 }
 
-fn publish_pod(runtime: &FakeRuntime, change: impl FnOnce(&mut rt::RuntimePod)) {
+fn publish_pod(runtime: &FakeRuntimeShim, change: impl FnOnce(&mut rt::RuntimePod)) {
     let mut pod = running();
     change(&mut pod);
-    runtime.pod(pod);
+    runtime.set_pod(pod);
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn pod_statistics_measure_cpu_and_memory_of_each_container() {
     let mut client = service.client();
     assert_eq!(stats(&mut client, false).await, []);
     let _process = Process::burn_cpu(&world.existing(POD));
-    runtime.pod(running());
+    runtime.set_pod(running());
 
     let first = stats(&mut client, false).await;
     assert_eq!(first.len(), 1);
@@ -95,7 +95,7 @@ async fn pod_statistics_measure_cpu_and_memory_of_each_container() {
     let main = first[0].containers[0].usage.unwrap();
     assert_eq!((main.cpu_nano_cores, first[0].containers[0].started_unix_nanos), (None, 8));
 
-    let found = eventually("a CPU rate and the memory of the process", || {
+    let found = until_some("a CPU rate and the memory of the process", || {
         let mut client = service.client();
         async move {
             let pods = stats(&mut client, true).await;
@@ -213,7 +213,7 @@ async fn configured_system_cgroups_are_measured() {
     let service = world.start().await;
     let _process = Process::burn_cpu(&system_cgroup(&world, "agent"));
     system_cgroup(&world, "misc");
-    let found = eventually("a CPU rate of the process", || {
+    let found = until_some("a CPU rate of the process", || {
         let mut client = service.client();
         async move {
             let request = pb::NodeStatsRequest { cpu_and_memory_only: true };
@@ -252,7 +252,7 @@ async fn pods_without_running_containers_or_cgroup_have_no_statistics() {
         pod.containers.retain(|c| c.name == "ended");
     });
     for uid in ["u2", "../u1"] {
-        runtime.pod(rt::RuntimePod { uid: uid.into(), ..running() });
+        runtime.set_pod(rt::RuntimePod { uid: uid.into(), ..running() });
     }
     assert_eq!(stats(&mut service.client(), false).await, []);
 }
@@ -286,7 +286,7 @@ async fn node_statistics_include_all_pods() {
 async fn a_pod_outside_its_cgroup_is_a_condition_until_it_is_back() {
     let world = World::new();
     let runtime = world.start_runtime().await;
-    runtime.pod(running());
+    runtime.set_pod(running());
     let (service, _sync) = with_pod(&world).await;
     let text = service.condition("pods-in-cgroups", false).await;
     assert!(text.contains("default/web") && text.contains("another cgroup driver than cgroupfs"), "{text}");
@@ -298,7 +298,7 @@ async fn a_pod_outside_its_cgroup_is_a_condition_until_it_is_back() {
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
     let _process = Process::start(&world.existing(POD));
-    runtime.pod(running());
+    runtime.set_pod(running());
     let text = service.condition("pods-in-cgroups", true).await;
     assert_eq!(text, "");
 }

@@ -317,16 +317,18 @@ mod tests {
     #[tokio::test]
     async fn image_service_endpoint_is_used_for_images() {
         let (runtime, images) = (FakeRuntime::start().await, FakeRuntime::start().await);
-        let at = images.dir.path().join("cri.sock");
-        let apart = runtime.cri.clone().with_image_endpoint(at.to_str()).unwrap();
+        let apart = runtime.cri.clone().with_image_endpoint(images.socket().to_str()).unwrap();
         let request = || cri::ListImagesRequest { filter: None };
         apart.images().list_images(apart.quick(request())).await.unwrap();
         apart.list(None).await.unwrap();
-        assert_eq!((images.calls("ListImages").len(), images.calls("ListContainers").len()), (1, 0));
-        assert_eq!((runtime.calls("ListImages").len(), runtime.calls("ListContainers").len()), (0, 1));
+        let lists = |fake: &FakeRuntime| {
+            (fake.images.list_images.requests().len(), fake.runtime.list_containers.requests().len())
+        };
+        assert_eq!(lists(&images), (1, 0));
+        assert_eq!(lists(&runtime), (0, 1));
         let same = runtime.cri.clone().with_image_endpoint(None).unwrap();
         same.images().list_images(same.quick(request())).await.unwrap();
-        assert_eq!(runtime.calls("ListImages").len(), 1);
+        assert_eq!(runtime.images.list_images.requests().len(), 1);
         assert!(runtime.cri.clone().with_image_endpoint(Some("tcp://1.2.3.4:5")).is_err());
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use k8s_cri::v1 as cri;
 
     use super::*;
-    use crate::tests::fake_runtime::{Answer, FakeRuntime};
+    use crate::tests::fake_runtime::{FakeRuntime, refusal};
     use tonic::Code;
 
     fn image(id: &str, tags: &[&str], digests: &[&str]) -> cri::Image {
@@ -149,7 +149,10 @@ mod tests {
     async fn failed_image_list_is_an_error_and_not_an_empty_list() {
         let fake = FakeRuntime::start().await;
         for method in ["ListImages", "ListContainers"] {
-            fake.answer(method, Answer::Fail(1, Code::Unknown));
+            match method {
+                "ListImages" => fake.images.list_images.answer_once(Err(refusal(Code::Unknown))),
+                _ => fake.runtime.list_containers.answer_once(Err(refusal(Code::Unknown))),
+            }
             assert_eq!(list(&fake.cri).await.unwrap_err().code(), Code::Unknown, "{method}");
         }
     }

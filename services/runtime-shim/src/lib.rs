@@ -16,6 +16,8 @@
 //! Its only persistent state is the record of which pods may use which image ([`pull_records`]). Everything else is
 //! read from the runtime after a restart.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 pub mod clock;
 pub mod container_gc;
 mod credential_plugins;

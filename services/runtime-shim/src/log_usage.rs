@@ -96,14 +96,14 @@ mod tests {
         let used =
             line.strip_prefix("uid=\"u\",namespace=\"default\",pod=\"u\",container=\"main\"} ").expect(&line);
         assert!((16_384..1 << 20).contains(&used.parse::<u64>().unwrap()), "{line}");
-        assert!(fake.calls("ListContainerStats").is_empty());
+        assert!(fake.runtime.list_container_stats.requests().is_empty());
         assert!(
             filesystems.stats(false).unwrap().pods.is_empty(),
             "without layers they are only for this metric"
         );
         // If layers are requested too, logs and layers are measured together.
         filesystems.collect().await;
-        assert_eq!((shown(), fake.calls("ListContainerStats").len()), (vec![line], 1));
+        assert_eq!((shown(), fake.runtime.list_container_stats.requests().len()), (vec![line], 1));
         assert_eq!(filesystems.stats(false).unwrap().pods.len(), 1);
     }
 }

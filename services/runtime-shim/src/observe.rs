@@ -139,7 +139,7 @@ impl Observer {
         }
         self.index().refreshing.insert(uid.clone(), false);
         let observer = self.clone();
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("observe a pod", async move {
             loop {
                 if let Err(status) = observer.read(&uid).await {
                     tracing::debug!(

@@ -69,7 +69,7 @@ mod tests {
     use k8s_cri::v1 as cri;
 
     use super::*;
-    use crate::tests::fake_runtime::{Answer, FakeRuntime};
+    use crate::tests::fake_runtime::{FakeRuntime, refusal};
 
     #[tokio::test]
     async fn metrics_show_running_pods_and_relist_durations() {
@@ -102,7 +102,7 @@ mod tests {
         assert!(before > 1_700_000_000, "{text}");
         // A failed relist has a duration as well, but does not update the time of the last one.
         fake.observer.reads().last_seen.set(7);
-        fake.answer("ListContainers", Answer::Fail(1, tonic::Code::Unavailable));
+        fake.runtime.list_containers.answer_once(Err(refusal(tonic::Code::Unavailable)));
         fake.observer.relist().await.unwrap_err();
         let text = metrics.text();
         assert_eq!(seen(&text), 7);

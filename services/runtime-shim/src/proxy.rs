@@ -138,7 +138,8 @@ impl ProxyInner {
         // continues until its own deadline, and the objects it creates are attributed and read. Otherwise a call that
         // is dropped half-way could leave objects that belong to no known pod.
         let (result_sender, result) = oneshot::channel();
-        tokio::spawn(
+        keelson_service_kit::spawn(
+            "proxied call",
             async move {
                 let response = self.forward_pod_call(channel, pod_call, uid.as_ref(), request).await;
                 let left = result_sender.send(response).is_err();
@@ -249,10 +250,11 @@ fn decode<T: Message + Default>(body: &Bytes) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+    use crate::tests::fake_runtime::{FakeRuntime, refusal, until};
     use bytes::{BufMut as _, BytesMut};
     use futures_util::FutureExt as _;
     use keelson_service_kit::status::{is_cut, is_unanswered};
+    use keelson_testkit::fakes::cut_off;
     use std::time::Duration;
 
     #[test]
@@ -291,16 +293,16 @@ mod tests {
     #[tokio::test]
     async fn new_sandbox_is_attributed_and_read_after_its_caller_died() {
         let fake = FakeRuntime::start().await;
-        let held = fake.hold("RunPodSandbox");
+        let held = fake.runtime.run_pod_sandbox.hold();
         let metadata = cri::PodSandboxMetadata { uid: "u".into(), ..Default::default() };
         let config = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
         let request = cri::RunPodSandboxRequest { config: Some(config), ..Default::default() };
         let mut call = proxy(&fake).call(call("RunPodSandbox", &request));
         assert!((&mut call).now_or_never().is_none());
-        fake.wait_for_calls("RunPodSandbox", 1).await;
+        fake.runtime.run_pod_sandbox.requests().until_len(1).await;
         drop(call);
         fake.sandbox("made", "u", true);
-        held.add_permits(1);
+        held.open();
         until("the sandbox is attributed", || fake.observer.owner_of("made").as_deref() == Some("u")).await;
         until("the pod is read", || fake.observer.cached("u").is_some()).await;
     }
@@ -314,11 +316,11 @@ mod tests {
     #[tokio::test]
     async fn lost_call_is_marked_and_an_error_of_the_runtime_is_not() {
         let fake = FakeRuntime::start().await;
-        fake.answer("CreateContainer", Answer::Fail(1, Code::Unknown));
+        fake.runtime.create_container.answer_once(Err(refusal(Code::Unknown)));
         let result = refused(&mut proxy(&fake), "CreateContainer").await;
         assert_eq!(result.code(), Code::Unknown);
         assert!(!is_cut(&result), "{result:?}");
-        fake.answer("CreateContainer", Answer::CutOff);
+        fake.runtime.create_container.fail(cut_off());
         let lost = refused(&mut proxy(&fake), "CreateContainer").await;
         assert!(is_unanswered(&lost) && is_cut(&lost), "{lost:?}");
         let dead = fake.dir.path().join("dead.sock");
@@ -338,7 +340,6 @@ mod tests {
         let mut with_timeout = call("GetContainerEvents", &events);
         with_timeout.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("7S"));
         proxy(&fake).call(with_timeout).await.unwrap();
-        let seen: Vec<_> = fake.calls("GetContainerEvents").into_iter().map(|c| c.timeout.unwrap()).collect();
-        assert_eq!(seen, ["2160H", "7S"]);
+        assert_eq!(fake.timeouts.all(), ["2160H", "7S"]);
     }
 }

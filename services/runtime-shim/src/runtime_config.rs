@@ -97,7 +97,7 @@ impl RuntimeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fake_runtime::{Answer as FakeAnswer, FakeRuntime};
+    use crate::tests::fake_runtime::{FakeRuntime, refusal};
 
     #[tokio::test]
     async fn runtime_without_runtime_config_sets_cri_losing_support() {
@@ -129,7 +129,7 @@ mod tests {
         let status = config.query(&fake.cri).await.unwrap_err();
         assert!(status.message().contains("driver 7"), "{status:?}");
         fake.set_cgroup_driver(Some(0));
-        fake.answer("RuntimeConfig", FakeAnswer::Fail(1, Code::Internal));
+        fake.runtime.runtime_config.answer_once(Err(refusal(Code::Internal)));
         assert_eq!(config.query(&fake.cri).await.unwrap_err().code(), Code::Internal);
         assert_eq!(config.query(&fake.cri).await.unwrap(), Some(CgroupDriver::Systemd));
     }

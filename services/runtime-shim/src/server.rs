@@ -82,7 +82,7 @@ impl Runtime for RuntimeServer {
         let number = desired.begin();
         let mut messages = request.into_inner();
         let (acks, stream) = mpsc::channel(4);
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("sync stream", async move {
             while let Ok(Some(message)) = messages.message().await {
                 let Some(item) = message.item else { continue };
                 let ended = match desired.apply_message(number, item) {
@@ -126,10 +126,10 @@ impl Runtime for RuntimeServer {
         let images = self.collector.images.clone();
         let request = request.into_inner();
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "ensure image", image = request.image);
-        tokio::spawn(tracing::Instrument::instrument(
-            async move { images.ensure(request, progress).await },
-            span,
-        ));
+        keelson_service_kit::spawn(
+            "pull an image",
+            tracing::Instrument::instrument(async move { images.ensure(request, progress).await }, span),
+        );
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -163,7 +163,7 @@ impl Runtime for RuntimeServer {
             .map_err(|text| error_status(Code::FailedPrecondition, "NO_LOG", text))?;
         let (out, stream) = mpsc::channel(4);
         let (files, observer) = (self.collector.files.clone(), self.observer().clone());
-        tokio::spawn(logs::stream(files, observer, source, request, out));
+        keelson_service_kit::spawn("read a log", logs::stream(files, observer, source, request, out));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -185,7 +185,7 @@ impl Runtime for RuntimeServer {
         let uid = request.extensions().get::<PeerIdentity>().map(|peer| peer.uid);
         let (answers, stream) = mpsc::channel(4);
         let execs = self.execs.clone();
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("exec", async move {
             if let Err(error) = execs.serve(request.into_inner(), uid, &answers).await {
                 let _ = answers.send(Err(exec_status(&error))).await;
             }
@@ -199,7 +199,7 @@ impl Runtime for RuntimeServer {
     ) -> Result<Response<Self::StreamStream>, Status> {
         let (pieces, stream) = mpsc::channel(4);
         let execs = self.execs.clone();
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("exec stream", async move {
             if let Err(error) = execs.stream(request.into_inner(), &pieces).await {
                 let _ = pieces.send(Err(exec_status(&error))).await;
             }

@@ -50,7 +50,7 @@ pub(crate) fn carry_out(
     actions: Vec<Action>,
     (current, walks): (&watch::Sender<Option<Action>>, &FsGroupWalks),
 ) -> Vec<Outcome> {
-    let uid = &desire.pod.uid;
+    let uid = &desire.header.pod.uid;
     let mut outcomes = Vec::with_capacity(actions.len());
     for action in actions {
         current.send_replace(Some(action.clone()));

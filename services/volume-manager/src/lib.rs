@@ -29,6 +29,8 @@
 //! The decisions are in `keelson-volume-manager-core`; the code that all receivers of a `Sync` stream share is in
 //! `keelson-pod-reconciler`.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod actions;
 mod atomic;
 mod fsgroup;

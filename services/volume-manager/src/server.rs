@@ -232,7 +232,7 @@ impl VolumeManager for Service {
         let (responses, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
         let wait = MountWait { uid, revision: request.revision, pod_dir, view, responses, deadline };
-        tokio::spawn(wait.run().instrument(span));
+        keelson_service_kit::spawn("wait for mounts", wait.run().instrument(span));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 

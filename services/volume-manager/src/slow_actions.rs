@@ -47,7 +47,7 @@ impl SlowActionWatch<'_> {
                 () = tokio::time::sleep(SLOW_AFTER) => {}
             }
             if let Some(text) = self.next_report(&mut last) {
-                let pod = &self.desire.pod;
+                let pod = &self.desire.header.pod;
                 tracing::warn!(uid = pod.uid, pod = pod.name, namespace = pod.namespace, "{text}");
                 report(text);
             }
@@ -67,7 +67,7 @@ impl SlowActionWatch<'_> {
         if let (Some(walk), Some((_, number))) = (&walk, events_due)
             && number > 0
         {
-            let (pod, path) = (&self.desire.pod, walk.path.to_string_lossy());
+            let (pod, path) = (&self.desire.header.pod, walk.path.to_string_lossy());
             let text = ownership::event_message(&path, &pod.uid, number, walk.files());
             let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
             self.events.warning(object, "VolumePermissionChangeInProgress", text);
@@ -111,7 +111,7 @@ mod tests {
 
     use keelson_proto::keelson::events::v1::ListEventsRequest;
     use keelson_proto::keelson::events::v1::events_server::Events as _;
-    use keelson_volume_manager_core::desire::{Desire as _, Medium, PodRef, Want};
+    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef, Want};
     use tokio::sync::oneshot;
 
     use super::*;
@@ -120,7 +120,7 @@ mod tests {
         let pod = PodRef { uid: "u-1".into(), namespace: "default".into(), name: "web".into() };
         let source = Source::EmptyDir { medium: Medium::Disk, size_limit: None };
         let volumes = vec![Volume { name: "data".into(), source }];
-        PodDesire { want: Want::Run, volumes, ..PodDesire::forget(pod) }
+        PodDesire { volumes, ..DesireHeader { pod, revision: 0, want: Want::Run }.into() }
     }
 
     async fn recorded_events(events: &EventRing) -> Vec<(String, u32)> {

@@ -183,7 +183,7 @@ impl Store {
         group: Option<FsGroup<'_>>,
         sources: &impl SourceCache,
     ) -> Result<ReadyVolume, StoreError> {
-        let payload = collect(files, &desire.pod.namespace, sources)?;
+        let payload = collect(files, &desire.header.pod.namespace, sources)?;
         let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
         let backing = if files.kind.in_memory() { Backing::Tmpfs } else { Backing::Folder };
         let access = Access::ReadOnly;
@@ -193,7 +193,7 @@ impl Store {
         match atomic::write(&host_path, &payload, group, now) {
             Ok(written) => {
                 if written && !is_new {
-                    let pod = &desire.pod;
+                    let pod = &desire.header.pod;
                     tracing::info!(
                         uid = pod.uid,
                         pod = pod.name,
@@ -205,8 +205,8 @@ impl Store {
                 Ok(ReadyVolume { host_path, read_only: true })
             }
             Err(error) => {
-                if is_new && let Err(error) = self.tear_down(&desire.pod.uid, &key) {
-                    tracing::warn!(uid = desire.pod.uid, volume = name, %error, "cannot remove the incomplete volume");
+                if is_new && let Err(error) = self.tear_down(&desire.header.pod.uid, &key) {
+                    tracing::warn!(uid = desire.header.pod.uid, volume = name, %error, "cannot remove the incomplete volume");
                 }
                 Err(error.into())
             }
@@ -220,7 +220,7 @@ impl Store {
         spec: EmptyDirSpec<'_>,
     ) -> Result<(PathBuf, bool), StoreError> {
         let EmptyDirSpec { key, backing, size_limit, access, group } = spec;
-        let uid = &desire.pod.uid;
+        let uid = &desire.header.pod.uid;
         let path = self.volume_path(uid, key);
         let marker = self.marker_folder(uid, key.marker().as_deref().unwrap_or(&key.name));
         if marker.join("ready").exists() {

@@ -136,7 +136,7 @@ impl PodTokens {
             if !self.renewals.contains_key(&name) {
                 let renewal_task = Renewal {
                     client: self.client.clone(),
-                    pod: desire.pod.clone(),
+                    pod: desire.header.pod.clone(),
                     name: name.clone(),
                     file,
                     cache: Arc::clone(&self.cache),
@@ -173,7 +173,7 @@ impl PodTokens {
 /// The tokens that a desire names, each with the file where an earlier run of this service may have stored it.
 fn desired_tokens(desire: &PodDesire, folder: &Path) -> BTreeMap<TokenName, PathBuf> {
     let mut desired = BTreeMap::new();
-    if matches!(desire.want, Want::Unmount | Want::Forget) {
+    if matches!(desire.header.want, Want::Unmount | Want::Forget) {
         return desired;
     }
     for volume in &desire.volumes {

@@ -97,7 +97,7 @@ struct PluginCount {
 impl PodCounts {
     /// Updates the pod's numbers of desired and actual volumes.
     pub(crate) fn update(&mut self, desire: &PodDesire, actual: &ActualState) {
-        let volumes: &[Volume] = match desire.want {
+        let volumes: &[Volume] = match desire.header.want {
             Want::Run | Want::Stop => &desire.volumes,
             Want::Unmount | Want::Forget => &[],
         };
@@ -148,7 +148,7 @@ pub(crate) fn plugin_of(volume: &Volume) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use keelson_volume_manager_core::desire::{Desire, Medium, PodRef};
+    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef};
     use keelson_volume_manager_core::names::VolumeKey;
 
     use super::*;
@@ -172,8 +172,8 @@ mod tests {
         let host_paths = |state| line(&metrics, "kubernetes.io/host-path", state);
         let host_path = Source::HostPath { path: "/a".into(), kind: String::new() };
         let volumes = vec![empty_dir("a"), empty_dir("b"), Volume { name: "c".into(), source: host_path }];
-        let forgotten = PodDesire::forget(PodRef::default());
-        let mut desire = PodDesire { want: Want::Run, volumes, ..forgotten };
+        let header = DesireHeader { pod: PodRef::default(), revision: 0, want: Want::Run };
+        let mut desire = PodDesire { volumes, ..header.into() };
         let mut actual = ActualState::default();
 
         let mut pod_counts = totals.count_pod(&actual);
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("2"), Some("2")));
         assert_eq!(host_paths("actual").as_deref(), Some("1"));
 
-        desire.want = Want::Unmount;
+        desire.header.want = Want::Unmount;
         pod_counts.update(&desire, &actual);
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("0"), Some("2")));
         drop(pod_counts);

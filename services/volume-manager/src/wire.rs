@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use keelson_pod_reconciler::Item;
-use keelson_pod_reconciler::wire::{MissingField, positive, want};
+use keelson_pod_reconciler::wire::{MissingField, header, positive};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
@@ -48,19 +48,14 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     type Error = WireError;
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
-        let want = want(message.want())?;
-        let pod = message.pod.ok_or(MissingField("pod.pod"))?;
+        let want = message.want();
+        let mut header = header(message.pod, message.revision, want)?;
+        header.pod.uid = path_component("pod.pod.uid", &header.pod.uid)?;
         let group = |value: i64| {
             u32::try_from(value).map_err(|_| WireError::OutOfRange { field: "pod.fs_group", value })
         };
         Ok(Self(PodDesire {
-            pod: PodRef {
-                uid: path_component("pod.pod.uid", &pod.uid)?,
-                namespace: pod.namespace,
-                name: pod.name,
-            },
-            revision: message.revision,
-            want,
+            header,
             volumes: message.volumes.into_iter().map(volume).collect::<Result<_, _>>()?,
             fs_group: message.fs_group.map(group).transpose()?,
             memory_limit: positive(message.memory_limit_bytes),
@@ -258,7 +253,7 @@ mod tests {
     #[test]
     fn a_complete_desire_is_converted_from_the_wire() {
         let desire = PodDesireFromWire::try_from(message()).unwrap().0;
-        assert_eq!((desire.revision, desire.want, desire.fs_group), (3, Want::Run, Some(5)));
+        assert_eq!((desire.header.revision, desire.header.want, desire.fs_group), (3, Want::Run, Some(5)));
         assert_eq!(desire.memory_limit, Some(7));
         assert_eq!(desire.huge_pages, [2 << 20].into());
         let source = Source::EmptyDir { medium: Medium::Memory, size_limit: None };

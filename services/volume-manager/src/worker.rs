@@ -147,7 +147,7 @@ impl Worker {
 
     async fn take_turn(&mut self, turn: &Turn<PodDesire>) -> Next {
         let Assignment { desire, number, .. } = &turn.assignment;
-        let folder = match desire.want {
+        let folder = match desire.header.want {
             Want::Run | Want::Stop => None,
             // Once this lock is held, nothing more is prepared for a container, because its volumes are not desired any more.
             Want::Unmount | Want::Forget => Some(self.lock_folder(desire).await),
@@ -196,7 +196,7 @@ impl Worker {
             let (Action::SetUp(i) | Action::Refresh(i)) = action else { return true };
             let Some(volume) = desire.volumes.get(*i) else { return true };
             let Some(files) = volume.files() else { return true };
-            let objects = referenced_objects(files, &desire.pod.namespace)
+            let objects = referenced_objects(files, &desire.header.pod.namespace)
                 .filter(|name| self.env.objects.lookup(name) == ObjectLookup::Unknown)
                 .map(|name| format!("pod-config to send the {name}"));
             let tokens = tokens::token_names(volume).into_iter().filter_map(|name| match lookup(name) {
@@ -272,7 +272,7 @@ impl Worker {
         // A volume that is only refreshed can be used meanwhile, and also when the refresh fails.
         let is_refresh =
             self.is_ready(desire) && actions.iter().all(|action| matches!(action, Action::Refresh(_)));
-        let phase = match desire.want {
+        let phase = match desire.header.want {
             Want::Run if is_refresh => Phase::Mounted,
             Want::Run => Phase::Pending,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
@@ -307,13 +307,13 @@ impl Worker {
         let message = texts.join("; ");
         tracing::warn!(
             uid = self.assignments.uid,
-            pod = desire.pod.name,
-            namespace = desire.pod.namespace,
+            pod = desire.header.pod.name,
+            namespace = desire.header.pod.namespace,
             elapsed_ms,
             retry_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
             "cannot bring the volumes to the desired state: {message}"
         );
-        let phase = match desire.want {
+        let phase = match desire.header.want {
             Want::Run if self.is_ready(desire) => Phase::Mounted,
             Want::Run => Phase::Failed,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
@@ -382,7 +382,7 @@ impl Worker {
                 }
                 Err(error) => {
                     self.actual.record_failure(&outcome.action, outcome.key);
-                    if desire.want == Want::Forget {
+                    if desire.header.want == Want::Forget {
                         self.env.orphans.failed(&self.assignments.uid);
                     }
                     errors.push(ActionError {
@@ -419,7 +419,7 @@ impl Worker {
     /// The message of an error. An error while setting up is recorded as an event of the pod, too (volumes.md §3.18).
     fn error_message(&self, desire: &PodDesire, action: &Action, error: &StoreError) -> String {
         let cause = chain(error);
-        let pod = &desire.pod;
+        let pod = &desire.header.pod;
         let object = || ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
         match action {
             Action::CreateFolders => {
@@ -443,8 +443,12 @@ impl Worker {
 
     fn publish(&self, desire: &PodDesire, phase: Phase, details: &StatusDetails) {
         let mounts = self.mounted.values().cloned().collect();
-        let status =
-            PodVolumeStatus { pod: desire.pod.clone(), phase, mounts, message: details.message.clone() };
+        let status = PodVolumeStatus {
+            pod: desire.header.pod.clone(),
+            phase,
+            mounts,
+            message: details.message.clone(),
+        };
         if !details.gone {
             self.env.hub.set_if_changed(self.assignments.uid.clone(), status.clone());
         }
@@ -452,7 +456,7 @@ impl Worker {
             now_unix_nanos().saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
         });
         self.assignments.view.send_modify(|view| {
-            view.revision = desire.revision;
+            view.revision = desire.header.revision;
             view.status = status;
             view.permanent = details.permanent;
             view.user_can_fix = details.user_can_fix;
@@ -463,10 +467,10 @@ impl Worker {
 
 /// The objects that the desired volumes of a pod refer to.
 fn needed_objects(desire: &PodDesire) -> BTreeSet<ObjectName> {
-    match desire.want {
+    match desire.header.want {
         Want::Run | Want::Stop => {
             let files = desire.volumes.iter().filter_map(Volume::files);
-            files.flat_map(|files| referenced_objects(files, &desire.pod.namespace)).collect()
+            files.flat_map(|files| referenced_objects(files, &desire.header.pod.namespace)).collect()
         }
         Want::Unmount | Want::Forget => BTreeSet::new(),
     }

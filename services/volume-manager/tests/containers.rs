@@ -13,7 +13,7 @@ use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1::ContainerState;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
-use support::pod_config::{FakePodConfig, config_map};
+use support::api::{FakeApi, config_map};
 use support::{Client, Sync, World, desire, empty_dir, mount, mounts_below, unmount, volume, within};
 use tonic::{Code, Status};
 
@@ -57,10 +57,10 @@ fn ino(path: impl AsRef<Path>) -> u64 {
 
 #[tokio::test]
 async fn subpaths_are_shared_by_containers_and_removed_before_the_volumes() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let _runtime = world.start_runtime().await;
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"app.conf": "x=1"}"#);
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"app.conf": "x=1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -108,7 +108,7 @@ async fn subpaths_are_shared_by_containers_and_removed_before_the_volumes() {
 async fn a_restarted_service_keeps_valid_subpaths_and_repairs_the_others() {
     let world = World::new();
     let runtime = world.start_runtime().await;
-    runtime.container("u1", ContainerState::Running);
+    runtime.set_container("u1", ContainerState::Running);
     let desired = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
     let first = world.start().await;
     let mut client = first.client();
@@ -139,11 +139,11 @@ async fn a_restarted_service_keeps_valid_subpaths_and_repairs_the_others() {
     let mut client = third.client();
     sync = Sync::open(&mut client).await;
     sync.complete(1, true).await;
-    runtime.read_at_least(1).await;
+    runtime.api.get_pod.requests().until_len(1).await;
     assert_eq!(subpath_mounts(&world), 2);
-    runtime.container("u1", ContainerState::Exited);
+    runtime.set_container("u1", ContainerState::Exited);
     unmount(&mut client, "u1", LONG).await.unwrap();
-    support::eventually("the removal of its folder", || {
+    support::until_some("the removal of its folder", || {
         std::future::ready((!world.pod("u1").exists()).then_some(()))
     })
     .await;
@@ -167,10 +167,10 @@ fn dated_folders(volume: &Path) -> usize {
 
 #[tokio::test]
 async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let _runtime = world.start_runtime().await;
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"app.conf": "x=0"}"#);
     let first = world.start().await;
     let mut client = first.client();
     let mut sync = Sync::open(&mut client).await;
@@ -180,14 +180,14 @@ async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() 
         prepare(&mut client, "main", vec![subpath(0, "conf", "app.conf")]).await.unwrap().remove(0);
     let volume = world.pod("u1").join("volumes/kubernetes.io~configmap/conf");
     let shows = async |text: &str| {
-        support::eventually("the edit to show", || {
+        support::until_some("the edit to show", || {
             let shown = fs::read_to_string(volume.join("app.conf")).is_ok_and(|shown| shown == text);
             std::future::ready(shown.then_some(()))
         })
         .await;
     };
     for edit in 1..=20 {
-        pod_config.config_map("conf", &format!(r#"{{"app.conf": "x={edit}"}}"#));
+        api.config_map("conf", &format!(r#"{{"app.conf": "x={edit}"}}"#));
         shows(&format!("x={edit}")).await;
         assert_eq!(read_like_a_runtime(&world, &prepared), "x=0", "after {edit} edits");
     }
@@ -200,7 +200,7 @@ async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() 
     let mut client = second.client();
     sync = Sync::open(&mut client).await;
     sync.pod(desired).await;
-    pod_config.config_map("conf", r#"{"app.conf": "x=21"}"#);
+    api.config_map("conf", r#"{"app.conf": "x=21"}"#);
     shows("x=21").await;
     assert_eq!(read_like_a_runtime(&world, &prepared), "x=0");
     // The next start of the container gets the current files, and the next edit removes the old ones.
@@ -209,9 +209,9 @@ async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() 
         [&*prepared]
     );
     assert_eq!(read_like_a_runtime(&world, &prepared), "x=21");
-    pod_config.config_map("conf", r#"{"app.conf": "x=22"}"#);
+    api.config_map("conf", r#"{"app.conf": "x=22"}"#);
     shows("x=22").await;
-    support::eventually("the removal of the old files", || {
+    support::until_some("the removal of the old files", || {
         std::future::ready((dated_folders(&volume) == 2).then_some(()))
     })
     .await;
@@ -220,17 +220,17 @@ async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() 
 
 #[tokio::test]
 async fn subpaths_are_prepared_while_their_volume_is_edited_constantly() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let _runtime = world.start_runtime().await;
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"app.conf": "x=0"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf")])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     for round in 0..200 {
-        pod_config.config_map("conf", &format!(r#"{{"app.conf": "x={round}"}}"#));
+        api.config_map("conf", &format!(r#"{{"app.conf": "x={round}"}}"#));
         let subpaths = vec![subpath(0, "conf", "app.conf")];
         let prepared = prepare(&mut client, &format!("c{}", round % 3), subpaths).await.unwrap().remove(0);
         assert!(read_like_a_runtime(&world, &prepared).starts_with("x="), "round {round}");

@@ -1,6 +1,7 @@
 //! Volumes whose files come from objects: they are mounted when the objects exist, and updated with them.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod support;
 
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
-use support::pod_config::{FakePodConfig, config_map, downward, files, object, secret};
-use support::{Client, Sync, World, desire, eventually, mount, mounts_below, unmount, within};
+use support::api::{FakeApi, config_map, downward, files, object, secret};
+use support::{Client, Sync, World, desire, mount, mounts_below, unmount, until_some, within};
 use tonic::Code;
 
 fn read(path: &Path) -> Option<String> {
@@ -21,7 +22,7 @@ fn read(path: &Path) -> Option<String> {
 }
 
 async fn until_text(path: PathBuf, text: &str) {
-    eventually(&format!("{text:?} in {}", path.display()), || {
+    until_some(&format!("{text:?} in {}", path.display()), || {
         std::future::ready((read(&path).as_deref() == Some(text)).then_some(()))
     })
     .await;
@@ -45,10 +46,10 @@ async fn until_progress(client: &mut Client, uid: &str, text: &str) -> pb::Mount
 
 #[tokio::test]
 async fn object_volumes_have_the_kubelets_paths_modes_and_contents() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1", "b": "2"}"#);
-    pod_config.secret("key", r#"{"token": "aHVudGVyMg=="}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1", "b": "2"}"#);
+    api.secret("key", r#"{"token": "aHVudGVyMg=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -95,10 +96,10 @@ async fn object_volumes_have_the_kubelets_paths_modes_and_contents() {
 
 #[tokio::test]
 async fn a_changed_object_updates_only_its_own_files_within_a_second() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "0", "b": "x"}"#);
-    pod_config.config_map("other", r#"{"o": "1"}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "0", "b": "x"}"#);
+    api.config_map("other", r#"{"o": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -112,7 +113,7 @@ async fn a_changed_object_updates_only_its_own_files_within_a_second() {
     let mut took = Vec::new();
     for n in 1..=20 {
         let begun = Instant::now();
-        pod_config.config_map("conf", &format!(r#"{{"a": "{n}", "c": "{n}"}}"#));
+        api.config_map("conf", &format!(r#"{{"a": "{n}", "c": "{n}"}}"#));
         until_text(conf.join("a"), &n.to_string()).await;
         took.push(begun.elapsed());
         assert_eq!(read(&conf.join("c")).as_deref(), Some(n.to_string().as_str()));
@@ -128,10 +129,10 @@ async fn a_changed_object_updates_only_its_own_files_within_a_second() {
 
 #[tokio::test]
 async fn a_missing_object_blocks_the_mount_with_the_kubelets_message_until_it_exists() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.delete("ConfigMap", "conf");
-    pod_config.delete("Secret", "key");
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.delete("ConfigMap", "conf");
+    api.delete("Secret", "key");
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -169,8 +170,8 @@ async fn a_missing_object_blocks_the_mount_with_the_kubelets_message_until_it_ex
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
-    pod_config.secret("key", r#"{"k": "eA=="}"#);
+    api.config_map("conf", r#"{"a": "1"}"#);
+    api.secret("key", r#"{"k": "eA=="}"#);
     waiting.await.unwrap().unwrap();
     assert!(keelson_service_kit::now_unix_nanos() < next_try, "it waited for the next retry");
     assert_eq!(read(&world.volume("u1", "secret", "key").join("k")).as_deref(), Some("x"));
@@ -178,7 +179,7 @@ async fn a_missing_object_blocks_the_mount_with_the_kubelets_message_until_it_ex
 
 #[tokio::test]
 async fn a_volume_waits_for_pod_config_while_other_volumes_are_mounted() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -188,17 +189,17 @@ async fn a_volume_waits_for_pod_config_while_other_volumes_are_mounted() {
     assert_eq!((progress.owner.as_str(), progress.next_try_unix_nanos), ("", 0));
     assert!(world.empty_dir("u1", "data").exists());
     service.condition("pod-config", false).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
-    let _server = pod_config.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
+    let _server = api.serve(&world).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     service.condition("pod-config", true).await;
 }
 
 #[tokio::test]
 async fn a_deleted_object_keeps_the_files_of_a_running_pod_unless_it_is_optional() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -206,9 +207,9 @@ async fn a_deleted_object_keeps_the_files_of_a_running_pod_unless_it_is_optional
     let optional = files("may", kind, vec![object("ConfigMap", "conf", true)]);
     sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), optional])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
-    pod_config.delete("ConfigMap", "conf");
+    api.delete("ConfigMap", "conf");
     let may = world.volume("u1", "configmap", "may");
-    eventually("the removal of the optional file", || {
+    until_some("the removal of the optional file", || {
         std::future::ready(fs::symlink_metadata(may.join("a")).is_err().then_some(()))
     })
     .await;
@@ -225,7 +226,7 @@ async fn a_deleted_object_keeps_the_files_of_a_running_pod_unless_it_is_optional
     mount(&mut client, "u1", 1).await.1.unwrap();
     let conf = world.volume("u1", "configmap", "conf");
     assert_eq!(read(&conf.join("a")).as_deref(), Some("1"));
-    pod_config.config_map("conf", r#"{"a": "2"}"#);
+    api.config_map("conf", r#"{"a": "2"}"#);
     until_text(conf.join("a"), "2").await;
     until_text(may.join("a"), "2").await;
 }
@@ -274,10 +275,10 @@ async fn sources_that_need_an_api_server_are_refused_by_name() {
 
 #[tokio::test]
 async fn a_restarted_service_does_not_rewrite_unchanged_files() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
-    pod_config.secret("key", r#"{"k": "eA=="}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
+    api.secret("key", r#"{"k": "eA=="}"#);
     let desired = || desire("u1", 1, Want::Run, vec![config_map("conf"), secret("key")]);
     let paths = [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")];
     let data = || paths.each_ref().map(|path| fs::metadata(path.join("..data/")).unwrap().ino());
@@ -298,17 +299,17 @@ async fn a_restarted_service_does_not_rewrite_unchanged_files() {
     assert_eq!(mount(&mut client, "u1", 1).await.1.unwrap().volumes.len(), 2);
     assert_eq!(data(), before);
     assert_eq!(mounts_below(&world.pod("u1")).len(), mounts, "nothing is mounted twice");
-    pod_config.secret("key", r#"{"k": "eQ=="}"#);
+    api.secret("key", r#"{"k": "eQ=="}"#);
     until_text(paths[1].join("k"), "y").await;
 }
 
 #[tokio::test]
 async fn objects_are_watched_while_a_pod_refers_to_them() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let _runtime = world.start_runtime().await;
-    let server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
-    pod_config.secret("key", r#"{"k": "eA=="}"#);
+    let server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
+    api.secret("key", r#"{"k": "eA=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -317,33 +318,33 @@ async fn objects_are_watched_while_a_pod_refers_to_them() {
     sync.pod(desire("u2", 1, Want::Run, vec![config_map("conf")])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     mount(&mut client, "u2", 1).await.1.unwrap();
-    assert_eq!(pod_config.watched(), ["ConfigMap/conf", "Secret/key"]);
+    assert_eq!(api.watched(), ["ConfigMap/conf", "Secret/key"]);
     sync.pod(desire("u1", 2, Want::Unmount, volumes())).await;
     unmount(&mut client, "u1", Duration::from_secs(20)).await.unwrap();
     for path in [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")] {
         assert!(!path.exists(), "{}", path.display());
     }
     assert!(mounts_below(&world.pod("u1")).is_empty());
-    eventually("the end of the watch", || {
-        std::future::ready((pod_config.watched() == ["ConfigMap/conf"]).then_some(()))
+    until_some("the end of the watch", || {
+        std::future::ready((api.watched() == ["ConfigMap/conf"]).then_some(()))
     })
     .await;
 
     // While pod-config is down the last data stays in effect; changes made meanwhile arrive when it is back.
-    server.stop().await;
+    server.kill();
     service.condition("pod-config", false).await;
-    pod_config.config_map("conf", r#"{"a": "2"}"#);
+    api.config_map("conf", r#"{"a": "2"}"#);
     let file = world.volume("u2", "configmap", "conf").join("a");
     assert_eq!(read(&file).as_deref(), Some("1"));
-    let _server = pod_config.serve(&world).await;
+    let _server = api.serve(&world).await;
     until_text(file, "2").await;
 }
 
 #[tokio::test]
 async fn fsgroup_may_read_secret_files() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.secret("key", r#"{"k": "eA=="}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.secret("key", r#"{"k": "eA=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use support::pod_config::{FakePodConfig, config_map};
-use support::{Client, Service, Sync, World, desire, empty_dir, eventually, mount, unmount, volume};
+use support::api::{FakeApi, config_map};
+use support::{Client, Service, Sync, World, desire, empty_dir, mount, unmount, until_some, volume};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -34,7 +34,7 @@ fn sample(service: &Service, name: &str, source: &str) -> Option<u64> {
 
 /// Waits until the only pod has stats of exactly these volumes.
 async fn until_volumes(client: &Client, names: &[&str]) -> Vec<pb::VolumeStats> {
-    eventually(&format!("stats of {names:?}"), || {
+    until_some(&format!("stats of {names:?}"), || {
         let mut client = client.clone();
         async move {
             let pod = stats(&mut client, "").await.pop()?;
@@ -47,11 +47,11 @@ async fn until_volumes(client: &Client, names: &[&str]) -> Vec<pb::VolumeStats> 
 
 #[tokio::test]
 async fn every_volume_kind_has_stats_except_host_path() {
-    let (mut world, pod_config) = (World::new(), FakePodConfig::default());
+    let (mut world, api) = (World::new(), FakeApi::default());
     world.config.volumes.stats_period_ms = 20;
     let _runtime = world.start_runtime().await;
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -73,7 +73,7 @@ async fn every_volume_kind_has_stats_except_host_path() {
 
     fs::write(world.empty_dir("u1", "disk").join("x"), vec![b'x'; 1 << 20]).unwrap();
     fs::write(world.empty_dir("u1", "shm").join("x"), vec![b'x'; 1 << 20]).unwrap();
-    let filled = eventually("the next round", || {
+    let filled = until_some("the next round", || {
         let mut client = client.clone();
         async move {
             let volumes = stats(&mut client, "u1").await.pop()?.volumes;
@@ -86,7 +86,7 @@ async fn every_volume_kind_has_stats_except_host_path() {
     // The stats of a measurement are visible a moment before the metric counts it.
     for source in ["du", "statfs"] {
         let name = "kubelet_volume_metric_collection_duration_seconds";
-        eventually(source, || std::future::ready(sample(&service, name, source))).await;
+        until_some(source, || std::future::ready(sample(&service, name, source))).await;
     }
     let pod = stats(&mut client, "u1").await.pop().unwrap().pod.unwrap();
     assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u1", "default", "pod-u1"));
@@ -94,7 +94,7 @@ async fn every_volume_kind_has_stats_except_host_path() {
 
     sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..desired }).await;
     unmount(&mut client, "u1", LONG).await.unwrap();
-    eventually("the removal of its stats", || {
+    until_some("the removal of its stats", || {
         let mut client = client.clone();
         async move { stats(&mut client, "").await.is_empty().then_some(()) }
     })
@@ -155,7 +155,7 @@ async fn a_volume_with_a_limit_is_measured_more_often() {
                 (volumes[0].used_bytes >= least).then_some(())
             }
         };
-        eventually("the stats of the empty volume", || stats_of_at_least(0)).await;
+        until_some("the stats of the empty volume", || stats_of_at_least(0)).await;
         fs::write(world.empty_dir(&uid, "disk").join("x"), vec![b'x'; 2 << 20]).unwrap();
         // The normal period is an hour.
         let full = async {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::error;
-use support::pod_config::{FakePodConfig, token};
-use support::{Client, Sync, World, desire, eventually, mount, mounts_below, unmount, within};
+use support::api::{FakeApi, token};
+use support::{Client, Sync, World, desire, mount, mounts_below, unmount, until_some, within};
 use tonic::{Code, Status};
 
 fn file(world: &World, uid: &str) -> PathBuf {
@@ -21,7 +21,7 @@ fn file(world: &World, uid: &str) -> PathBuf {
 }
 
 async fn until(what: &str, is_so: impl Fn() -> bool) {
-    eventually(what, || std::future::ready(is_so().then_some(()))).await;
+    until_some(what, || std::future::ready(is_so().then_some(()))).await;
 }
 
 /// The first progress of `MountPod` whose message contains `text`.
@@ -45,9 +45,9 @@ fn unavailable() -> Status {
 
 #[tokio::test]
 async fn a_token_is_bound_to_the_pod_and_stored_on_tmpfs_with_its_mode_and_owner() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.issue_tokens(0);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.issue_tokens(0);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -65,20 +65,20 @@ async fn a_token_is_bound_to_the_pod_and_stored_on_tmpfs_with_its_mode_and_owner
         assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), expected, "{uid}");
         assert!(mounts_below(&world.pod(uid)).contains(&world.volume(uid, "projected", "access")));
     }
-    let requests = pod_config.token_requests();
+    let requests = api.token_requests();
     assert_eq!(requests.len(), 4);
     let first = &requests[0];
     assert_eq!((first.namespace.as_str(), first.service_account.as_str()), ("default", "default"));
     assert_eq!((first.pod_name.as_str(), first.pod_uid.as_str()), ("pod-u1", "u1"));
     assert_eq!((first.expiration_seconds, first.audiences.len()), (3600, 0));
-    assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), pod_config.token(1));
+    assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), api.token(1));
 }
 
 #[tokio::test]
 async fn a_pod_waits_for_its_token_and_reports_why() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.refuse_tokens(unavailable());
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.refuse_tokens(unavailable());
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -86,26 +86,23 @@ async fn a_pod_waits_for_its_token_and_reports_why() {
     let progress = until_progress(&mut client, "u1", "the API server does not answer").await;
     assert!(progress.waiting_for.contains("token of the service account \"default\""), "{progress:?}");
     assert_eq!(progress.owner, "");
-    pod_config.refuse_tokens(error(
+    api.refuse_tokens(error(
         Code::NotFound,
         "SERVICE_ACCOUNT_UNKNOWN",
         "serviceaccounts \"default\" not found",
     ));
     let progress = until_progress(&mut client, "u1", "serviceaccounts \"default\" not found").await;
     assert!(progress.waiting_for.contains("access") && progress.owner == "you", "{progress:?}");
-    pod_config.issue_tokens(0);
+    api.issue_tokens(0);
     mount(&mut client, "u1", 1).await.1.unwrap();
-    assert_eq!(
-        fs::read_to_string(file(&world, "u1")).unwrap(),
-        pod_config.token(pod_config.token_requests().len())
-    );
+    assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), api.token(api.token_requests().len()));
 }
 
 #[tokio::test]
 async fn a_token_survives_a_restart_without_pod_config_and_is_renewed_when_due() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let server = pod_config.serve(&world).await;
-    pod_config.issue_tokens(0);
+    let (world, api) = (World::new(), FakeApi::default());
+    let server = api.serve(&world).await;
+    api.issue_tokens(0);
     let desired = || desire("u1", 1, Want::Run, vec![token("access", None, None)]);
     let service = world.start().await;
     {
@@ -114,9 +111,9 @@ async fn a_token_survives_a_restart_without_pod_config_and_is_renewed_when_due()
         sync.pod(desired()).await;
         mount(&mut client, "u1", 1).await.1.unwrap();
     }
-    let first = pod_config.token(1);
+    let first = api.token(1);
     service.stop().await;
-    server.stop().await;
+    server.kill();
 
     let service = world.start().await;
     {
@@ -126,29 +123,26 @@ async fn a_token_survives_a_restart_without_pod_config_and_is_renewed_when_due()
         mount(&mut client, "u1", 1).await.1.unwrap();
         assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), first);
     }
-    assert_eq!(pod_config.token_requests().len(), 1, "the token was not renewed");
+    assert_eq!(api.token_requests().len(), 1, "the token was not renewed");
     service.stop().await;
 
     // A token that is due for renewal when the service starts is used until there is a new one.
-    let _server = pod_config.serve(&world).await;
-    let old = pod_config.write_expiring_token(&file(&world, "u1"));
-    pod_config.refuse_tokens(unavailable());
+    let _server = api.serve(&world).await;
+    let old = api.write_expiring_token(&file(&world, "u1"));
+    api.refuse_tokens(unavailable());
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     sync.pod(desired()).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
-    until("a new token is requested", || pod_config.token_requests().len() > 1).await;
+    until("a new token is requested", || api.token_requests().len() > 1).await;
     assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), old);
-    pod_config.issue_tokens(0);
+    api.issue_tokens(0);
     until("the new one is in the volume", || {
         fs::read_to_string(file(&world, "u1")).is_ok_and(|text| text != old)
     })
     .await;
-    assert_eq!(
-        fs::read_to_string(file(&world, "u1")).unwrap(),
-        pod_config.token(pod_config.token_requests().len())
-    );
+    assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), api.token(api.token_requests().len()));
 }
 
 /// Advances the time of the whole process.
@@ -160,43 +154,43 @@ async fn advance(time: Duration) {
 
 #[tokio::test]
 async fn a_due_token_is_renewed_and_the_old_one_stays_until_then() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
     // The token expires in a minute, so it is due for renewal as soon as another request is allowed.
-    pod_config.issue_tokens(3540);
+    api.issue_tokens(3540);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     sync.pod(desire("u1", 1, Want::Run, vec![token("access", None, None)])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let text = || fs::read_to_string(file(&world, "u1")).unwrap();
-    let first = pod_config.token(1);
-    assert_eq!((text(), pod_config.token_requests().len()), (first.clone(), 1));
+    let first = api.token(1);
+    assert_eq!((text(), api.token_requests().len()), (first.clone(), 1));
 
-    pod_config.refuse_tokens(unavailable());
+    api.refuse_tokens(unavailable());
     advance(Duration::from_secs(61)).await;
-    until("a new token is requested", || pod_config.token_requests().len() > 1).await;
+    until("a new token is requested", || api.token_requests().len() > 1).await;
     assert_eq!(text(), first);
-    pod_config.issue_tokens(0);
+    api.issue_tokens(0);
     until("the new one is in the volume", || text() != first).await;
-    let requests = pod_config.token_requests();
-    assert_eq!(text(), pod_config.token(requests.len()));
+    let requests = api.token_requests();
+    assert_eq!(text(), api.token(requests.len()));
     assert!(requests.iter().all(|one| *one == requests[0]), "all requests are equal: {requests:?}");
 
     // The new token is valid for an hour, so it is not renewed now.
     advance(Duration::from_secs(61)).await;
     sync.pod(desire("u2", 1, Want::Run, vec![token("access", None, None)])).await;
     mount(&mut client, "u2", 1).await.1.unwrap();
-    let requests_of_first = pod_config.token_requests().iter().filter(|one| one.pod_uid == "u1").count();
+    let requests_of_first = api.token_requests().iter().filter(|one| one.pod_uid == "u1").count();
     assert_eq!(requests_of_first, requests.len());
 }
 
 #[tokio::test]
 async fn the_token_is_removed_with_the_pod() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let (world, api) = (World::new(), FakeApi::default());
     let _runtime = world.start_runtime().await;
-    let _server = pod_config.serve(&world).await;
-    pod_config.issue_tokens(0);
+    let _server = api.serve(&world).await;
+    api.issue_tokens(0);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;

@@ -8,8 +8,8 @@ use std::fs;
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use support::pod_config::{FakePodConfig, config_map};
-use support::{Service, Sync, World, desire, empty_dir, eventually, mount, volume};
+use support::api::{FakeApi, config_map};
+use support::{Service, Sync, World, desire, empty_dir, mount, until_some, volume};
 
 /// The value of a sample by its full name with labels; 0 if there is none.
 fn sample(service: &Service, name: &str) -> u64 {
@@ -50,7 +50,7 @@ async fn mount_duration_counts_from_the_first_request_including_failures() {
     assert!(operations(&service, "host-path", "volume_mount", "fail-unknown") >= 1);
     assert_eq!((mount_waits(&service, "host-path").0, mount_waits(&service, "empty-dir").0), (0, 1));
     fs::create_dir(&host_path).unwrap();
-    eventually("the volume", || {
+    until_some("the volume", || {
         let mut client = service.client();
         async move { mount(&mut client, "u1", 1).await.1.ok() }
     })
@@ -63,9 +63,9 @@ async fn mount_duration_counts_from_the_first_request_including_failures() {
 
 #[tokio::test]
 async fn each_fsgroup_walk_is_measured_as_its_own_operation() {
-    let (world, pod_config) = (World::new(), FakePodConfig::default());
-    let _server = pod_config.serve(&world).await;
-    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -104,10 +104,10 @@ async fn a_volume_of_an_unknown_plugin_counts_as_reconstruction_error_and_one_cl
     assert_eq!(counted(), [3, 2, 0, 0]);
     assert!(service.ctx.metrics.text().contains("force_cleaned_failed_volume_operations_total 0\n"));
     sync.complete(1, true).await;
-    eventually("the cleanup", || std::future::ready((counted() == [3, 2, 2, 1]).then_some(()))).await;
+    until_some("the cleanup", || std::future::ready((counted() == [3, 2, 2, 1]).then_some(()))).await;
     assert!(!folder("gone", "empty").exists() && folder("gone", "full").join("x").exists());
     // Further attempts until it succeeds are not counted.
     fs::remove_file(folder("gone", "full").join("x")).unwrap();
-    eventually("the removal", || std::future::ready((!world.pod("gone").exists()).then_some(()))).await;
+    until_some("the removal", || std::future::ready((!world.pod("gone").exists()).then_some(()))).await;
     assert_eq!(counted(), [3, 2, 2, 1]);
 }

@@ -1,12 +1,11 @@
 use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use crate::{Paths, ServiceName};
 
 /// How a service reports to init that the API server refuses its credential (401). Only credentials from an exec plugin of
-/// the kubeconfig (`users[].user.exec`) are reported: the file in the service's state folder holds its generation, the
-/// field [`Self::FIELD`] of the handed kubeconfig. init then runs the plugin again.
+/// the kubeconfig (`users[].user.exec`) are reported: the service replaces a file in its state folder, which holds the
+/// generation of the credential, the field [`Self::FIELD`] of the handed kubeconfig. init then runs the plugin again.
 #[derive(Debug)]
 pub struct CredentialRefusal;
 
@@ -19,19 +18,6 @@ impl CredentialRefusal {
     /// The file of `service`.
     pub fn file(paths: &Paths, service: ServiceName) -> PathBuf {
         paths.state(service).join("refused-credential")
-    }
-
-    /// Reports a generation in `file`, by rename.
-    ///
-    /// # Errors
-    /// The state folder cannot be written.
-    pub fn report(file: &std::path::Path, generation: &str) -> io::Result<()> {
-        if fs::read(file).is_ok_and(|now| now == generation.as_bytes()) {
-            return Ok(());
-        }
-        let temporary = file.with_extension("new");
-        fs::write(&temporary, generation)?;
-        fs::rename(&temporary, file)
     }
 
     /// The last generation that `service` reported; `None` when there is none or the file was not written by Keelson.
@@ -58,7 +44,7 @@ mod tests {
         fs::create_dir_all(paths.state(service)).unwrap();
         assert_eq!(CredentialRefusal::read(&paths, service), None);
         for generation in ["1", "1", "2"] {
-            CredentialRefusal::report(&file, generation).unwrap();
+            fs::write(&file, generation).unwrap();
             assert_eq!(CredentialRefusal::read(&paths, service).as_deref(), Some(generation));
         }
         fs::write(&file, "x".repeat(65)).unwrap();

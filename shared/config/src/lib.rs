@@ -27,8 +27,7 @@ mod tls;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -531,27 +530,14 @@ impl Config {
         Ok(config)
     }
 
-    /// Replaces the file at `path` by rename; mode 0640.
-    pub fn store(&self, path: &Path) -> Result<(), ConfigError> {
-        self.store_with(path, ConfigExtras::default())
-    }
-
-    /// As [`Config::store`], with additional content.
-    pub fn store_with(&self, path: &Path, extras: ConfigExtras<'_>) -> Result<(), ConfigError> {
-        let fail = |source| ConfigError::Write { path: path.to_owned(), source };
-        let stored = Stored { config: self, extras };
-        let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| fail(io::Error::other(e)))?;
+    /// The content of the file, with what it holds in addition.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON.
+    pub fn encode(&self, extras: ConfigExtras<'_>) -> Result<Vec<u8>, serde_json::Error> {
+        let mut bytes = serde_json::to_vec_pretty(&Stored { config: self, extras })?;
         bytes.push(b'\n');
-        let temporary = path.with_extension("json.new");
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o640)
-            .open(&temporary)
-            .map_err(fail)?;
-        file.write_all(&bytes).map_err(fail)?;
-        fs::rename(&temporary, path).map_err(fail)
+        Ok(bytes)
     }
 
     /// The user id that `service` runs as, when the configuration sets one.
@@ -569,7 +555,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("keelson-config-{}.json", std::process::id()));
         let mut config = Config { node_name: "edge".into(), ..Config::default() };
         config.provenance.insert("nodeName".into(), "--hostname-override".into());
-        config.store(&path).unwrap();
+        fs::write(&path, config.encode(ConfigExtras::default()).unwrap()).unwrap();
         assert_eq!(Config::load(&path).unwrap(), config);
         fs::remove_file(&path).unwrap();
     }
@@ -582,11 +568,11 @@ mod tests {
         let gates = [FeatureGate { name: "A".into(), stage: "BETA".into(), enabled: true }];
         let extras =
             ConfigExtras { kubelet_configuration: Some(&document), feature_gates: &gates, waiting: None };
-        config.store_with(&path, extras).unwrap();
+        fs::write(&path, config.encode(extras).unwrap()).unwrap();
         assert_eq!(Config::load(&path).unwrap(), config);
         assert_eq!(kubelet_configuration(&path).unwrap(), Some(document));
         assert_eq!(feature_gates(&path).unwrap(), gates);
-        config.store(&path).unwrap();
+        fs::write(&path, config.encode(ConfigExtras::default()).unwrap()).unwrap();
         assert_eq!(kubelet_configuration(&path).unwrap(), None);
         assert_eq!(feature_gates(&path).unwrap(), []);
         fs::remove_file(&path).unwrap();
@@ -596,7 +582,7 @@ mod tests {
     fn a_newer_schema_is_refused_by_name() {
         let path = std::env::temp_dir().join(format!("keelson-config-new-{}.json", std::process::id()));
         let config = Config { schema_version: SCHEMA_VERSION + 1, ..Config::default() };
-        config.store(&path).unwrap();
+        fs::write(&path, config.encode(ConfigExtras::default()).unwrap()).unwrap();
         let error = Config::load(&path).unwrap_err();
         assert!(matches!(error, ConfigError::TooNew { found, .. } if found == SCHEMA_VERSION + 1));
         fs::remove_file(&path).unwrap();

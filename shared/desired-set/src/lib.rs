@@ -4,7 +4,7 @@ mod pod;
 
 use std::collections::BTreeMap;
 
-pub use pod::{Desire, PodRef, Want};
+pub use pod::{Desire, DesireHeader, PodRef, Want};
 
 /// Identifies a `Sync` stream; a later stream has a greater id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

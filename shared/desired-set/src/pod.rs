@@ -24,17 +24,26 @@ pub enum Want {
     Forget,
 }
 
-/// The desired state of one pod as a callee receives it: its identity, the want, and the callee's own fields.
-pub trait Desire {
+/// The part of a desire that is the same for every callee.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesireHeader {
     /// The pod.
-    fn pod(&self) -> &PodRef;
-
+    pub pod: PodRef,
     /// The revision of the desire; the sender increases it with each change.
-    fn revision(&self) -> u64;
-
+    pub revision: u64,
     /// What is wanted.
-    fn want(&self) -> Want;
+    pub want: Want,
+}
+
+/// The desired state of one pod as a callee receives it: the header, and the callee's own fields.
+///
+/// `From<DesireHeader>` makes a desire in which these have no content.
+pub trait Desire: From<DesireHeader> {
+    /// The header.
+    fn header(&self) -> &DesireHeader;
 
     /// A desire with [`Want::Forget`], for a pod that the set does not contain.
-    fn forget(pod: PodRef) -> Self;
+    fn forget(pod: PodRef) -> Self {
+        Self::from(DesireHeader { pod, revision: 0, want: Want::Forget })
+    }
 }

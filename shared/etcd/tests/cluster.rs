@@ -1,6 +1,7 @@
 //! Tests against real members of etcd.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod support;
 

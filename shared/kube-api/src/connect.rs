@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use keelson_config::CredentialRefusal;
+use keelson_files::Replacement;
 use kube::Client;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -149,7 +150,7 @@ impl KubeApi {
         else {
             return;
         };
-        if let Err(error) = CredentialRefusal::report(file, generation) {
+        if let Err(error) = Replacement::new().write_if_changed(file, generation.as_bytes()) {
             tracing::warn!(file = %file.display(), %error, "cannot report the refused credential");
         }
     }
@@ -172,7 +173,7 @@ impl KubeApi {
             return;
         }
         let inner = Arc::downgrade(&self.inner);
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("credential files", async move {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(inner) = inner.upgrade() else { return };

@@ -7,6 +7,8 @@
 //! The kubeconfig is written by init and references no other file. A service has one [`Limiter`] for its connections; the
 //! node heartbeat is not rate-limited.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod calls;
 mod connect;
 mod dialer;

@@ -17,9 +17,11 @@
 //! | [`hash`] | the container hash and the UID of a static pod |
 //! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
 //! | [`nulls`] | what a null in a map or a list means |
+//! | [`json_fields`] | fields of a JSON object, replaced without decoding the others |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
 //! | [`node_ext`] | accessors of a Node: the addresses that its pods show |
 //! | [`pod_ext`] | accessors of a pod: whether it is static or critical, its containers |
+//! | [`source_annotations`] | source and first-seen time of a pod, as annotations in its JSON |
 //!
 //! The structs drop fields that they do not know. Code that must pass an object on keeps its JSON as well.
 
@@ -28,6 +30,7 @@ pub mod defaults;
 pub mod duration;
 pub mod hash;
 pub mod ids;
+pub mod json_fields;
 pub mod kernel;
 pub mod node_ext;
 pub mod nulls;
@@ -35,6 +38,7 @@ pub mod pod_ext;
 pub mod qos;
 pub mod quantity;
 pub mod resources;
+pub mod source_annotations;
 pub mod sysctl;
 pub mod time;
 pub mod types;
@@ -44,10 +48,12 @@ pub use defaults::default_pod;
 pub use duration::{format_go_duration, parse_go_duration};
 pub use hash::{PodOrigin, container_hash, static_pod_uid};
 pub use ids::{ContainerId, PodFullName, PodUid, SandboxId};
+pub use json_fields::JsonFields;
 pub use nulls::fill_nulls;
 pub use pod_ext::{ContainerKind, annotations};
 pub use qos::{QosClass, compute_qos, qos_class};
 pub use quantity::{ParseQuantityError, Quantity};
 pub use resources::PodCgroupValues;
+pub use source_annotations::with_source_annotations;
 pub use types::*;
 pub use validate::{AllowedReferences, FieldError, static_pod_api_references, unsafe_fields, validate_pod};

@@ -180,6 +180,7 @@ impl Pod {
                 volume_mounts.shrink_to_fit();
             }
         }
+        self.status.shrink_to_fit();
     }
 
     /// The container with this name, of any kind.

@@ -7,18 +7,17 @@
 //! | `assignment` | the worker's side: its current assignment and when its next turn starts |
 //! | `runtime` | asks runtime-shim whether anything of a pod still runs |
 //! | `wire` | converts the parts of a desire that are the same for every callee |
-//! | `testing` | with the feature `testing`: a fake runtime-shim and other helpers for tests of a callee |
 //!
 //! A callee has one manager task, which owns a [`Pods`]. The manager receives [`Command`]s from the gRPC side and from
 //! the workers, and handles the resulting [`PodEvent`]s. A worker publishes the state of its pod in the pod's view;
 //! callers wait on that view.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod assignment;
 mod manager_handle;
 mod pods;
 mod runtime;
-#[cfg(feature = "testing")]
-pub mod testing;
 pub mod wire;
 
 pub use assignment::{Assignment, Assignments, Next, Turn, running_pod_backoff};

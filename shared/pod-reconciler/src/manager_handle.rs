@@ -99,7 +99,7 @@ where
             acks: acks.clone(),
         };
         let (service, shutdown) = (self.service, self.shutdown.clone());
-        tokio::spawn(async move {
+        keelson_service_kit::spawn("sync stream", async move {
             // Cancel-safe: an abandoned stream is replaced by a whole new set.
             let end = tokio::select! {
                 end = reader.read(messages, item) => end,

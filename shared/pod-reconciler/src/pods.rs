@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use keelson_desired_set::{Desire, DesiredSet, PodRef, StreamId, Want};
+use keelson_desired_set::{Desire, DesireHeader, DesiredSet, PodRef, StreamId, Want};
 use keelson_service_kit::{CancellationToken, LoopHandle};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -224,7 +224,7 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let uid = desire.pod().uid.clone();
+        let uid = desire.header().pod.uid.clone();
         let slot = self.slot_or_new(&uid);
         slot.assign(Arc::new(desire));
         if !slot.working {
@@ -279,12 +279,12 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
     }
 
     fn insert(&mut self, stream: StreamId, desire: &D) -> bool {
-        let uid = &desire.pod().uid;
-        let taken = self.set.insert(stream, uid, ());
+        let DesireHeader { pod, revision, want } = desire.header();
+        let taken = self.set.insert(stream, &pod.uid, ());
         if taken {
-            let slot = self.slot_or_new(uid);
+            let slot = self.slot_or_new(&pod.uid);
             slot.swept = false;
-            slot.set_desired(Some((desire.revision(), desire.want())));
+            slot.set_desired(Some((*revision, *want)));
         }
         taken
     }
@@ -306,7 +306,7 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
         }
         slot.swept = true;
         let unnamed = || PodRef { uid: uid.to_owned(), ..PodRef::default() };
-        let pod = slot.desire().map_or_else(unnamed, |desire| desire.pod().clone());
+        let pod = slot.desire().map_or_else(unnamed, |desire| desire.header().pod.clone());
         tracing::info!(uid, pod = pod.name, namespace = pod.namespace, "the pod is no longer wanted");
         slot.assign(Arc::new(D::forget(pod)));
     }
@@ -344,28 +344,19 @@ mod tests {
     use super::*;
     use crate::assignment::Next;
 
+    /// A desire without fields of its own.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    struct Wish {
-        pod: PodRef,
-        revision: u64,
-        want: Want,
+    struct Wish(DesireHeader);
+
+    impl From<DesireHeader> for Wish {
+        fn from(header: DesireHeader) -> Self {
+            Self(header)
+        }
     }
 
     impl Desire for Wish {
-        fn pod(&self) -> &PodRef {
-            &self.pod
-        }
-
-        fn revision(&self) -> u64 {
-            self.revision
-        }
-
-        fn want(&self) -> Want {
-            self.want
-        }
-
-        fn forget(pod: PodRef) -> Self {
-            Self { pod, revision: 0, want: Want::Forget }
+        fn header(&self) -> &DesireHeader {
+            &self.0
         }
     }
 
@@ -387,7 +378,7 @@ mod tests {
 
     fn run(uid: &str) -> Wish {
         let pod = PodRef { uid: uid.into(), namespace: "ns".into(), name: "n".into() };
-        Wish { pod, revision: 1, want: Want::Run }
+        Wish(DesireHeader { pod, revision: 1, want: Want::Run })
     }
 
     fn open(pods: &mut TestPods) -> (StreamId, CancellationToken) {
@@ -444,7 +435,7 @@ mod tests {
         let (second, _) = open(&mut pods);
         complete(&mut pods, second);
         let turn = assignments.present().await.unwrap();
-        assert_eq!(*turn.assignment.desire, Wish::forget(run("a").pod));
+        assert_eq!(*turn.assignment.desire, Wish::forget(run("a").0.pod));
         assert_eq!(assignments.view.borrow().desired(), None);
         assert!(!gone(&mut pods, "a", 1));
         assert!(pods.slot("a").is_some());
@@ -461,7 +452,7 @@ mod tests {
         let _assignments = name(&mut pods, stream, "a");
         let remove: TestCommand = Command::Remove { stream, uid: "a".into() };
         assert_eq!(pods.take(remove), None);
-        assert_eq!(pods.slot("a").unwrap().desire().unwrap().want, Want::Forget);
+        assert_eq!(pods.slot("a").unwrap().desire().unwrap().0.want, Want::Forget);
         assert!(name(&mut pods, stream, "a").is_none());
         assert!(gone(&mut pods, "a", 3));
         assert!(pods.slot("a").is_some());
@@ -513,9 +504,9 @@ mod tests {
         assert!(pods.slot("early").unwrap().desire().is_none());
         let (stream, _) = open(&mut pods);
         complete(&mut pods, stream);
-        assert_eq!(pods.slot("early").unwrap().desire().unwrap().want, Want::Forget);
+        assert_eq!(pods.slot("early").unwrap().desire().unwrap().0.want, Want::Forget);
         pods.find("late".into(), |_| {}, |_| pending());
-        assert_eq!(pods.slot("late").unwrap().desire().unwrap().want, Want::Forget);
+        assert_eq!(pods.slot("late").unwrap().desire().unwrap().0.want, Want::Forget);
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! Converts the parts of a desire that are the same for every callee.
 
-use keelson_desired_set::Want;
+use keelson_desired_set::{DesireHeader, PodRef, Want};
 use keelson_proto::keelson::common::v1 as common;
 
 /// A required field is missing.
@@ -8,11 +8,21 @@ use keelson_proto::keelson::common::v1 as common;
 #[error("{0} is missing")]
 pub struct MissingField(pub &'static str);
 
-/// The field `pod.want`.
+/// The fields `pod.pod`, `pod.revision` and `pod.want`. The callee must check the UID.
 ///
 /// # Errors
-/// It is unspecified.
-pub const fn want(value: common::Want) -> Result<Want, MissingField> {
+/// The pod is missing, or the want is unspecified.
+pub fn header(
+    pod: Option<common::PodRef>,
+    revision: u64,
+    wanted: common::Want,
+) -> Result<DesireHeader, MissingField> {
+    let want = want(wanted)?;
+    let common::PodRef { uid, namespace, name } = pod.ok_or(MissingField("pod.pod"))?;
+    Ok(DesireHeader { pod: PodRef { uid, namespace, name }, revision, want })
+}
+
+const fn want(value: common::Want) -> Result<Want, MissingField> {
     Ok(match value {
         common::Want::Unspecified => return Err(MissingField("pod.want")),
         common::Want::Run => Want::Run,
@@ -44,6 +54,15 @@ mod tests {
         for (wire, own) in pairs {
             assert_eq!(want(wire), Ok(own));
         }
+    }
+
+    #[test]
+    fn header_without_pod_is_refused() {
+        let pod = common::PodRef { uid: "u".into(), namespace: "shop".into(), name: "web".into() };
+        let found = header(Some(pod), 7, common::Want::Stop).unwrap();
+        let pod = PodRef { uid: "u".into(), namespace: "shop".into(), name: "web".into() };
+        assert_eq!(found, DesireHeader { pod, revision: 7, want: Want::Stop });
+        assert_eq!(header(None, 7, common::Want::Stop).unwrap_err().to_string(), "pod.pod is missing");
     }
 
     #[test]

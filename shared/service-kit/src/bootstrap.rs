@@ -213,8 +213,8 @@ async fn with_common(
 ) -> Routes {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("", tonic_health::ServingStatus::Serving).await;
-    tokio::spawn(heartbeat::run(context.clone(), health, file));
-    tokio::spawn(follow_level(context.clone(), Arc::clone(telemetry)));
+    crate::task::spawn("heartbeat", heartbeat::run(context.clone(), health, file));
+    crate::task::spawn("log level", follow_level(context.clone(), Arc::clone(telemetry)));
     let mut reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(descriptors::ADMIN)
         .register_encoded_file_descriptor_set(descriptors::EVENTS)
@@ -260,7 +260,7 @@ async fn serve_until_signal(routes: Routes, context: &Context, announce: bool) -
     let stack = StackLayer::new(CallerPolicy::new(&context.config), context.metrics.clone());
     let shutdown = context.shutdown.clone();
     let signals = shutdown.clone();
-    tokio::spawn(async move {
+    crate::task::spawn("signals", async move {
         if let Err(error) = termination_signal().await {
             tracing::warn!(%error, "cannot listen for signals");
             return;
@@ -268,7 +268,8 @@ async fn serve_until_signal(routes: Routes, context: &Context, announce: bool) -
         signals.cancel();
     });
     let served = serve(&socket, routes, stack, shutdown, || {
-        tracing::info!(version = context.version, "{} is ready", context.service);
+        let (service, version) = (context.service.as_str(), context.version);
+        tracing::info!(event = "service_ready", service, version, "{service} is ready");
         if announce {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         }
@@ -278,7 +279,7 @@ async fn serve_until_signal(routes: Routes, context: &Context, announce: bool) -
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("cannot serve: {error:#}");
+            tracing::error!(event = "serve_failed", "cannot serve: {error:#}");
             exit_reason::write(&context.config.paths, context.service, &format!("cannot serve: {error:#}"));
             ExitCode::from(EX_SOFTWARE)
         }

@@ -85,8 +85,8 @@ impl Context {
     {
         let fatal = self.fatal.clone();
         let shutdown = self.shutdown.clone();
-        let task = tokio::spawn(work);
-        tokio::spawn(async move {
+        let task = crate::task::spawn(name, work);
+        crate::task::spawn("end of a loop", async move {
             let end = task.await;
             if !shutdown.is_cancelled() {
                 let how = end.err().map_or_else(|| "returned".to_owned(), |e| e.to_string());

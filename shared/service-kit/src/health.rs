@@ -63,10 +63,9 @@ mod tests {
         let stack = StackLayer::new(CallerPolicy::new(&keelson_config::Config::default()), Metrics::new());
         let (end, bound) = (CancellationToken::new(), CancellationToken::new());
         let (path, until, ready) = (socket.clone(), end.clone(), bound.clone());
-        let server =
-            tokio::spawn(
-                async move { serve(&path, Routes::new(service), stack, until, || ready.cancel()).await },
-            );
+        let server = crate::task::spawn("health", async move {
+            serve(&path, Routes::new(service), stack, until, || ready.cancel()).await
+        });
         bound.cancelled().await;
         for (status, expected) in [
             (tonic_health::ServingStatus::Serving, ServingStatus::Serving),

@@ -118,7 +118,10 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use keelson_config::ConfigExtras;
+
     use super::*;
+    use crate::config_file::store_config;
 
     #[test]
     fn config_file_is_reread_when_replaced_by_rename() {
@@ -126,7 +129,7 @@ mod tests {
         let path = dir.path().join("config.json");
         assert!(ConfigFile::load(&path).is_err());
         let mut written = Config::default();
-        written.store(&path).unwrap();
+        store_config(&path, &written, ConfigExtras::default()).unwrap();
         let (mut file, current) = ConfigFile::load(&path).unwrap();
         assert_eq!(current, written);
         assert_eq!(file.changed(), None);
@@ -137,7 +140,7 @@ mod tests {
         assert_eq!(file.changed(), None, "absent");
 
         written.node_name = "other".into();
-        written.store(&path).unwrap();
+        store_config(&path, &written, ConfigExtras::default()).unwrap();
         assert_eq!(file.changed(), Some(written));
         assert_eq!(file.changed(), None, "once");
     }
@@ -170,7 +173,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("config.json");
             let mut written = Config::default();
-            written.store(&path).unwrap();
+            store_config(&path, &written, ConfigExtras::default()).unwrap();
             let (file, config) = ConfigFile::load(&path).unwrap();
             let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config);
             let (shutdown, mut live) = (context.shutdown.clone(), context.live.subscribe());
@@ -181,13 +184,13 @@ mod tests {
             // The time of resolution and the provenance do not count as changes.
             written.resolved_unix_nanos += 1;
             written.provenance.insert("nodeName".into(), "the host".into());
-            written.store(&path).unwrap();
+            store_config(&path, &written, ConfigExtras::default()).unwrap();
             live.changed().await.unwrap();
             assert_eq!(live.borrow_and_update().container_logs.max_files, 9);
             assert!(!shutdown.is_cancelled());
             written.node_name = "other".into();
             written.container_logs.max_files = 8;
-            written.store(&path).unwrap();
+            store_config(&path, &written, ConfigExtras::default()).unwrap();
             if kept_by_init {
                 live.changed().await.unwrap();
                 assert_eq!(live.borrow().container_logs.max_files, 8);
@@ -205,7 +208,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         let mut written = Config::default();
-        written.store(&path).unwrap();
+        store_config(&path, &written, ConfigExtras::default()).unwrap();
         let (file, config) = ConfigFile::load(&path).unwrap();
         let context = Context::detached(keelson_config::ServiceName::PodSync, config);
         let shutdown = context.shutdown.clone();
@@ -214,7 +217,7 @@ mod tests {
         tokio::time::sleep(LoopHandle::HEARTBEAT * 3).await;
         assert!(!shutdown.is_cancelled());
         written.node_name = "other".into();
-        written.store(&path).unwrap();
+        store_config(&path, &written, ConfigExtras::default()).unwrap();
         shutdown.cancelled().await;
         beating.await.unwrap();
     }

@@ -8,10 +8,13 @@
 //!   subscriber. [`follow`] is the reading side: it reconnects with jitter until the shutdown.
 //! - [`status`] builds gRPC errors with an `ErrorInfo`.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
+
 mod address;
 mod admin;
 mod backoff;
 mod bootstrap;
+mod config_file;
 mod context;
 mod deadline;
 mod events;
@@ -36,6 +39,7 @@ mod shares;
 mod spans;
 mod state_file;
 pub mod status;
+mod task;
 mod turns;
 mod uds;
 mod usage;
@@ -46,6 +50,7 @@ mod writers;
 pub use address::{default_route_address, is_local_address, preferred_route_address};
 pub use backoff::Backoff;
 pub use bootstrap::{Built, ServiceSpec, run, run_with_config};
+pub use config_file::store_config;
 pub use context::{Context, ServiceArgs};
 pub use deadline::answer_by;
 pub use events::{EventRing, NewEvent, ObjectRef};
@@ -61,6 +66,7 @@ pub use progress::{LoopHandle, Progress};
 pub use selinux::selinux_is_enabled;
 pub use shares::{Holder, HolderKind, NoPlace, SharedPlace, Shares};
 pub use state_file::{StateFile, StateFileError, StoredState};
+pub use task::{panic_message, spawn};
 pub use tokio_util::sync::CancellationToken;
 pub use turns::{Fairness, Look as TurnsLook, Turn, Turns};
 pub use uds::{BindError, PeerIdentity, bind};

@@ -27,7 +27,7 @@ pub(crate) fn watch(shutdown: CancellationToken) {
         tracing::warn!(fd, "{VARIABLE} names no pipe; this service will not notice the death of init");
         return;
     };
-    tokio::spawn(async move {
+    crate::task::spawn("lifeline", async move {
         let mut byte = [0u8; 1];
         while matches!(receiver.read(&mut byte).await, Ok(n) if n > 0) {}
         tracing::warn!("init has exited; this service exits too");

@@ -1,6 +1,7 @@
 //! A stream whose receiver does not read does not block other streams of its connection.
 
 #![allow(clippy::unwrap_used)] // A panic is how a test fails.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::convert::Infallible;
 use std::time::Duration;

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use keelson_mountinfo::Mount;
+
 use crate::process;
 use crate::system::{cgroup_hierarchies, mounts_of};
 
@@ -73,7 +75,7 @@ fn processes() -> Vec<String> {
 }
 
 fn mounts() -> Vec<String> {
-    let line = |m: crate::system::Mount| format!("mount {} {} {}", m.point.display(), m.kind, m.root);
+    let line = |m: Mount| format!("mount {} {} {}", m.point.display(), m.fs_type, m.root.display());
     mounts_of("self").into_iter().map(line).collect()
 }
 

@@ -12,7 +12,10 @@
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
 //! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams,
-//! [`WebSocket`]. The feature `fakes` adds a scriptable fake of each gRPC service, in `fakes`.
+//! [`WebSocket`]. The feature `fakes` adds a scriptable fake of each gRPC service, in `fakes`, and runs the service that is
+//! tested among them, in `service`.
+
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod build_cache;
 mod cleanup;
@@ -50,6 +53,8 @@ mod node_server;
 mod otlp;
 #[cfg(feature = "grpc")]
 mod poll;
+#[cfg(feature = "fakes")]
+pub mod service;
 #[cfg(feature = "websocket")]
 mod websocket;
 

@@ -10,11 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use keelson_mountinfo::Mount;
 
 use crate::containerd::{open_log, tail};
 use crate::process::ProcessId;
 use crate::scratch::remember;
-use crate::system::{Mount, mounts_of};
+use crate::system::mounts_of;
 use crate::{Component, Remains, find_file};
 
 /// How long systemd may take until its message bus is there.
@@ -97,7 +98,7 @@ impl Systemd {
         command.args(["--cgroup", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net"]);
         command.args(["--propagation", "private", "/bin/sh", "-c", BOOT, "boot"]);
         for mount in &hierarchies {
-            command.arg(&mount.kind).arg(options(mount)).arg(&mount.point);
+            command.arg(&mount.fs_type).arg(options(mount)).arg(&mount.point);
         }
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let mut unshare = command.spawn().context("cannot run unshare")?;
@@ -172,7 +173,8 @@ impl Drop for Systemd {
 fn hierarchies() -> Vec<Mount> {
     let mut found: Vec<Mount> = Vec::new();
     for mount in mounts_of("self") {
-        let is_cgroup = matches!(mount.kind.as_str(), "cgroup" | "cgroup2") && mount.root == "/";
+        let is_cgroup =
+            matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2") && mount.root == Path::new("/");
         if is_cgroup && found.iter().all(|other| other.point != mount.point) {
             found.push(mount);
         }
@@ -182,10 +184,10 @@ fn hierarchies() -> Vec<Mount> {
 
 /// What mounts the same hierarchy again.
 fn options(mount: &Mount) -> String {
-    if mount.kind == "cgroup2" {
+    if mount.fs_type == "cgroup2" {
         return "rw".to_owned();
     }
-    let controllers = mount.options.split(',').filter(|option| {
+    let controllers = mount.super_options.split(',').filter(|option| {
         !matches!(*option, "rw" | "ro" | "xattr" | "clone_children" | "noprefix" | "cpuset_v2_mode")
             && !option.starts_with("release_agent=")
     });

@@ -53,7 +53,8 @@ async fn follow(ctx: Context, folder: PathBuf, hub: Hub, handle: LoopHandle) {
         }
         for (uid, pod) in found {
             let bytes: Vec<u8> = pod.to_string().into_bytes();
-            if hub.get(&uid).is_some_and(|known| known.pod_json == bytes) {
+            let known = hub.get(&uid);
+            if known.as_ref().is_some_and(|known| known.pod_json == bytes) {
                 continue;
             }
             revision += 1;
@@ -65,7 +66,8 @@ async fn follow(ctx: Context, folder: PathBuf, hub: Hub, handle: LoopHandle) {
                 source: SOURCE.to_owned(),
                 revision,
                 origin: folder.display().to_string(),
-                seen_unix_nanos: keelson_service_kit::now_unix_nanos(),
+                seen_unix_nanos: known
+                    .map_or_else(keelson_service_kit::now_unix_nanos, |known| known.seen_unix_nanos),
                 pod_json: bytes.into(),
                 ..Default::default()
             };
@@ -87,7 +89,6 @@ fn read(folder: &Path) -> BTreeMap<String, Value> {
     pods.filter_map(|mut pod| {
         keelson_kube_model::default_pod(&mut pod);
         pod["metadata"]["namespace"] = "default".into();
-        pod["metadata"]["annotations"]["kubernetes.io/config.source"] = SOURCE.into();
         Some((pod["metadata"]["uid"].as_str()?.to_owned(), pod))
     })
     .collect()

@@ -100,7 +100,7 @@ impl NodeApi {
         };
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
-        tokio::spawn(connection.with_upgrades());
+        keelson_service_kit::spawn("connection", connection.with_upgrades());
         let request = Request::builder().method(method).uri(path_and_query).header("Host", &host);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let request = request.body(Empty::<Bytes>::new()).map_err(|error| CliError::Usage {

@@ -158,7 +158,7 @@ async fn exec_streams(
     let opened = opened.map_err(|error| broken(status::chain(&error)))?;
     let size = if tty { crate::terminal::size() } else { None };
     let (answers, stream) = mpsc::channel(BUFFERED_MESSAGES);
-    tokio::spawn(async move {
+    keelson_service_kit::spawn("relay", async move {
         if let Err(error) = relay(opened, "", size, &mut messages, &answers).await {
             let _ = answers.send(Err(status_of(&error))).await;
         }

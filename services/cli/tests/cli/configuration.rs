@@ -19,7 +19,7 @@ fn folder() -> tempfile::TempDir {
     }
     let kubelet = json!({"maxPods": 70, "port": 1234, "syncFrequency": "1m0s", "v": 2});
     let beside = ConfigExtras { kubelet_configuration: kubelet.as_object(), ..ConfigExtras::default() };
-    config.store_with(&dir.path().join("config.json"), beside).unwrap();
+    keelson_service_kit::store_config(&dir.path().join("config.json"), &config, beside).unwrap();
     dir
 }
 

@@ -1,6 +1,7 @@
-use keelson_config::{FieldEffect, kubelet_fields};
-use serde_json::{Value, json};
+use keelson_config::{FieldEffect, FieldKind, KubeletField, kubelet_fields};
+use serde_json::{Map, Value, json};
 
+use crate::gates;
 use crate::inputs::Flags;
 use crate::testing::{assert_refused, errors_of, host, kubelet, run};
 
@@ -33,12 +34,86 @@ fn each_field_rule_names_field_value_and_remedy() {
     ]);
 }
 
+/// A KubeletConfiguration with this value at a dotted path.
+fn with_value_at(path: &str, value: Value) -> Value {
+    path.rsplit('.').fold(value, |inner, name| json!({name: inner}))
+}
+
 #[test]
 fn every_field_without_effect_is_checked_by_its_type() {
     for field in kubelet_fields().iter().filter(|field| field.effect == FieldEffect::CheckedByType) {
-        let errors = errors_of(json!({field.path: {"x": 1}}));
+        let errors = errors_of(with_value_at(field.path, json!({"x": 1})));
         assert!(errors.len() == 1 && errors[0].contains(field.path), "{}: {errors:?}", field.path);
     }
+}
+
+/// Values that have the wrong JSON type for a field, or whose entries have it.
+fn wrong_values(field: &KubeletField) -> Vec<Value> {
+    let is_right = |value: &Value| match field.kind {
+        FieldKind::Bool => value.is_boolean(),
+        FieldKind::Int(..) | FieldKind::Long(..) => value.is_i64(),
+        FieldKind::Factor => value.is_number(),
+        FieldKind::Text
+        | FieldKind::Choice(_)
+        | FieldKind::Path
+        | FieldKind::Ip
+        | FieldKind::Duration(..)
+        | FieldKind::Period
+        | FieldKind::SignedDuration => value.is_string(),
+        // A quantity of the API, which may be a number, too.
+        FieldKind::Quantity if field.path.ends_with(".infoBufferSize") => {
+            value.is_string() || value.is_number()
+        }
+        FieldKind::Quantity => value.is_string(),
+        FieldKind::DurationOrNanos => value.is_string() || value.is_i64(),
+        FieldKind::Object => value.is_object(),
+        // The entries of the lists and maps below are wrong for each of these types.
+        FieldKind::Strings
+        | FieldKind::Numbers
+        | FieldKind::StringMap
+        | FieldKind::Options
+        | FieldKind::Thresholds
+        | FieldKind::Gates
+        | FieldKind::Headers
+        | FieldKind::Taints
+        | FieldKind::ReservedMemory
+        | FieldKind::VModule
+        | FieldKind::ShutdownPeriods => false,
+    };
+    let values =
+        [json!(true), json!(7), json!(1.5), json!("7"), json!([true]), json!([[7]]), json!({"x": [7]})];
+    values.into_iter().filter(|value| !is_right(value)).collect()
+}
+
+#[test]
+fn every_field_refuses_each_wrong_json_type_with_an_error_that_names_it() {
+    let gates: Map<String, Value> = kubelet_fields()
+        .iter()
+        .filter_map(|field| Some((field.gate?.name.to_owned(), true.into())))
+        .collect();
+    let mut accepted = Vec::new();
+    for field in kubelet_fields() {
+        let values = wrong_values(field);
+        assert!(values.len() >= 4, "{}: {values:?}", field.path);
+        for value in values {
+            let mut fields = with_value_at(field.path, value.clone());
+            if field.path != gates::FIELD {
+                fields[gates::FIELD] = gates.clone().into();
+            }
+            let errors =
+                run(&Flags::default(), Some(&kubelet(fields)), None, &host()).err().unwrap_or_default();
+            let is_named = |error: &String| {
+                let rest = error
+                    .strip_prefix("invalid configuration: ")
+                    .and_then(|rest| rest.strip_prefix(field.path));
+                rest.is_some_and(|rest| rest.starts_with([' ', '.', '[']))
+            };
+            if !errors.iter().any(is_named) {
+                accepted.push(format!("{} = {value}: {errors:?}", field.path));
+            }
+        }
+    }
+    assert!(accepted.is_empty(), "{accepted:#?}");
 }
 
 /// The feature gate, the fields that need it, and the one of them that the error names.

@@ -18,13 +18,25 @@ pub enum Level {
     Error,
 }
 
+/// The event of a note that lists flags or fields without effect.
+pub(crate) const WITHOUT_EFFECT: &str = "settings_without_effect";
+
 /// A message about a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// The severity.
     pub level: Level,
+    /// The field `event` of its log line, if tests or tools look for it.
+    pub event: Option<&'static str>,
     /// The message.
     pub text: String,
+}
+
+impl Note {
+    /// A message without an event.
+    pub fn new(level: Level, text: impl Into<String>) -> Self {
+        Self { level, event: None, text: text.into() }
+    }
 }
 
 /// The configuration while the groups of settings resolve one after the other.
@@ -90,6 +102,11 @@ impl<'a> Outcome<'a> {
 
     /// Adds a message to log.
     pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
-        self.notes.push(Note { level, text: text.into() });
+        self.notes.push(Note::new(level, text));
+    }
+
+    /// Adds a message to log about flags or fields without effect.
+    pub(crate) fn note_without_effect(&mut self, text: impl Into<String>) {
+        self.notes.push(Note { event: Some(WITHOUT_EFFECT), ..Note::new(Level::Info, text) });
     }
 }

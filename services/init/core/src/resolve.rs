@@ -181,7 +181,9 @@ fn check_rules(document: &Document, gates: &gates::FeatureGates, errors: &mut Ve
 fn report_notes(out: &mut Outcome<'_>, kubelet: Option<&Document>) {
     if !out.without_effect.is_empty() {
         let list = out.without_effect.join(", ");
-        out.note(Level::Info, format!("these fields of the KubeletConfiguration have no effect yet: {list}"));
+        out.note_without_effect(format!(
+            "these fields of the KubeletConfiguration have no effect yet: {list}"
+        ));
     }
     if let Some(document) = kubelet {
         for text in strict::unknown(document).iter().map(Sourced::warning) {

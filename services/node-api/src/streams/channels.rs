@@ -77,11 +77,11 @@ pub(super) async fn connect(
         )));
     }
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
-    tokio::spawn(forward_both_ways(far, from_runtime, to_runtime));
+    keelson_service_kit::spawn("forward both ways", forward_both_ways(far, from_runtime, to_runtime));
     let (reader, writer) = tokio::io::split(near);
     let opened = session::open(reader, writer, BytesMut::new(), wanted).await;
     let session = opened.map_err(|error| failed(format!("the container runtime: {}", chain(&error))))?;
-    tokio::spawn(run(connector.app.shutdown(), client, session));
+    keelson_service_kit::spawn("channels", run(connector.app.shutdown(), client, session));
     Ok(handshake.response(VERSION))
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn connect(
         return Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response());
     }
     let response = handshake.response(&format!("{TUNNEL_PREFIX}{chosen}"));
-    tokio::spawn(run(connector.app.shutdown(), client, stream));
+    keelson_service_kit::spawn("tunnel", run(connector.app.shutdown(), client, stream));
     Ok(response)
 }
 

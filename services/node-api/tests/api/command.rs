@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_testkit::fakes::Conversation;
 use rt::stream_request::Item as RequestItem;
 use rt::stream_response::Item as ResponseItem;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
-use tonic::{Status, Streaming};
+use tokio::sync::watch;
+use tonic::Status;
 
 const SYN_STREAM: u16 = 1;
 const SYN_REPLY: u16 = 2;
@@ -39,7 +40,13 @@ pub struct Observed {
     pub disconnected: bool,
 }
 
-type ResponseSender = mpsc::Sender<Result<rt::StreamResponse, Status>>;
+/// Both directions of a stream into a pod.
+pub type StreamConversation = Conversation<rt::StreamRequest, rt::StreamResponse>;
+
+/// Sends a response on the stream.
+pub async fn send(stream: &StreamConversation, item: ResponseItem) {
+    stream.send(rt::StreamResponse { item: Some(item) }).await;
+}
 
 struct Frame {
     /// `None`: data.
@@ -70,10 +77,18 @@ impl Command {
         Some(u32::try_from(at).unwrap() * 2 + 1)
     }
 
-    pub async fn run(self: Arc<Self>, mut requests: Streaming<rt::StreamRequest>, responses: ResponseSender) {
+    /// Serves the frames after `head`.
+    pub async fn run(
+        self: Arc<Self>,
+        mut stream: StreamConversation,
+        head: rt::StreamHead,
+    ) -> Result<(), Status> {
+        // The start, which was checked.
+        stream.next().await;
+        send(&stream, ResponseItem::Head(head)).await;
         let mut input = BytesMut::new();
         let mut first = true;
-        while let Some(frame) = next_frame(&mut requests, &mut input).await {
+        while let Some(frame) = next_frame(&mut stream, &mut input).await {
             let answer = match frame.kind {
                 Some(SYN_STREAM) => self.open(&frame.payload, std::mem::take(&mut first)),
                 Some(PING) if frame.payload[..] == OWN_PING.to_be_bytes() => {
@@ -85,7 +100,7 @@ impl Command {
                     control(PING, &frame.payload)
                 }
                 None if Some(frame.stream) == self.stream("stdin") && &frame.payload[..] == b"break" => {
-                    return;
+                    return Ok(());
                 }
                 None if Some(frame.stream) == self.stream("stdin") => {
                     let mut answer = data(self.stream("stdout").unwrap(), &frame.payload, false);
@@ -100,11 +115,11 @@ impl Command {
                 _ => Vec::new(),
             };
             if !answer.is_empty() {
-                let response = rt::StreamResponse { item: Some(ResponseItem::Data(answer)) };
-                let _ = responses.send(Ok(response)).await;
+                send(&stream, ResponseItem::Data(answer)).await;
             }
         }
         self.observed.send_modify(|observed| observed.disconnected = true);
+        Ok(())
     }
 
     /// Accepts a stream.
@@ -158,7 +173,7 @@ impl Command {
 }
 
 /// The next frame; `None` when the other side has disconnected.
-async fn next_frame(requests: &mut Streaming<rt::StreamRequest>, input: &mut BytesMut) -> Option<Frame> {
+async fn next_frame(stream: &mut StreamConversation, input: &mut BytesMut) -> Option<Frame> {
     loop {
         if input.len() >= 8 {
             let mut head = &input[..8];
@@ -171,7 +186,7 @@ async fn next_frame(requests: &mut Streaming<rt::StreamRequest>, input: &mut Byt
                 return Some(Frame { kind, stream: first, last: flags & 1 == 1, payload });
             }
         }
-        match requests.message().await.ok()??.item? {
+        match stream.next().await?.item? {
             RequestItem::Data(bytes) => input.extend_from_slice(&bytes),
             RequestItem::Start(_) => panic!("`start` a second time"),
         }

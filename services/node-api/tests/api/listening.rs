@@ -54,7 +54,7 @@ async fn non_loopback_address_without_tls_fails_at_startup() {
 
 #[tokio::test]
 async fn read_only_port_serves_metrics_and_pods_but_no_debugging_paths() {
-    let world = World::start();
+    let world = World::start().await;
     world.pod("default", "web", r#"{"metadata":{"name":"web"}}"#);
     let port = world.read_only().await;
     assert!(get(port, "/pods").await.text().await.unwrap().contains("\"web\""));
@@ -85,8 +85,8 @@ async fn request_text(port: SocketAddr, method: &str, path: &str) -> (u16, Strin
 }
 
 /// A node with other switches for debugging paths.
-fn with_handlers(change: impl FnOnce(&mut ApiHandlers)) -> World {
-    let mut world = World::start();
+async fn with_handlers(change: impl FnOnce(&mut ApiHandlers)) -> World {
+    let mut world = World::start().await;
     let mut config = (*world.ctx.config).clone();
     change(&mut config.api.handlers);
     world.ctx.config = config.into();
@@ -99,7 +99,8 @@ async fn disabled_debugging_handlers_answer_405() {
     // The other switches have no effect then.
     let world = with_handlers(|handlers| {
         (handlers.debugging, handlers.system_log, handlers.debug_flags) = (false, false, false);
-    });
+    })
+    .await;
     let port = world.api().await;
     for path in [
         "/run/default/web/c?cmd=id",
@@ -123,7 +124,7 @@ async fn disabled_debugging_handlers_answer_405() {
     let headers = get(port, "/exec/default/web/c").await.headers;
     assert_eq!(headers["content-type"], "text/plain; charset=utf-8");
     assert_eq!(headers["x-content-type-options"], "nosniff");
-    assert!(world.shared.log_requests.lock().unwrap().is_empty(), "no log was read");
+    assert!(world.runtime.read_logs.requests().is_empty(), "no log was read");
     for (path, status) in [
         ("/healthz", 200),
         ("/pods", 200),
@@ -151,7 +152,7 @@ async fn individual_debugging_handlers_can_be_disabled() {
         |handlers| handlers.debug_flags = false,
     ];
     for (switch, disabled) in switches.into_iter().zip([logs, profiles, flags]) {
-        let world = with_handlers(switch);
+        let world = with_handlers(switch).await;
         let port = world.api().await;
         for (paths, text) in [logs, profiles, flags] {
             let expected = if text == disabled.1 { (405, text) } else { (404, "404 page not found\n") };
@@ -188,7 +189,7 @@ async fn disabled_paths_still_require_authentication() {
         assert_eq!((status, text.as_str()), (405, DISABLED), "{path}");
     }
     assert_eq!(node.request_as_jane("GET", "/healthz/ping", &[]).await.0, 200);
-    assert!(node.world.shared.stream_starts.lock().unwrap().is_empty(), "the runtime was not asked");
+    assert!(node.world.stream_starts().is_empty(), "the runtime was not asked");
 }
 
 #[tokio::test]

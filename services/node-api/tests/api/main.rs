@@ -1,5 +1,7 @@
 //! Tests of node-api over real sockets, with fakes of the other services.
 
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
+
 mod command;
 mod fake;
 mod handshakes;

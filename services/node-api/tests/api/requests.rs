@@ -1,14 +1,14 @@
 //! Requests over HTTP and their responses.
 
-use keelson_proto::keelson::runtime::v1::ReadLogsResponse;
+use keelson_testkit::fakes::StreamAnswer;
 use serde_json::Value;
 use tonic::Code;
 
-use crate::fake::{World, get, peer_error, request, soon, try_request};
+use crate::fake::{World, get, log_line, peer_error, request, soon, try_request};
 
 #[tokio::test]
 async fn pods_lists_the_unparsed_documents_of_pod_sync() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let empty = get(api, "/pods").await;
     assert_eq!(empty.headers["content-type"], "application/json");
@@ -30,9 +30,12 @@ async fn pods_lists_the_unparsed_documents_of_pod_sync() {
 
 #[tokio::test]
 async fn interrupted_pod_list_aborts_the_connection() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("web");
-    *world.shared.list_error.lock().unwrap() = Some(peer_error(Code::Unavailable, "gone"));
+    let pods = world.pods.lock().unwrap().clone();
+    world.pod_sync.list_pods.answer_with(move |_| {
+        Ok(StreamAnswer::items(pods.clone()).then_fail(peer_error(Code::Unavailable, "gone")))
+    });
     let list = async {
         let reply = try_request(world.api().await, "GET", "/pods", &[]).await?;
         assert_eq!(reply.status, 200);
@@ -43,10 +46,10 @@ async fn interrupted_pod_list_aborts_the_connection() {
 
 #[tokio::test]
 async fn logs_are_forwarded_with_their_options() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("other");
     world.running_pod("web");
-    *world.shared.log.lock().unwrap() = vec!["one\n", "two\n", "three\n"];
+    world.write_log(&["one\n", "two\n", "three\n"]);
     let api = world.api().await;
     let path = "/containerLogs/default/web/c";
     let reply = get(api, path).await;
@@ -59,7 +62,7 @@ async fn logs_are_forwarded_with_their_options() {
     let query = "tailLines=2&limitBytes=99&timestamps=true&sinceTime=1970-01-01T00:00:01Z";
     let tail = get(api, &format!("{path}?{query}")).await.text().await.unwrap();
     assert_eq!(tail, "two\nthree\n");
-    let request = world.shared.log_requests.lock().unwrap().last().cloned().unwrap();
+    let request = world.runtime.read_logs.requests().last().unwrap();
     assert_eq!((request.pod_uid.as_str(), request.container.as_str()), ("uid-of-web", "c"));
     assert_eq!((request.tail_lines, request.limit_bytes), (Some(2), Some(99)));
     assert_eq!(
@@ -70,33 +73,32 @@ async fn logs_are_forwarded_with_their_options() {
 
 #[tokio::test]
 async fn followed_log_streams_and_is_cancelled_when_the_client_disconnects() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("web");
     let api = world.api().await;
     // The headers arrive although nothing has been written yet.
     let mut reply = soon(get(api, "/containerLogs/default/web/c?follow=true")).await;
     assert_eq!(reply.status, 200);
-    let writer = world.shared.following.lock().unwrap().clone().unwrap();
     for line in ["one\n", "two\n"] {
-        writer.send(Ok(ReadLogsResponse { data: line.into() })).await.unwrap();
+        world.runtime.read_logs.push(log_line(line));
         assert_eq!(soon(reply.piece()).await.as_deref(), Some(line));
     }
     drop(reply);
-    soon(writer.closed()).await;
+    soon(world.runtime.read_logs.until_open(|open| open == 0)).await;
 }
 
 #[tokio::test]
 async fn a_followed_log_ends_with_its_container() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("web");
     let mut reply = soon(get(world.api().await, "/containerLogs/default/web/c?follow=true")).await;
-    world.shared.following.lock().unwrap().take();
+    world.runtime.read_logs.end_streams();
     assert_eq!(soon(reply.piece()).await, None);
 }
 
 #[tokio::test]
 async fn log_request_errors_have_the_kubelets_status_and_message() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("web");
     let api = world.api().await;
     for (path, status, text) in [
@@ -114,7 +116,7 @@ async fn log_request_errors_have_the_kubelets_status_and_message() {
     }
     let path = "/containerLogs/default/web/c";
     for (code, status) in [(Code::NotFound, 400), (Code::Unavailable, 503), (Code::Internal, 500)] {
-        *world.shared.log_error.lock().unwrap() = Some(peer_error(code, "runtime-shim has no such log"));
+        world.runtime.read_logs.fail(peer_error(code, "runtime-shim has no such log"));
         let reply = get(api, path).await;
         assert_eq!(reply.status.as_u16(), status, "{code:?}");
         assert!(reply.text().await.unwrap().contains("runtime-shim has no such log"));
@@ -123,19 +125,19 @@ async fn log_request_errors_have_the_kubelets_status_and_message() {
 
 #[tokio::test]
 async fn running_pod_is_preferred_over_a_finished_one_of_the_same_name() {
-    let world = World::start();
+    let world = World::start().await;
     for uid in ["old", "new"] {
         world.running_pod("web");
-        let mut pods = world.shared.pods.lock().unwrap();
+        let mut pods = world.pods.lock().unwrap();
         let pod = pods.last_mut().unwrap();
         (pod.uid, pod.finished) = (uid.into(), uid == "old");
     }
     let api = world.api().await;
     get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
-    assert_eq!(world.shared.log_requests.lock().unwrap()[0].pod_uid, "new");
-    world.shared.pods.lock().unwrap().pop();
+    assert_eq!(world.runtime.read_logs.requests().all()[0].pod_uid, "new");
+    world.pods.lock().unwrap().pop();
     get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
-    assert_eq!(world.shared.log_requests.lock().unwrap()[1].pod_uid, "old");
+    assert_eq!(world.runtime.read_logs.requests().all()[1].pod_uid, "old");
 }
 
 #[tokio::test]
@@ -161,7 +163,7 @@ async fn unreachable_service_is_named_in_the_response() {
 
 #[tokio::test]
 async fn syncloop_check_reports_stuck_loops_of_pod_sync() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let reply = get(api, "/healthz?verbose").await;
     assert_eq!(reply.headers["x-content-type-options"], "nosniff");
@@ -170,7 +172,7 @@ async fn syncloop_check_reports_stuck_loops_of_pod_sync() {
     for path in ["/healthz", "/healthz/ping", "/healthz/log", "/healthz/syncloop"] {
         assert_eq!(get(api, path).await.text().await.unwrap(), "ok", "{path}");
     }
-    *world.shared.silent_ms.lock().unwrap() = 31_000;
+    world.set_silent_ms(31_000);
     assert_eq!(get(api, "/healthz").await.status, 500);
     assert_eq!(get(api, "/healthz?exclude=syncloop").await.status, 200);
     let text = get(api, "/healthz/syncloop").await.text().await.unwrap();
@@ -189,7 +191,7 @@ async fn syncloop_check_reports_stuck_loops_of_pod_sync() {
 
 #[tokio::test]
 async fn unknown_paths_are_404_and_wrong_methods_405() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     for path in
         ["/", "/nothing", "/livez", "/containerLogs/default/web", "/healthz/nothing", "/stats", "/spec"]
@@ -220,7 +222,7 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
 
 #[tokio::test]
 async fn plain_http_answers_401_for_every_way_into_a_container() {
-    let world = World::start();
+    let world = World::start().await;
     world.running_pod("web");
     let api = world.api().await;
     for path in [
@@ -247,11 +249,12 @@ async fn plain_http_answers_401_for_every_way_into_a_container() {
 
 #[tokio::test]
 async fn probe_metrics_are_separate_and_keep_the_kubelets_labels() {
-    let world = World::start();
-    *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\
+    let world = World::start().await;
+    world.set_metrics(
+        "# HELP kubelet_running_pods Pods.\n\
         # TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
-        # HELP prober_probe Probes.\n# TYPE prober_probe counter\nprober_probe_total{result=\"failed\"} 1\n# EOF\n"
-        .to_owned();
+        # HELP prober_probe Probes.\n# TYPE prober_probe counter\nprober_probe_total{result=\"failed\"} 1\n# EOF\n",
+    );
     let api = world.api().await;
     let reply = get(api, "/metrics/probes").await;
     assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
@@ -268,11 +271,12 @@ async fn probe_metrics_are_separate_and_keep_the_kubelets_labels() {
 
 #[tokio::test]
 async fn metrics_of_all_services_parse_as_one_text() {
-    let world = World::start();
-    *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\
+    let world = World::start().await;
+    world.set_metrics(
+        "# HELP kubelet_running_pods Pods.\n\
         # TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
-        # HELP keelson_x X.\n# TYPE keelson_x counter\nkeelson_x_total{a=\"b\"} 1\n# EOF\n"
-        .to_owned();
+        # HELP keelson_x X.\n# TYPE keelson_x counter\nkeelson_x_total{a=\"b\"} 1\n# EOF\n",
+    );
     let reply = get(world.api().await, "/metrics").await;
     assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     let text = reply.text().await.unwrap();
@@ -303,7 +307,7 @@ async fn metrics_of_all_services_parse_as_one_text() {
 
 #[tokio::test]
 async fn trailing_slash_changes_nothing() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     for path in ["/pods", "/stats/summary", "/configz", "/runningpods"] {
         let (plain, slash) = (get(api, path).await, get(api, &format!("{path}/")).await);

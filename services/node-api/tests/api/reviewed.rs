@@ -11,21 +11,16 @@ use futures_util::stream::FuturesUnordered;
 use http_body_util::BodyExt as _;
 use keelson_config::{Api, ServiceName};
 use keelson_proto::keelson::pod_config::v1 as pb;
-use keelson_proto::keelson::pod_config::v1::pod_config_server::{PodConfig, PodConfigServer};
-use keelson_service_kit::CancellationToken;
-use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
 use keelson_service_kit::status::error;
+use keelson_testkit::fakes::{FakePodConfig, FakeServer};
 use pb::review_token_response::Result as ReviewResult;
-use tokio_stream::Empty as NoStream;
+use tonic::Code;
 use tonic::service::Routes;
-use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::fake::{World, soon};
+use crate::fake::soon;
 use crate::secured_node::{Authority, Pair, Secured};
 
-type Answer<T> = Result<Response<T>, Status>;
-
-/// What the API server answers, and the reviews that it received.
+/// What the API server answers.
 #[derive(Default)]
 struct Cluster {
     /// The user of each token.
@@ -34,134 +29,50 @@ struct Cluster {
     token_error: Mutex<&'static str>,
     /// What is allowed: user, verb, subresource.
     allowed: Mutex<Vec<(&'static str, &'static str, &'static str)>>,
-    /// Reviews fail as unavailable.
-    down: Mutex<bool>,
-    /// Reviews never get an answer.
-    hangs: Mutex<bool>,
-    token_reviews: Mutex<Vec<String>>,
-    access_reviews: Mutex<Vec<pb::ReviewAccessRequest>>,
 }
 
-#[derive(Clone)]
-struct Fake(Arc<Cluster>);
-
-impl Fake {
-    async fn wait_for_answer(&self) -> Result<(), Status> {
-        if *self.0.hangs.lock().unwrap() {
-            std::future::pending::<()>().await;
-        }
-        let unavailable = || error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the API server does not answer");
-        if *self.0.down.lock().unwrap() { Err(unavailable()) } else { Ok(()) }
-    }
-}
-
-fn not_faked<T>() -> Answer<T> {
-    Err(Status::unimplemented("not faked"))
-}
-
-#[tonic::async_trait]
-impl PodConfig for Fake {
-    type WatchPodsStream = NoStream<Result<pb::WatchPodsResponse, Status>>;
-    type WatchNodeStream = NoStream<Result<pb::WatchNodeResponse, Status>>;
-    type WatchObjectsStream = NoStream<Result<pb::WatchObjectsResponse, Status>>;
-
-    async fn review_token(
-        &self,
-        request: Request<pb::ReviewTokenRequest>,
-    ) -> Answer<pb::ReviewTokenResponse> {
-        let token = request.into_inner().token;
-        self.0.token_reviews.lock().unwrap().push(token.clone());
-        self.wait_for_answer().await?;
-        let known = self.0.tokens.lock().unwrap().get(token.as_str()).copied();
+impl Cluster {
+    fn review_token(&self, token: &str) -> pb::ReviewTokenResponse {
+        let known = self.tokens.lock().unwrap().get(token).copied();
         let result = match known {
-            Some(name) => {
-                let extra = [("k".to_owned(), pb::ExtraValues { values: vec!["v".into()] })].into();
-                ReviewResult::User(pb::User {
-                    name: name.into(),
-                    uid: "1".into(),
-                    groups: vec!["g".into()],
-                    extra,
-                })
-            }
-            None => ReviewResult::Rejected((*self.0.token_error.lock().unwrap()).to_owned()),
+            Some(name) => ReviewResult::User(pb::User {
+                name: name.into(),
+                uid: "1".into(),
+                groups: vec!["g".into()],
+                extra: [("k".to_owned(), pb::ExtraValues { values: vec!["v".into()] })].into(),
+            }),
+            None => ReviewResult::Rejected((*self.token_error.lock().unwrap()).to_owned()),
         };
-        Ok(Response::new(pb::ReviewTokenResponse { result: Some(result) }))
+        pb::ReviewTokenResponse { result: Some(result) }
     }
 
-    async fn review_access(
-        &self,
-        request: Request<pb::ReviewAccessRequest>,
-    ) -> Answer<pb::ReviewAccessResponse> {
-        let review = request.into_inner();
-        self.0.access_reviews.lock().unwrap().push(review.clone());
-        self.wait_for_answer().await?;
+    fn review_access(&self, review: pb::ReviewAccessRequest) -> pb::ReviewAccessResponse {
         let user = review.user.unwrap();
         let matches = |(name, verb, subresource): &(&str, &str, &str)| {
             *name == user.name && *verb == review.verb && *subresource == review.subresource
         };
-        let allowed = self.0.allowed.lock().unwrap().iter().any(matches);
-        Ok(Response::new(pb::ReviewAccessResponse { allowed, reason: String::new() }))
+        let allowed = self.allowed.lock().unwrap().iter().any(matches);
+        pb::ReviewAccessResponse { allowed, reason: String::new() }
     }
+}
 
-    async fn watch_pods(&self, _: Request<pb::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
-        not_faked()
-    }
-
-    async fn watch_node(&self, _: Request<pb::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {
-        not_faked()
-    }
-
-    async fn get_object(&self, _: Request<pb::GetObjectRequest>) -> Answer<pb::GetObjectResponse> {
-        not_faked()
-    }
-
-    async fn watch_objects(
-        &self,
-        _: Request<Streaming<pb::WatchObjectsRequest>>,
-    ) -> Answer<Self::WatchObjectsStream> {
-        not_faked()
-    }
-
-    async fn apply_manifest(
-        &self,
-        _: Request<pb::ApplyManifestRequest>,
-    ) -> Answer<pb::ApplyManifestResponse> {
-        not_faked()
-    }
-
-    async fn delete_manifest(
-        &self,
-        _: Request<pb::DeleteManifestRequest>,
-    ) -> Answer<pb::DeleteManifestResponse> {
-        not_faked()
-    }
-
-    async fn get_service_env(
-        &self,
-        _: Request<pb::GetServiceEnvRequest>,
-    ) -> Answer<pb::GetServiceEnvResponse> {
-        not_faked()
-    }
-
-    async fn mutate(&self, _: Request<pb::MutateRequest>) -> Answer<pb::MutateResponse> {
-        not_faked()
-    }
-
-    async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
-        not_faked()
-    }
-
-    async fn list_sources(&self, _: Request<pb::ListSourcesRequest>) -> Answer<pb::ListSourcesResponse> {
-        not_faked()
-    }
+/// A fake pod-config that forwards reviews to `cluster`.
+fn pod_config(cluster: &Arc<Cluster>) -> FakePodConfig {
+    let fake = FakePodConfig::default();
+    let answering = Arc::clone(cluster);
+    fake.review_token.answer_with(move |request| Ok(answering.review_token(&request.token)));
+    let answering = Arc::clone(cluster);
+    fake.review_access.answer_with(move |review| Ok(answering.review_access(review)));
+    fake
 }
 
 /// A node with token and access reviews, and the fake API server.
 struct Reviewed {
     node: Secured,
     cluster: Arc<Cluster>,
-    /// Stops pod-config.
-    stop_pod_config: CancellationToken,
+    pod_config: FakePodConfig,
+    /// `None`: it was stopped.
+    pod_config_server: Option<FakeServer>,
 }
 
 impl Reviewed {
@@ -176,9 +87,11 @@ impl Reviewed {
             change(api);
         })
         .await;
-        let (cluster, stop_pod_config) = (Arc::<Cluster>::default(), CancellationToken::new());
-        serve(&node.world, Fake(Arc::clone(&cluster)), stop_pod_config.clone()).await;
-        Self { node, cluster, stop_pod_config }
+        let cluster = Arc::<Cluster>::default();
+        let pod_config = pod_config(&cluster);
+        let routes = Routes::new(pod_config.server());
+        let pod_config_server = Some(node.world.serve(ServiceName::PodConfig, routes).await);
+        Self { node, cluster, pod_config, pod_config_server }
     }
 
     fn allow(&self, allowed: &[(&'static str, &'static str, &'static str)]) {
@@ -202,21 +115,25 @@ impl Reviewed {
 
     /// The numbers of token and access reviews.
     fn review_counts(&self) -> (usize, usize) {
-        (self.cluster.token_reviews.lock().unwrap().len(), self.cluster.access_reviews.lock().unwrap().len())
+        (self.pod_config.review_token.requests().len(), self.pod_config.review_access.requests().len())
     }
-}
 
-async fn serve(world: &World, fake: Fake, stop: CancellationToken) {
-    let ctx = world.context(ServiceName::PodConfig);
-    std::fs::create_dir_all(ctx.config.paths.socket_dir(ServiceName::PodConfig)).unwrap();
-    let routes = Routes::new(PodConfigServer::new(fake));
-    let socket = ctx.config.paths.socket(ServiceName::PodConfig);
-    let stack = StackLayer::new(CallerPolicy::new(&ctx.config), ctx.metrics.clone());
-    let (is_bound, bound) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
-        server::serve(&socket, routes, stack, stop, move || is_bound.send(()).unwrap()).await.unwrap();
-    });
-    soon(bound).await.unwrap();
+    fn first_access_review(&self) -> pb::ReviewAccessRequest {
+        self.pod_config.review_access.requests().all().swap_remove(0)
+    }
+
+    async fn stop_pod_config(&mut self) {
+        if let Some(server) = self.pod_config_server.take() {
+            server.stop().await.unwrap();
+        }
+    }
+
+    /// Fails later reviews.
+    fn stop_api_server(&self) {
+        let status = error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the API server does not answer");
+        self.pod_config.review_token.fail(status.clone());
+        self.pod_config.review_access.fail(status);
+    }
 }
 
 const PING: &str = "/healthz/ping";
@@ -234,7 +151,7 @@ async fn access_review_decides_and_the_403_names_its_attributes() {
     let bob = node.node.clients.sign("bob");
     let text = "Forbidden (user=bob, verb=get, resource=nodes, subresource(s)=[healthz proxy])";
     assert_eq!(node.get(Some(bob), PING, &[]).await, (403, text.to_owned()));
-    let first = node.cluster.access_reviews.lock().unwrap()[0].clone();
+    let first = node.first_access_review();
     let credential_id =
         &first.user.as_ref().unwrap().extra["authentication.kubernetes.io/credential-id"].values[0];
     assert!(
@@ -262,7 +179,7 @@ async fn system_masters_are_reviewed_like_every_user() {
     let node = Reviewed::start().await;
     let master = node.node.clients.sign_with_groups("root", &["system:masters"]);
     assert_eq!(node.get(Some(master), "/exec/default/web/c?command=a", &[]).await.0, 403);
-    let groups = node.cluster.access_reviews.lock().unwrap()[0].user.clone().unwrap().groups;
+    let groups = node.first_access_review().user.unwrap().groups;
     assert_eq!(groups, ["system:masters", "system:authenticated"]);
 }
 
@@ -283,7 +200,7 @@ async fn token_review_authenticates_and_a_wrong_token_is_not_anonymous() {
     let with_both =
         node.get(Some(Authority::new("x").sign("jane")), "/metrics", &[("authorization", "Bearer good")]);
     assert_eq!(with_both.await.0, 200);
-    let user = node.cluster.access_reviews.lock().unwrap()[0].user.clone().unwrap();
+    let user = node.first_access_review().user.unwrap();
     assert_eq!((user.uid.as_str(), user.groups.len(), user.extra["k"].values[0].as_str()), ("1", 2, "v"));
 }
 
@@ -299,7 +216,7 @@ async fn websocket_bearer_token_is_not_forwarded_to_the_runtime() {
     let path = "/exec/default/web/c?command=cat&output=1";
     let (code, _) = node.get(None, path, &headers).await;
     assert!(![401, 403, 404].contains(&code), "{code}");
-    let start = node.node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let start = node.node.world.stream_starts().remove(0);
     let protocol = start.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
     assert_eq!(protocol.value, "v4.channel.k8s.io");
 }
@@ -309,7 +226,7 @@ async fn made_up_tokens_do_not_block_reviews_of_other_addresses() {
     let node = Reviewed::start().await;
     node.allow(&[("scraper", "get", "metrics")]);
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
-    *node.cluster.hangs.lock().unwrap() = true;
+    let _held = node.pod_config.review_token.hold();
     let made_up: Vec<String> = (0..60).map(|n| format!("made-up-{n}")).collect();
     let mut flood: FuturesUnordered<_> =
         made_up.iter().map(|token| node.get_with_token(token, "/metrics")).collect();
@@ -320,11 +237,12 @@ async fn made_up_tokens_do_not_block_reviews_of_other_addresses() {
     let in_progress = async {
         tokio::select! {
             answer = flood.next() => panic!("{answer:?}"),
-            () = until(|| node.review_counts().0 == 52) => {}
+            _ = node.pod_config.review_token.requests().until(|reviews| reviews.len() == 52) => {}
         }
     };
     soon(in_progress).await;
-    *node.cluster.hangs.lock().unwrap() = false;
+    // Later reviews pass; those in progress still wait.
+    node.pod_config.review_token.hold().open();
     let good = [("authorization", "Bearer good")];
     let from = async |address: [u8; 4]| {
         soon(node.node.request_from(address.into(), None, "GET", "/metrics", &good)).await.status().as_u16()
@@ -333,13 +251,6 @@ async fn made_up_tokens_do_not_block_reviews_of_other_addresses() {
     assert_eq!(node.review_counts().0, 52, "no review was sent");
     assert_eq!(from([127, 0, 0, 2]).await, 200);
     drop(flood);
-}
-
-/// Waits until another task has made the condition true.
-async fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        tokio::task::yield_now().await;
-    }
 }
 
 #[tokio::test]
@@ -380,11 +291,11 @@ async fn reviews_are_cached_and_errors_are_not() {
 
 #[tokio::test]
 async fn cached_reviews_stay_in_effect_while_the_api_server_is_down() {
-    let node = Reviewed::start().await;
+    let mut node = Reviewed::start().await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics")]);
     assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
-    *node.cluster.down.lock().unwrap() = true;
+    node.stop_api_server();
     for round in ["the API server is down", "pod-config is down"] {
         let started = Instant::now();
         assert_eq!(node.get_with_token("good", "/metrics").await.0, 200, "{round}");
@@ -394,14 +305,14 @@ async fn cached_reviews_stay_in_effect_while_the_api_server_is_down() {
         assert_eq!(node.get(node.jane(), "/run/a/b/c", &[]).await, (500, error.to_owned()), "{round}");
         assert_eq!(node.get_with_token("unknown", "/metrics").await.0, 401, "{round}");
         assert!(started.elapsed() < Duration::from_secs(15), "{round}: {:?}", started.elapsed());
-        node.stop_pod_config.cancel();
+        node.stop_pod_config().await;
     }
 }
 
 #[tokio::test]
 async fn hanging_review_ends_at_its_deadline() {
     let node = Reviewed::start().await;
-    *node.cluster.hangs.lock().unwrap() = true;
+    let _held = (node.pod_config.review_token.hold(), node.pod_config.review_access.hold());
     let started = Instant::now();
     let (token_review, access_review) =
         tokio::join!(node.get_with_token("good", "/metrics"), node.get(node.jane(), "/metrics", &[]));
@@ -468,7 +379,7 @@ async fn token_cache_metrics_match_the_kubelets() {
         assert_eq!(node.get_with_token("bad", "/metrics").await.0, 401);
         assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
     }
-    *node.cluster.down.lock().unwrap() = true;
+    node.stop_api_server();
     assert_eq!(node.get_with_token("other", "/metrics").await.0, 401);
     let (_, text) = node.get_with_token("good", "/metrics").await;
     for line in [

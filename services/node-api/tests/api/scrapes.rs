@@ -8,9 +8,8 @@ use crate::fake::{World, get, get_with, request, try_request};
 
 #[tokio::test]
 async fn only_metrics_are_compressed_with_gzip_on_request() {
-    let world = World::start();
-    *world.shared.metrics.lock().unwrap() =
-        "# HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{a=\"b\"} 1\n".repeat(2000);
+    let world = World::start().await;
+    world.set_metrics("# HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{a=\"b\"} 1\n".repeat(2000));
     let api = world.api().await;
     get(api, "/healthz").await;
     for path in ["/metrics", "/metrics/probes", "/metrics/cadvisor", "/metrics/resource", "/metrics/slis"] {
@@ -49,7 +48,7 @@ async fn only_metrics_are_compressed_with_gzip_on_request() {
 
 #[tokio::test]
 async fn slis_count_healthz_calls_until_reset() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let health = world.listen(keelson_node_api::health_router(&world.slis)).await;
     for path in ["/healthz/ping", "/healthz/syncloop", "/metrics/slis"] {
@@ -61,7 +60,7 @@ async fn slis_count_healthz_calls_until_reset() {
     assert_eq!(reply.text().await.unwrap(), "", "a single check does not count");
 
     get(api, "/healthz").await;
-    *world.shared.silent_ms.lock().unwrap() = 31_000;
+    world.set_silent_ms(31_000);
     get(api, "/healthz?verbose&exclude=log").await;
     get(health, "/healthz").await;
     let text = get(api, "/metrics/slis").await.text().await.unwrap();

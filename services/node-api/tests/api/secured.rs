@@ -152,7 +152,7 @@ async fn upgraded_stream_forwards_bytes_in_both_directions() {
         ("Upgrade", "SPDY/3.1"),
         ("X-Stream-Protocol-Version", "v4.channel.k8s.io"),
     ];
-    *node.world.shared.stream_head.lock().unwrap() = head(101, &upgrade_headers);
+    node.world.answer_streams(head(101, &upgrade_headers));
     let headers =
         [&UPGRADE[..], &[("X-Stream-Protocol-Version", "v4.channel.k8s.io"), ("Authorization", "Bearer x")]]
             .concat();
@@ -173,7 +173,7 @@ async fn upgraded_stream_forwards_bytes_in_both_directions() {
     soon(streams.read_to_end(&mut rest)).await.unwrap();
     assert_eq!(rest, b"the end");
 
-    let start = node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let start = node.world.stream_starts().remove(0);
     assert_eq!(
         (start.pod_uid.as_str(), start.namespace.as_str(), start.method.as_str()),
         ("uid-of-web", "default", "POST")
@@ -208,15 +208,14 @@ async fn wait_for_slot(node: &Secured) {
 async fn followed_logs_leave_unauthorized_slots_free_and_excess_is_503() {
     let node = Secured::start_within(ConnectionLimits { unauthorized: 1, authorized: 2 }, |_| {}).await;
     node.world.running_pod("web");
-    let mut written = Vec::new();
     let mut followed = Vec::new();
     for _ in 0..2 {
         let path = "/containerLogs/default/web/c?follow=true";
         let answer = soon(node.request(Some(node.clients.sign("jane")), "GET", path, &[])).await;
         assert_eq!(answer.status(), 200);
         followed.push(answer);
-        written.push(node.world.shared.following.lock().unwrap().take().unwrap());
     }
+    assert_eq!(node.world.runtime.read_logs.open_streams(), 2);
     assert_eq!(node.get(None, "/healthz/ping").await, 401, "an unauthorized slot is free");
     let (status, headers, text) = node.request_as_jane("GET", "/healthz/ping", &[]).await;
     assert_eq!(status, 503);
@@ -275,7 +274,7 @@ async fn upgraded_stream_frees_its_connection_slot() {
     let node = Secured::start_within(ConnectionLimits { unauthorized: 1, authorized: 1 }, |_| {}).await;
     node.world.running_pod("web");
     let upgrade_headers = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")];
-    *node.world.shared.stream_head.lock().unwrap() = head(101, &upgrade_headers);
+    node.world.answer_streams(head(101, &upgrade_headers));
     let answer = node.request(Some(node.clients.sign("jane")), "POST", EXEC, &UPGRADE).await;
     assert_eq!(answer.status(), 101);
     let mut streams = TokioIo::new(soon(hyper::upgrade::on(answer)).await.unwrap());
@@ -306,7 +305,7 @@ async fn refused_connection_is_closed_and_frees_its_slot() {
 async fn stream_errors_are_answered_as_by_the_kubelet() {
     let node = Secured::start(false).await;
     node.world.running_pod("web");
-    let shared = &node.world.shared;
+    let world = &node.world;
     let no_stream = "you must specify at least 1 of stdin, stdout, stderr";
     let other_uid = "/attach/default/web/other/c?output=1";
     for (method, path, headers, status, text) in [
@@ -328,7 +327,7 @@ async fn stream_errors_are_answered_as_by_the_kubelet() {
         let (found, _, body) = node.request_as_jane(method, path, headers).await;
         assert_eq!((found, body.as_str()), (status, text), "{method} {path}");
     }
-    assert!(shared.stream_starts.lock().unwrap().is_empty(), "the runtime was not asked");
+    assert!(world.stream_starts().is_empty(), "the runtime was not asked");
     for (error, status, text) in [
         (error(Code::NotFound, "POD_NOT_FOUND", "x"), 404, "pod does not exist"),
         (error(Code::NotFound, "CONTAINER_NOT_FOUND", "x"), 500, "container not found (\"c\")"),
@@ -341,16 +340,16 @@ async fn stream_errors_are_answered_as_by_the_kubelet() {
             "runtime-shim: the container runtime does not answer",
         ),
     ] {
-        *shared.stream_error.lock().unwrap() = Some(error);
+        world.fail_streams(Some(error));
         let (found, headers, body) = node.request_as_jane("POST", EXEC, &UPGRADE).await;
         assert_eq!((found, body.as_str()), (status, text));
         assert_eq!(headers.contains_key("retry-after"), status == 429);
     }
-    *shared.stream_error.lock().unwrap() = None;
+    world.fail_streams(None);
     for (answer, status, text) in
         [(403, 403, "no, not now"), (200, 500, "invalid upgrade response: status code 200")]
     {
-        *shared.stream_head.lock().unwrap() = head(answer, &[("Content-Length", "3"), ("X-Why", "late")]);
+        world.answer_streams(head(answer, &[("Content-Length", "3"), ("X-Why", "late")]));
         let (found, headers, body) = node.request_as_jane("POST", EXEC, &UPGRADE).await;
         assert_eq!((found, body.as_str()), (status, text));
         assert_eq!(headers.contains_key("x-why"), answer == 403);

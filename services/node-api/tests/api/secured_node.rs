@@ -90,7 +90,7 @@ impl Secured {
     /// The same with these connection limits.
     pub async fn start_within(limits: ConnectionLimits, change: impl FnOnce(&mut Api)) -> Self {
         let (mut world, files, clients) =
-            (World::start(), tempfile::tempdir().unwrap(), Authority::new("clients"));
+            (World::start().await, tempfile::tempdir().unwrap(), Authority::new("clients"));
         let ca = files.path().join("ca.pem");
         std::fs::write(&ca, clients.0.pem()).unwrap();
         let mut config = (*world.ctx.config).clone();

@@ -8,6 +8,8 @@ use keelson_config::{Config, ConfigExtras};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_service_kit::store_config;
+use keelson_testkit::fakes::StreamAnswer;
 use serde_json::{Map, Value, json};
 use tonic::Code;
 
@@ -65,7 +67,7 @@ fn network() -> Option<rm::Network> {
 
 /// Fakes a node and a pod with all statistics.
 fn fill(world: &World) {
-    *world.shared.node_stats.lock().unwrap() = Some(rm::NodeStatsResponse {
+    world.resource_manager.node_stats.answer(rm::NodeStatsResponse {
         boot_unix_nanos: TAKEN,
         usage: usage(7_000_000_000),
         pods: usage(6_000_000_000),
@@ -82,7 +84,11 @@ fn fill(world: &World) {
             ..Default::default()
         }],
     });
-    world.shared.pod_stats.lock().unwrap().push(rm::PodStatsResponse {
+    world.resource_manager.pod_stats.list([pod_stats()]);
+}
+
+fn pod_stats() -> rm::PodStatsResponse {
+    rm::PodStatsResponse {
         pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web".into() }),
         started_unix_nanos: TAKEN,
         usage: usage(5_000_000_000),
@@ -103,7 +109,7 @@ fn fill(world: &World) {
         }],
         ephemeral_storage: filesystem(),
         hosts_file: filesystem(),
-    });
+    }
 }
 
 /// Collects the dotted paths of the leaves of a value, with `[]` for list elements.
@@ -175,7 +181,7 @@ fn expected_paths() -> BTreeSet<String> {
 
 #[tokio::test]
 async fn summary_has_exactly_the_kubelets_fields() {
-    let world = World::start();
+    let world = World::start().await;
     fill(&world);
     let api = world.api().await;
     let reply = get(api, "/stats/summary").await;
@@ -210,28 +216,30 @@ async fn summary_has_exactly_the_kubelets_fields() {
         (&pod["network"]["txErrors"], &pod["network"]["interfaces"][0]["rxBytes"]),
         (&json!(4), &json!(1))
     );
-    assert_eq!(*world.shared.cpu_and_memory_only.lock().unwrap(), [false, false]);
+    assert_eq!(world.cpu_and_memory_only(), [false, false]);
 }
 
 #[tokio::test]
 async fn summary_with_only_cpu_and_memory_requests_no_more() {
-    let world = World::start();
+    let world = World::start().await;
     fill(&world);
     let api = world.api().await;
     let reply = request(api, "POST", "/stats/summary?only_cpu_and_memory=true").await;
     assert_eq!(reply.status, 200);
-    assert_eq!(*world.shared.cpu_and_memory_only.lock().unwrap(), [true, true]);
+    assert_eq!(world.cpu_and_memory_only(), [true, true]);
 }
 
 #[tokio::test]
 async fn summary_is_complete_or_an_internal_error_with_the_cause() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let reply = get(api, "/stats/summary").await;
     assert_eq!(reply.status, 500);
     assert_eq!(reply.text().await.unwrap(), "Internal Error: resource-manager: no cgroups");
     fill(&world);
-    *world.shared.pod_stats_error.lock().unwrap() = Some(peer_error(Code::Unavailable, "gone"));
+    world.resource_manager.pod_stats.answer_with(|_| {
+        Ok(StreamAnswer::items([pod_stats()]).then_fail(peer_error(Code::Unavailable, "gone")))
+    });
     let reply = get(api, "/stats/summary").await;
     assert_eq!((reply.status.as_u16(), reply.text().await.unwrap().contains("gone")), (500, true));
 
@@ -244,7 +252,7 @@ async fn summary_is_complete_or_an_internal_error_with_the_cause() {
 
 #[tokio::test]
 async fn cadvisor_metrics_report_a_scrape_error_on_failure() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let text = get(api, "/metrics/cadvisor").await.text().await.unwrap();
     let failed = ["container_scrape_error 1", "machine_scrape_error 1"];
@@ -252,7 +260,7 @@ async fn cadvisor_metrics_report_a_scrape_error_on_failure() {
     let usage = rm::Usage { taken_unix_nanos: TAKEN, cpu_nanos: Some(4_000_000_000), ..Default::default() };
     let cgroup =
         rm::CgroupStatsResponse { path: "/kubepods".into(), usage: Some(usage), ..Default::default() };
-    *world.shared.cgroups.lock().unwrap() = Some(vec![cgroup]);
+    world.resource_manager.cgroup_stats.list([cgroup]);
     let reply = get(api, "/metrics/cadvisor").await;
     assert_eq!(
         (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
@@ -271,7 +279,7 @@ async fn cadvisor_metrics_report_a_scrape_error_on_failure() {
 
 #[tokio::test]
 async fn resource_metrics_report_a_scrape_error_on_failure() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let text = get(api, "/metrics/resource").await.text().await.unwrap();
     assert!(text.ends_with("\nresource_scrape_error 1\n") && !text.contains("node_cpu"), "{text}");
@@ -290,12 +298,12 @@ async fn resource_metrics_report_a_scrape_error_on_failure() {
     ] {
         assert!(text.lines().any(|found| found == line), "no {line} in {text}");
     }
-    assert!(world.shared.cpu_and_memory_only.lock().unwrap().iter().all(|value| *value));
+    assert!(world.cpu_and_memory_only().iter().all(|value| *value));
 }
 
 #[tokio::test]
 async fn runningpods_lists_the_pods_of_the_runtime() {
-    let world = World::start();
+    let world = World::start().await;
     let api = world.api().await;
     let empty = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#;
     assert_eq!(get(api, "/runningpods/").await.text().await.unwrap(), empty);
@@ -305,7 +313,7 @@ async fn runningpods_lists_the_pods_of_the_runtime() {
         state: rt::ContainerState::Running.into(),
         ..Default::default()
     };
-    world.shared.running.lock().unwrap().extend([
+    world.set_running([
         rt::RuntimePod {
             uid: "u1".into(),
             name: "web".into(),
@@ -337,16 +345,15 @@ async fn configz_is_the_document_written_by_init() {
     let reply = get(api, "/configz").await;
     assert_eq!(reply.status, 500);
     assert!(reply.text().await.unwrap().contains(file.to_str().unwrap()));
-    Config::default().store(&file).unwrap();
+    store_config(&file, &Config::default(), ConfigExtras::default()).unwrap();
     let reply = get(api, "/configz").await;
     assert_eq!((reply.status.as_u16(), reply.text().await.unwrap().contains("keelson-init")), (500, true));
     let document = Map::from_iter([
         ("kind".to_owned(), json!("KubeletConfiguration")),
         ("maxPods".to_owned(), json!(7)),
     ]);
-    Config::default()
-        .store_with(&file, ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() })
-        .unwrap();
+    let extras = ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() };
+    store_config(&file, &Config::default(), extras).unwrap();
     let reply = get(api, "/configz").await;
     assert_eq!(
         (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
@@ -358,12 +365,11 @@ async fn configz_is_the_document_written_by_init() {
 
 #[tokio::test]
 async fn configz_shows_the_effective_cgroup_driver() {
-    let world = World::start();
+    let world = World::start().await;
     let file = world.ctx.config.paths.config_file();
     let document = Map::from_iter([("cgroupDriver".to_owned(), json!("cgroupfs"))]);
-    Config::default()
-        .store_with(&file, ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() })
-        .unwrap();
+    let extras = ConfigExtras { kubelet_configuration: Some(&document), ..ConfigExtras::default() };
+    store_config(&file, &Config::default(), extras).unwrap();
     let reply = get(world.api().await, "/configz").await;
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
     assert_eq!(shown, json!({"kubeletconfig": {"cgroupDriver": "systemd"}}));

@@ -24,16 +24,19 @@ const ALL: &str = "/exec/default/web/c?command=cat&input=1&output=1&error=1";
 async fn node(version: &str) -> Secured {
     let node = Secured::start(false).await;
     node.world.running_pod("web");
-    let upgrade_headers =
-        [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("X-Stream-Protocol-Version", version)];
-    *node.world.shared.stream_head.lock().unwrap() = head(101, &upgrade_headers);
+    node.world.answer_streams(spdy_head(version));
     node
+}
+
+fn spdy_head(version: &str) -> rt::StreamHead {
+    head(101, &[("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("X-Stream-Protocol-Version", version)])
 }
 
 /// The same with a fake command that expects this many streams.
 async fn with_command(streams: usize) -> (Secured, Arc<Command>) {
-    let (node, command) = (node("v4.channel.k8s.io").await, Command::with_streams(streams));
-    *node.world.shared.command.lock().unwrap() = Some(Arc::clone(&command));
+    let version = "v4.channel.k8s.io";
+    let (node, command) = (node(version).await, Command::with_streams(streams));
+    node.world.serve_streams(&spdy_head(version), &command);
     (node, command)
 }
 
@@ -72,7 +75,7 @@ async fn v5_channels_carry_streams_stdin_close_and_exit_code() {
 
     assert_eq!(*command.opened.lock().unwrap(), ["error", "stdin", "stdout", "stderr"]);
     until(&command, |observed| observed.disconnected && observed.answers == 1).await;
-    let start = node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let start = node.world.stream_starts().remove(0);
     let header = |name: &str| {
         let mut found = start.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
         (found.next().map(|header| header.value.clone()), found.count())
@@ -144,7 +147,7 @@ async fn runtime_is_pinged_every_five_seconds() {
 #[tokio::test]
 async fn errors_before_the_websocket_opens_are_http_responses() {
     let node = node("v4.channel.k8s.io").await;
-    let shared = &node.world.shared;
+    let world = &node.world;
     let gone = ALL.replace("web", "gone");
     for (path, status, text) in [
         (gone.as_str(), 404, "pod does not exist"),
@@ -156,12 +159,12 @@ async fn errors_before_the_websocket_opens_are_http_responses() {
     let mut without_key = websocket_headers(V5).to_vec();
     without_key.remove(3);
     assert_eq!(node.request_as_jane("GET", ALL, &without_key).await.0, 400);
-    assert!(shared.stream_starts.lock().unwrap().is_empty(), "the runtime was not asked");
+    assert!(world.stream_starts().is_empty(), "the runtime was not asked");
 
-    *shared.stream_error.lock().unwrap() = Some(error(Code::NotFound, "CONTAINER_NOT_FOUND", "x"));
+    world.fail_streams(Some(error(Code::NotFound, "CONTAINER_NOT_FOUND", "x")));
     let (status, _, body) = node.request_as_jane("GET", ALL, &websocket_headers(V5)).await;
     assert_eq!((status, body.as_str()), (500, "container not found (\"c\")"));
-    *shared.stream_error.lock().unwrap() = None;
+    world.fail_streams(None);
     let other = [("Upgrade", "SPDY/3.1"), ("X-Stream-Protocol-Version", "v3.channel.k8s.io")];
     for (answer, status, text) in [
         (head(403, &[]), 403, "no, not now"),
@@ -177,7 +180,7 @@ async fn errors_before_the_websocket_opens_are_http_responses() {
             "the container runtime selected the stream protocol \"v3.channel.k8s.io\" instead of v4.channel.k8s.io",
         ),
     ] {
-        *shared.stream_head.lock().unwrap() = answer;
+        world.answer_streams(answer);
         let (found, _, body) = node.request_as_jane("GET", ALL, &websocket_headers(V5)).await;
         assert_eq!((found, body.as_str()), (status, text));
     }
@@ -186,14 +189,14 @@ async fn errors_before_the_websocket_opens_are_http_responses() {
 #[tokio::test]
 async fn older_websocket_subprotocols_are_forwarded_to_the_runtime() {
     let node = node("").await;
-    *node.world.shared.stream_head.lock().unwrap() = head(
+    node.world.answer_streams(head(
         101,
         &[
             ("Connection", "Upgrade"),
             ("Upgrade", "websocket"),
             ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
         ],
-    );
+    ));
     let offered = "v4.channel.k8s.io, channel.k8s.io";
     let answer = node.request(Some(node.clients.sign("jane")), "GET", ALL, &websocket_headers(offered)).await;
     assert_eq!(answer.status(), 101);
@@ -203,7 +206,7 @@ async fn older_websocket_subprotocols_are_forwarded_to_the_runtime() {
     let mut back = Vec::new();
     soon(streams.read_to_end(&mut back)).await.unwrap();
     assert_eq!(back, b"no frames: the end");
-    let start = node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let start = node.world.stream_starts().remove(0);
     assert_eq!(start.method, "GET");
     let protocol = start.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
     assert_eq!(protocol.value, offered);
@@ -230,7 +233,7 @@ async fn port_forward_tunnel_carries_spdy_to_the_runtime() {
     assert_eq!(soon(socket.next()).await.unwrap(), Some(b"the end".to_vec()));
     assert_eq!(soon(socket.next()).await.unwrap(), None, "a close frame");
 
-    let start = node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let start = node.world.stream_starts().remove(0);
     let forward = rt::StreamPortForward { ports: vec![] };
     assert_eq!(start.what, Some(rt::stream_start::What::PortForward(forward)));
     let versions = start.headers.iter().filter(|header| header.name == "X-Stream-Protocol-Version");
@@ -239,7 +242,7 @@ async fn port_forward_tunnel_carries_spdy_to_the_runtime() {
     let counted = "kubelet_websocket_streaming_requests_total{subresource=\"portforward\"} 1";
     assert!(node.world.ctx.metrics.text().contains(counted), "{}", node.world.ctx.metrics.text());
 
-    *node.world.shared.stream_head.lock().unwrap() = head(403, &[]);
+    node.world.answer_streams(head(403, &[]));
     let tunnel = websocket_headers("SPDY/3.1+portforward.k8s.io");
     let (status, _, body) = node.request_as_jane("GET", path, &tunnel).await;
     assert_eq!((status, body.as_str()), (403, "no, not now"));

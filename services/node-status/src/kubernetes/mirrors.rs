@@ -71,7 +71,7 @@ async fn follow_pods(ctx: &Context, writer: Arc<KubernetesWriter>) {
     let name = peer.name().to_owned();
     let open = move || {
         let mut client = PodConfigClient::new(peer.channel());
-        async move { client.watch_pods(pc::WatchPodsRequest {}).await }
+        async move { client.watch_pods(pc::WatchPodsRequest { unannotated: true }).await }
     };
     let mut observed = ObservedPods::default();
     let on = async move |signal: Signal<pc::WatchPodsResponse>| observed.take(signal, &writer);
@@ -227,6 +227,11 @@ impl KubernetesWriter {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "unchanged_status_tests.rs"]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod unchanged_status_tests;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! An API server with CertificateSigningRequests and the Node.
 
 #![allow(clippy::unwrap_used)] // A test may panic.
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

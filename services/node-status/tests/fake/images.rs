@@ -1,16 +1,24 @@
 //! The images of a runtime, as runtime-shim passes them on.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use k8s_cri::v1 as cri;
-use k8s_cri::v1::image_service_server::ImageService;
-use tonic::{Request, Response, Status};
+use keelson_testkit::fakes::FakeCriImages;
+use tonic::Status;
 
-use super::Answer;
+/// The listed images; the list fails until there is one.
+pub struct FakeImages {
+    pub(super) service: FakeCriImages,
+    listed: Mutex<Vec<cri::Image>>,
+}
 
-/// The listed images; `None`: the list fails.
-#[derive(Clone, Default)]
-pub struct FakeImages(Arc<Mutex<Option<Vec<cri::Image>>>>);
+impl Default for FakeImages {
+    fn default() -> Self {
+        let service = FakeCriImages::default();
+        service.list_images.fail(Status::unknown("the runtime does not list"));
+        Self { service, listed: Mutex::default() }
+    }
+}
 
 impl FakeImages {
     /// Adds an image with one tag.
@@ -22,31 +30,8 @@ impl FakeImages {
             size,
             ..cri::Image::default()
         };
-        self.0.lock().unwrap().get_or_insert_default().push(image);
-    }
-}
-
-#[tonic::async_trait]
-impl ImageService for FakeImages {
-    async fn list_images(&self, _: Request<cri::ListImagesRequest>) -> Answer<cri::ListImagesResponse> {
-        let images = self.0.lock().unwrap().clone();
-        let images = images.ok_or_else(|| Status::unknown("the runtime does not list"))?;
-        Ok(Response::new(cri::ListImagesResponse { images }))
-    }
-
-    async fn image_status(&self, _: Request<cri::ImageStatusRequest>) -> Answer<cri::ImageStatusResponse> {
-        Err(Status::unimplemented("not faked"))
-    }
-
-    async fn pull_image(&self, _: Request<cri::PullImageRequest>) -> Answer<cri::PullImageResponse> {
-        Err(Status::unimplemented("not faked"))
-    }
-
-    async fn remove_image(&self, _: Request<cri::RemoveImageRequest>) -> Answer<cri::RemoveImageResponse> {
-        Err(Status::unimplemented("not faked"))
-    }
-
-    async fn image_fs_info(&self, _: Request<cri::ImageFsInfoRequest>) -> Answer<cri::ImageFsInfoResponse> {
-        Err(Status::unimplemented("not faked"))
+        let mut listed = self.listed.lock().unwrap();
+        listed.push(image);
+        self.service.list_images.answer(cri::ListImagesResponse { images: listed.clone() });
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher};
 
-use keelson_kube_model::{Pod, PodFullName, annotations};
+use bytes::Bytes;
+use keelson_kube_model::{Pod, PodFullName, annotations, with_source_annotations};
 use serde_json::Value;
 
-use crate::encode::{AnnotationPlaces, EncodedPod, encode_pod};
 use crate::offline::SingleRun;
 
 /// A pod as its source defines it. It is decoded and encoded once, when it is read; sources, merge and subscribers share the
@@ -25,10 +25,8 @@ pub struct DesiredPod {
     pub document: u32,
     /// Line where its document begins, 1-based; 0 for an API pod.
     pub line: u32,
-    /// The Pod as JSON, without the annotations that [`Self::annotated_json`] adds.
-    pub json: Box<[u8]>,
-    /// Where these annotations belong; `None` if the Pod cannot have any.
-    pub(crate) places: Option<AnnotationPlaces>,
+    /// The Pod as JSON, as all subscribers share it: without the annotations that [`Self::annotated_json`] adds.
+    pub json: Bytes,
     /// By which versions are compared.
     pub fingerprint: Fingerprint,
     /// Why the pod must not run twice; `None` if it may.
@@ -40,7 +38,6 @@ pub struct DesiredPod {
 impl DesiredPod {
     /// Encodes the complete Pod `value`, read from `origin`; `pod` is the same Pod, decoded.
     pub fn new(value: &Value, pod: &Pod, origin: &str) -> Self {
-        let EncodedPod { json, places } = encode_pod(value);
         Self {
             uid: pod.metadata.uid.clone(),
             namespace: pod.metadata.namespace.clone(),
@@ -48,8 +45,7 @@ impl DesiredPod {
             origin: origin.to_owned(),
             document: 0,
             line: 0,
-            json,
-            places,
+            json: value.to_string().into_bytes().into_boxed_slice().into(),
             fingerprint: Fingerprint::of(value),
             single_run: SingleRun::of(pod),
             ignored: Vec::new(),
@@ -61,13 +57,10 @@ impl DesiredPod {
         PodFullName::new(&self.name, &self.namespace)
     }
 
-    /// The Pod as subscribers get it: with its source, and the time (nanoseconds since 1970) at which it was first seen, as
-    /// annotations.
+    /// A copy of the Pod as clients of earlier releases expect it: with its source, and the time (nanoseconds since 1970) at which
+    /// it was first seen, as annotations.
     pub fn annotated_json(&self, source: &str, seen_unix_nanos: i64) -> Vec<u8> {
-        match &self.places {
-            Some(places) => places.annotate(&self.json, source, seen_unix_nanos),
-            None => self.json.to_vec(),
-        }
+        with_source_annotations(&self.json, source, seen_unix_nanos)
     }
 }
 

@@ -22,7 +22,6 @@
 
 pub mod api_pod;
 pub mod desired_pod;
-mod encode;
 pub mod error;
 pub mod files;
 pub mod manifest;

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, ConfigExtras, ServiceName};
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use keelson_proto::keelson::admin::v1::{Condition, GetMetricsRequest, GetProgressRequest};
 use keelson_proto::keelson::events::v1::events_client::EventsClient;
@@ -21,7 +21,7 @@ use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
-use keelson_service_kit::{PeerChannel, connect_unix};
+use keelson_service_kit::{PeerChannel, connect_unix, store_config};
 use tempfile::TempDir;
 use tonic::Streaming;
 
@@ -82,7 +82,7 @@ impl Node {
 
     pub fn start(&self) -> Service {
         let file = self.path("run/config.json");
-        self.config.store(&file).unwrap();
+        store_config(&file, &self.config, ConfigExtras::default()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_keelson-pod-config"))
             .arg("--config")
             .arg(&file)
@@ -98,7 +98,7 @@ impl Node {
         let socket = self.config.paths.socket(ServiceName::PodConfig);
         let mut service =
             Service { child, log, channel: connect_unix("pod-config", &socket), seen: Vec::new() };
-        service.wait_for_log("is ready");
+        service.wait_for_event("service_ready");
         service
     }
 }
@@ -153,7 +153,16 @@ impl Service {
     }
 
     pub async fn watch(&self) -> Watch {
-        Watch(self.client().watch_pods(pb::WatchPodsRequest {}).await.unwrap().into_inner())
+        self.watch_with(pb::WatchPodsRequest::default()).await
+    }
+
+    /// A stream whose pods have no annotations of the agent.
+    pub async fn watch_unannotated(&self) -> Watch {
+        self.watch_with(pb::WatchPodsRequest { unannotated: true }).await
+    }
+
+    async fn watch_with(&self, request: pb::WatchPodsRequest) -> Watch {
+        Watch(self.client().watch_pods(request).await.unwrap().into_inner())
     }
 
     pub async fn sources(&self) -> Vec<pb::Source> {

@@ -155,6 +155,15 @@ impl PodObservation {
         });
     }
 
+    /// Frees the excess capacity of lists. For code that keeps many observations.
+    pub fn shrink_to_fit(&mut self) {
+        self.sandboxes.shrink_to_fit();
+        self.sandboxes.iter_mut().for_each(|sandbox| sandbox.ips.shrink_to_fit());
+        self.containers.shrink_to_fit();
+        let users = self.containers.iter_mut().filter_map(|container| container.user.as_mut());
+        users.for_each(|user| user.supplemental_groups.shrink_to_fit());
+    }
+
     /// The newest sandbox, ready or not.
     pub fn newest_sandbox(&self) -> Option<&SandboxObservation> {
         self.sandboxes.first()

@@ -95,7 +95,10 @@ pub fn fetch(
     };
     let (effects, pulled, uid) = (Arc::clone(effects), pulled.clone(), pod.metadata.uid.clone());
     let span = tracing::Span::current();
-    ImageTask(tokio::spawn(async move { ensure(&effects, &pulled, &uid, request).await }.instrument(span)))
+    ImageTask(keelson_service_kit::spawn(
+        "ensure an image",
+        async move { ensure(&effects, &pulled, &uid, request).await }.instrument(span),
+    ))
 }
 
 /// The kind of a wait. A pull that fails, backs off and fails again is one wait.

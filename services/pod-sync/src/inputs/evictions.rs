@@ -139,7 +139,7 @@ pub fn carry_out(effects: &Arc<Effects>, orders: &EvictionOrders, uid: &str) {
 
 /// Ends a pod as an order says. Returns whether there is such a pod that has not ended yet.
 pub fn evict(effects: &Arc<Effects>, uid: &str, order: &Order) -> bool {
-    let known = effects.registry.with(uid, |state| {
+    let known = effects.registry.read(uid, |state| {
         // The order is not for what is left of an earlier incarnation.
         let pod = state
             .desired
@@ -173,7 +173,7 @@ fn finish_unstarted(effects: &Arc<Effects>, uid: &str, pod: &Pod) {
 
 /// Ends a pod because an operator asks for it, with an event. Returns whether there is such a pod that has not ended yet.
 pub fn evict_by_hand(effects: &Arc<Effects>, uid: &str, order: &Order) -> bool {
-    let object = effects.registry.with(uid, |state| {
+    let object = effects.registry.read(uid, |state| {
         let is_first = !state.worker.evicted && state.worker.phase < WorkerPhase::Terminated;
         state.desired.as_ref().filter(|_| is_first).map(|desired| pod_object(&desired.pod))
     });

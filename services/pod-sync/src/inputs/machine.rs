@@ -100,15 +100,14 @@ mod tests {
         ]}});
         let mut pod = pod_with(volume);
         pod.metadata.uid = "u".into();
-        let desired = DesiredPod {
+        let desired = Arc::new(DesiredPod {
             raw: Bytes::new(),
             pod: Arc::new(pod),
             source: "file".into(),
-            origin: String::new(),
             traceparent: String::new(),
             revision: 1,
             added_unix_nanos: 0,
-        };
+        });
         effects.registry.set_desired(&desired, UpdateKind::Create, None);
         let volumes =
             || format!("{:?}", effects.registry.desired_state.sets.volumes.get("u").unwrap().volumes);

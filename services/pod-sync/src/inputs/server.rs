@@ -101,7 +101,7 @@ impl PodSync for PodSyncServer {
         let request = request.into_inner();
         let document = self.find(&request.namespace, &request.name, &request.uid)?;
         let pod = &document.desired.pod;
-        let explained = self.effects.registry.update_steps(&pod.metadata.uid, |steps, at| steps.explain(at));
+        let explained = self.effects.registry.explain(&pod.metadata.uid);
         let (steps, mut summary) = explained.unwrap_or_default();
         let status = &document.status;
         if status.phase == "Failed" && !status.reason.is_empty() {
@@ -157,20 +157,19 @@ mod tests {
     use super::*;
     use crate::state::pod_state::DesiredPod;
 
-    fn desired(revision: u64) -> DesiredPod {
+    fn desired(revision: u64) -> Arc<DesiredPod> {
         let json = serde_json::json!({
             "metadata": {"name": "web", "namespace": "default", "uid": "u", "generation": revision},
             "spec": {"containers": [{"name": "main", "image": "i:1"}]},
         });
-        DesiredPod {
+        Arc::new(DesiredPod {
             raw: Bytes::from(json.to_string()),
             pod: Arc::new(serde_json::from_value(json).unwrap()),
             source: "file".into(),
-            origin: String::new(),
             traceparent: String::new(),
             revision,
             added_unix_nanos: 0,
-        }
+        })
     }
 
     async fn next(stream: &mut Boxed<pb::WatchPodsResponse>) -> pb::PodDocument {
@@ -195,7 +194,7 @@ mod tests {
         };
         let (mut separate, mut complete) = (watch(true).await, watch(false).await);
         let first = next(&mut separate).await;
-        assert_eq!((first.pod_json, first.pod_revision), (desired(1).raw, 1));
+        assert_eq!((first.pod_json, first.pod_revision), (desired(1).raw.clone(), 1));
         assert!(!first.status_json.is_empty());
         let whole = next(&mut complete).await;
         assert!(whole.pod_json.len() > desired(1).raw.len() && whole.status_json.is_empty(), "{whole:?}");

@@ -5,7 +5,7 @@ use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use keelson_kube_model::Pod;
+use keelson_kube_model::with_source_annotations;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::pod_config::v1 as config;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
@@ -18,7 +18,7 @@ use crate::inputs::evictions;
 use crate::inputs::evictions::EvictionOrders;
 use crate::node::RuntimeView;
 use crate::state::observed::{Observed, observation};
-use crate::state::pod_state::{DesiredPod, PodState};
+use crate::state::pod_state::{Awaited, DesiredPod, PodState, decode_pod};
 use crate::state::registry::PodRegistry;
 use crate::turn::lifecycle::begin_worker;
 use crate::turn::{lifecycle, panic_quarantine};
@@ -78,7 +78,7 @@ pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
     let clients = effects.clients.clone();
     let open = move || {
         let mut client = clients.pods();
-        async move { client.watch_pods(config::WatchPodsRequest {}).await }
+        async move { client.watch_pods(config::WatchPodsRequest { unannotated: true }).await }
     };
     let on = move |signal: Signal<config::WatchPodsResponse>| {
         match signal {
@@ -152,7 +152,9 @@ fn accept(
     sent: config::DesiredPod,
 ) -> Result<(), serde_json::Error> {
     let uid = sent.uid.clone();
-    let raw = sent.pod_json;
+    // The same bytes, whether pod-config has annotated them or not: an upgrade of pod-config changes no pod. Bytes of their own, because
+    // those of the message keep its whole receive buffer alive.
+    let raw = with_source_annotations(&sent.pod_json, &sent.source, sent.seen_unix_nanos);
     if came_back(effects, &uid, sent.added_unix_nanos) {
         tracing::info!(
             pod = format!("{}/{}", sent.namespace, sent.name),
@@ -161,33 +163,30 @@ fn accept(
         );
         lifecycle::remove(effects, &uid);
     }
-    let known =
-        effects.registry.with(&uid, |e| (e.worker.desired, e.desired.as_ref().is_some_and(|w| w.raw == raw)));
-    if known == Some((true, true)) {
+    let known = effects.registry.read(&uid, |e| (e.worker.desired, e.desired.clone()));
+    let (is_desired, last) = known.unwrap_or_default();
+    // Compared without the lock of all pods.
+    if is_desired && last.is_some_and(|last| last.raw == raw) {
         return Ok(());
     }
-    let mut pod: Pod = serde_json::from_slice(&raw)?;
+    let pod = decode_pod(&raw)?;
     if pod.is_mirror() {
         // The static pod itself comes from its own source.
         return Ok(());
     }
-    pod.shrink_to_fit();
     let pod = Arc::new(pod);
-    let desired = DesiredPod {
+    let desired = Arc::new(DesiredPod {
         pod: Arc::clone(&pod),
-        // A copy: the bytes of the message keep its whole receive buffer alive.
-        raw: Bytes::copy_from_slice(&raw),
+        raw: Bytes::from(raw.into_boxed_slice()),
         source: sent.source,
-        origin: sent.origin,
         traceparent: sent.traceparent,
         revision: sent.revision,
         added_unix_nanos: sent.added_unix_nanos,
-    };
+    });
     if sources.ready() && lifecycle::await_cleanup(effects, &desired) {
         return Ok(());
     }
-    let kind =
-        if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
+    let kind = if is_desired { UpdateKind::Update } else { UpdateKind::Create };
     let observed = effects.registry.unclaimed().remove(&uid);
     if let Some(observed) = &observed
         && !observed.sandboxes.is_empty()
@@ -202,16 +201,16 @@ fn accept(
 
 /// Whether a known pod was removed from its source and added again since it was sent last. pod-config may have sent only the addition.
 fn came_back(effects: &Effects, uid: &str, added: i64) -> bool {
-    let is_other = |state: &mut PodState| {
+    let is_other = |state: &PodState| {
         state.worker.desired && state.desired.as_ref().is_some_and(|known| known.added_unix_nanos != added)
     };
-    added != 0 && effects.registry.with(uid, is_other) == Some(true)
+    added != 0 && effects.registry.read(uid, is_other) == Some(true)
 }
 
 fn begin(
     effects: &Arc<Effects>,
     sources: &Sources,
-    desired: &DesiredPod,
+    desired: &Arc<DesiredPod>,
     kind: UpdateKind,
     observed: Option<Observed>,
 ) {
@@ -232,7 +231,7 @@ fn all_sources_ready(effects: &Arc<Effects>, sources: &Sources) {
     let sent = sources.state().sent.clone();
     for uid in effects.registry.uids().into_iter().filter(|uid| !sent.contains(uid)) {
         let known = effects.registry.with(&uid, |e| {
-            let restored = e.end_restore();
+            let restored = e.end_wait(Awaited::Source);
             e.inbox.wake();
             (e.incarnation, e.worker.clone(), e.desired.is_some(), restored, Arc::clone(&e.runtime.observed))
         });
@@ -409,7 +408,44 @@ pub async fn heartbeat(effects: Arc<Effects>, progress: LoopHandle, gauge: impl 
 mod tests {
     use super::*;
     use keelson_config::{Config, ServiceName};
+    use keelson_kube_model::Pod;
     use keelson_service_kit::Context;
+
+    #[tokio::test]
+    async fn a_pod_is_the_same_whether_pod_config_has_annotated_it_or_not() {
+        const PLAIN: &str = r#"{"kind":"Pod","metadata":{"name":"web","namespace":"shop","uid":"u","annotations":{"kubernetes.io/config.hash":"u"}},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
+        const ANNOTATED: &str = r#"{"kind":"Pod","metadata":{"name":"web","namespace":"shop","uid":"u","annotations":{"kubernetes.io/config.hash":"u","kubernetes.io/config.source":"file","kubernetes.io/config.seen":"1970-01-01T00:00:05.000000001Z"}},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
+        let sent = |json: &'static str| {
+            Desired::Pod(config::DesiredPod {
+                uid: "u".into(),
+                namespace: "shop".into(),
+                name: "web".into(),
+                source: "file".into(),
+                pod_json: Bytes::from_static(json.as_bytes()),
+                revision: 7,
+                seen_unix_nanos: 5_000_000_001,
+                ..config::DesiredPod::default()
+            })
+        };
+        for (first, second) in [(PLAIN, ANNOTATED), (ANNOTATED, PLAIN)] {
+            let context = Context::detached(ServiceName::PodSync, Config::default());
+            let (effects, sources) = (Effects::new(context, None), Sources::default());
+            let accepted = |json| {
+                receive_desired(&effects, &sources, sent(json));
+                effects.registry.with("u", |state| state.desired.clone()).flatten().unwrap()
+            };
+            let before = accepted(first);
+            assert_eq!(before.raw, ANNOTATED, "as a pod-config of the release before has sent it");
+            assert_eq!(*before.pod, serde_json::from_str::<Pod>(ANNOTATED).unwrap());
+            assert!(before.pod.is_static());
+            let after = accepted(second);
+            assert!(Arc::ptr_eq(&after.pod, &before.pod), "an upgrade of pod-config is no change");
+            let (_, document) = effects.publisher.documents.snapshot().remove(0);
+            assert_eq!(document.separate_message(true).pod_json, ANNOTATED);
+            let shown: Pod = serde_json::from_slice(&document.complete_message().pod_json).unwrap();
+            assert_eq!(shown.metadata.annotations, before.pod.metadata.annotations);
+        }
+    }
 
     #[tokio::test]
     async fn uids_of_runtime_shim_are_recorded_only_during_its_replay() {

@@ -1,7 +1,7 @@
 //! A pod with its status, as `ListPods` and `WatchPods` send it: complete, or as two halves of which the pod is sent only when it has
 //! changed.
 //!
-//! The bytes of the source are never decoded as a whole. The complete document is these bytes with another `status`, and for a pod
+//! The bytes of the annotated pod are never decoded as a whole. The complete document is these bytes with another `status`, and for a pod
 //! that is ending with another `metadata`.
 
 use std::collections::BTreeMap;
@@ -9,21 +9,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use keelson_kube_model::time::format_seconds;
+use keelson_kube_model::{JsonFields, PodStatus};
 use keelson_pod_sync_core::moment::SECOND;
 use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::pod_sync::v1 as pb;
 
-use crate::publish::json_fields::JsonFields;
 use crate::state::pod_state::{DesiredPod, PodState};
-use crate::state::published::SharedStatus;
 
 /// One version of a pod. The JSON is made when it is sent.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// The pod: `raw` is as its source has it, `pod` has the resources that it was admitted with.
-    pub desired: DesiredPod,
+    /// The pod: `raw` is as its source has it, with the annotations of source and first-seen time, `pod` has the resources that it was admitted with.
+    pub desired: Arc<DesiredPod>,
     /// The status.
-    pub status: Arc<SharedStatus>,
+    pub status: Arc<PodStatus>,
     /// Grows with each change.
     pub version: u64,
     /// Everything of it on this node is released.
@@ -44,7 +43,7 @@ struct Deletion {
 
 impl Document {
     /// The document of a pod in its present state.
-    pub fn of(state: &PodState, desired: DesiredPod) -> Self {
+    pub fn of(state: &PodState, desired: Arc<DesiredPod>) -> Self {
         let (worker, published) = (&state.worker, &state.published);
         // A pod that ran to its end by itself is not being deleted.
         let is_deleted = worker.phase != WorkerPhase::Sync && !worker.desired && !published.released;
@@ -66,12 +65,12 @@ impl Document {
         pb::PodDocument { pod_json: json.unwrap_or_else(|_| self.desired.raw.clone()), ..self.header() }
     }
 
-    /// The message with the status apart. `with_pod`: it contains the Pod as its source has it, too.
+    /// The message with the status apart. `with_pod`: it contains the annotated Pod of its source, too.
     pub fn separate_message(&self, with_pod: bool) -> pb::PodDocument {
         let deletion = self.deletion();
         pb::PodDocument {
             pod_json: if with_pod { self.desired.raw.clone() } else { Bytes::new() },
-            status_json: self.status.json(),
+            status_json: self.status_json().into(),
             pod_revision: self.desired.revision,
             deletion_unix_seconds: deletion.as_ref().map_or(0, |deletion| deletion.unix_seconds),
             deletion_grace_seconds: deletion.as_ref().map_or(0, |deletion| deletion.grace_seconds),
@@ -95,8 +94,13 @@ impl Document {
         }
     }
 
+    fn status_json(&self) -> Vec<u8> {
+        // An empty object, because an empty `status_json` would mean that the status is in `pod_json`.
+        serde_json::to_vec(&*self.status).unwrap_or_else(|_| b"{}".to_vec())
+    }
+
     fn complete_json(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let (status, deletion) = (self.status.json(), self.deletion());
+        let (status, deletion) = (self.status_json(), self.deletion());
         let mut pod = JsonFields::parse(&self.desired.raw)?;
         pod.set("status", &status);
         let metadata = deletion.zip(pod.get("metadata")).map(|(deletion, json)| deletion.add_to(json));
@@ -156,23 +160,20 @@ impl SentPods {
 
 #[cfg(test)]
 mod tests {
-    use keelson_kube_model::PodStatus;
     use serde_json::{Value, json};
 
     use super::*;
 
     fn document(raw: &str, status: PodStatus, ending: Option<(i64, i64)>) -> Document {
-        let desired = DesiredPod {
+        let desired = Arc::new(DesiredPod {
             pod: Arc::new(serde_json::from_str(raw).unwrap()),
             raw: Bytes::from(raw.to_owned()),
             source: "file".into(),
-            origin: String::new(),
             traceparent: "trace".into(),
             revision: 7,
             added_unix_nanos: 0,
-        };
-        let status = Arc::new(SharedStatus::new(status));
-        Document { desired, status, version: 3, finished: false, stopped: true, ending }
+        });
+        Document { desired, status: Arc::new(status), version: 3, finished: false, stopped: true, ending }
     }
 
     /// Pods as a source may send them, in the order of their fields.
@@ -207,7 +208,7 @@ mod tests {
     fn by_tree(document: &Document) -> Value {
         let mut pod: Value = serde_json::from_slice(&document.desired.raw).unwrap();
         let object = pod.as_object_mut().unwrap();
-        object.insert("status".to_owned(), serde_json::to_value(&**document.status).unwrap());
+        object.insert("status".to_owned(), serde_json::to_value(&*document.status).unwrap());
         let ending = document.ending.and_then(|(since, grace)| {
             let at = since.div_euclid(SECOND).saturating_add(grace);
             Some((format_seconds(at).ok()?, grace))
@@ -247,7 +248,7 @@ mod tests {
             assert_eq!((message.version, message.stopped, message.finished), (3, true, false));
         }
         let no_json = Document {
-            desired: DesiredPod { raw: Bytes::new(), ..cases()[0].desired.clone() },
+            desired: Arc::new(DesiredPod { raw: Bytes::new(), ..(*cases()[0].desired).clone() }),
             ..cases()[0].clone()
         };
         assert_eq!(no_json.complete_message().pod_json, Bytes::new());
@@ -257,7 +258,7 @@ mod tests {
     fn the_pod_and_its_separate_status_are_together_the_complete_document() {
         for document in cases() {
             let halves = document.separate_message(true);
-            assert_eq!(halves.pod_json, document.desired.raw, "the bytes of the source");
+            assert_eq!(halves.pod_json, document.desired.raw, "the bytes of the annotated pod");
             assert_eq!(merged(&halves).to_string(), by_tree(&document).to_string());
             let header = pb::PodDocument { pod_json: Bytes::new(), ..document.complete_message() };
             let rest = pb::PodDocument {
@@ -275,10 +276,7 @@ mod tests {
     fn a_stream_sends_each_revision_of_a_pod_once() {
         let first = document(PODS[0], PodStatus::default(), None);
         let with_status = Document {
-            status: Arc::new(SharedStatus::new(PodStatus {
-                phase: "Running".into(),
-                ..PodStatus::default()
-            })),
+            status: Arc::new(PodStatus { phase: "Running".into(), ..PodStatus::default() }),
             ..first.clone()
         };
         let (mut sent, mut other) = (SentPods::default(), SentPods::default());
@@ -288,17 +286,14 @@ mod tests {
         assert_eq!(serde_json::from_slice::<Value>(&message.status_json).unwrap()["phase"], json!("Running"));
         assert_eq!(other.message(&with_status).pod_json, first.desired.raw, "another stream");
 
-        let next = DesiredPod { revision: 8, ..first.desired.clone() };
-        assert_eq!(sent.message(&Document { desired: next, ..first.clone() }).pod_json, first.desired.raw);
+        let with_desired = |desired| Document { desired: Arc::new(desired), ..first.clone() };
+        let next = DesiredPod { revision: 8, ..(*first.desired).clone() };
+        assert_eq!(sent.message(&with_desired(next)).pod_json, first.desired.raw);
         // A pod restored from a record, whose revision is not known, then the same UID with other bytes.
         let raw = Bytes::from_static(br#"{"metadata":{"uid":"u"}}"#);
-        let restored = DesiredPod { revision: 0, ..first.desired.clone() };
-        assert_eq!(
-            sent.message(&Document { desired: restored, ..first.clone() }).pod_json,
-            first.desired.raw
-        );
-        let changed = DesiredPod { revision: 0, raw: raw.clone(), ..first.desired.clone() };
-        let changed = Document { desired: changed, ..first.clone() };
+        let restored = DesiredPod { revision: 0, ..(*first.desired).clone() };
+        assert_eq!(sent.message(&with_desired(restored)).pod_json, first.desired.raw);
+        let changed = with_desired(DesiredPod { revision: 0, raw: raw.clone(), ..(*first.desired).clone() });
         assert_eq!(sent.message(&changed).pod_json, raw);
         assert_eq!(sent.message(&changed).pod_json, Bytes::new());
         sent.forget("u");

@@ -251,14 +251,18 @@ impl Metrics {
             namespace: meta.namespace.clone(),
             pod_uid: meta.uid.clone(),
         };
-        ProbeSeries { metrics: self.clone(), labels }
+        let (outcomes, seconds, cuts) =
+            (self.probed.clone(), self.probe_seconds.clone(), self.probes_cut.clone());
+        ProbeSeries { outcomes, seconds, cuts, labels }
     }
 }
 
 /// The metric series of one probe of one pod. They exist as long as its task.
 #[derive(Debug)]
 pub struct ProbeSeries {
-    metrics: Metrics,
+    outcomes: Family<Probed, Counter>,
+    seconds: Family<ProbeTook, Histogram, fn() -> Histogram>,
+    cuts: Family<ProbeTook, Counter>,
     labels: Probed,
 }
 
@@ -275,25 +279,25 @@ impl ProbeSeries {
     /// A probe has run.
     pub fn made(&self, outcome: ProbeOutcome, within: Duration) {
         let labels = Probed { result: outcome.as_str(), ..self.labels.clone() };
-        self.metrics.probed.get_or_create(&labels).inc();
+        self.outcomes.get_or_create(&labels).inc();
         if outcome == ProbeOutcome::Successful {
-            self.metrics.probe_seconds.get_or_create(&self.took()).observe(within.as_secs_f64());
+            self.seconds.get_or_create(&self.took()).observe(within.as_secs_f64());
         }
     }
 
     /// The probe has lost its turn to another pod.
     pub fn cut(&self) {
-        self.metrics.probes_cut.get_or_create(&self.took()).inc();
+        self.cuts.get_or_create(&self.took()).inc();
     }
 }
 
 impl Drop for ProbeSeries {
     fn drop(&mut self) {
         for outcome in ProbeOutcome::ALL {
-            self.metrics.probed.remove(&Probed { result: outcome.as_str(), ..self.labels.clone() });
+            self.outcomes.remove(&Probed { result: outcome.as_str(), ..self.labels.clone() });
         }
-        self.metrics.probe_seconds.remove(&self.took());
-        self.metrics.probes_cut.remove(&self.took());
+        self.seconds.remove(&self.took());
+        self.cuts.remove(&self.took());
     }
 }
 

@@ -15,7 +15,8 @@ pub struct AdmissionRecord {
     pub allocation: Option<Allocation>,
     /// If the pod itself is not known: a pod that has its host ports.
     pub port_holder: Option<Arc<Pod>>,
-    /// Why it waits for admission: reason and message.
+    /// Why it waits for admission: reason and message. Every status shows it. When resources become free, the pods with a
+    /// hold are tried again.
     pub hold: Option<(String, String)>,
     /// Its source asks for other resources than those it was admitted with, and does not get them.
     pub resize_refused: bool,

@@ -62,7 +62,7 @@ impl DesiredState {
                 pod: Some(pod_ref(pod)),
                 revision: desired.revision,
                 want: runtime_want as i32,
-                images: pod.containers().map(|(_, container)| container.image.clone()).collect(),
+                images: shrunk(pod.containers().map(|(_, container)| container.image.clone()).collect()),
             },
         );
         if phase >= WorkerPhase::Terminated {
@@ -93,7 +93,7 @@ impl DesiredState {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,
             want: Want::Run as i32,
-            volumes: volume_messages::messages(pod, &allocatable, has_cluster(&self.context.config)),
+            volumes: shrunk(volume_messages::messages(pod, &allocatable, has_cluster(&self.context.config))),
             fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
             memory_limit_bytes: config.memory_limit.unwrap_or(0),
             huge_page_sizes: volume_messages::huge_page_sizes(pod),
@@ -127,8 +127,8 @@ impl DesiredState {
             tolerates_memory_pressure: eviction_inputs::tolerates_memory_pressure(pod),
             termination_grace_seconds: pod.termination_grace(),
             created_unix_nanos: eviction_inputs::created_unix_nanos(pod),
-            containers: eviction_inputs::containers(pod),
-            empty_dirs: eviction_inputs::empty_dirs(pod),
+            containers: shrunk(eviction_inputs::containers(pod)),
+            empty_dirs: shrunk(eviction_inputs::empty_dirs(pod)),
             pod_level_requests: pod
                 .spec
                 .resources
@@ -143,6 +143,12 @@ impl DesiredState {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// Without excess capacity: the sets keep the messages of every pod.
+fn shrunk<T>(mut list: Vec<T>) -> Vec<T> {
+    list.shrink_to_fit();
+    list
 }
 
 /// Whether the pod has a limit of local storage.

@@ -22,6 +22,7 @@ pub fn observation(pod: pb::RuntimePod) -> Observed {
         observed_boot_nanos: pod.observed_boot_nanos,
     };
     observation.sort();
+    observation.shrink_to_fit();
     Arc::new(observation)
 }
 
@@ -107,6 +108,14 @@ mod tests {
         let user = pb::ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
         assert_eq!(observed_user(Some(user)), Some(Box::new(seen)));
         assert_eq!(observed_user(None), None);
+    }
+
+    #[test]
+    fn an_observation_has_no_spare_capacity() {
+        let mut containers = Vec::with_capacity(4);
+        containers.push(pb::Container::default());
+        let observed = observation(pb::RuntimePod { containers, ..Default::default() });
+        assert_eq!((observed.containers.len(), observed.containers.capacity()), (1, 1));
     }
 
     #[test]

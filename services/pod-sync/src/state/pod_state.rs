@@ -21,17 +21,15 @@ use crate::state::runtime_records::RuntimeRecords;
 use crate::state::start_record::StartRecord;
 use crate::state::store::{Record, StoredBackoff, StoredProbe};
 
-/// A desired pod as pod-config sent it.
+/// A desired pod as pod-config sent it, with the annotations of its source and first-seen time.
 #[derive(Debug, Clone)]
 pub struct DesiredPod {
     /// The pod that decisions are made from: with the resources that it was admitted with.
     pub pod: Arc<Pod>,
-    /// The whole object as JSON, with unknown fields.
+    /// The whole object as JSON, with unknown fields, and with source and first-seen time as annotations.
     pub raw: Bytes,
     /// `file`, `manifest`, `api`…
     pub source: String,
-    /// Where the source has read it, such as a path.
-    pub origin: String,
     /// Trace of the change.
     pub traceparent: String,
     /// Grows with each change of this UID.
@@ -48,9 +46,9 @@ pub struct PodState {
     /// State of the core's state machine, which the worker and several inputs step.
     pub worker: WorkerState,
     /// The pod; `None` if only the runtime knows it.
-    pub desired: Option<DesiredPod>,
-    /// What it waits for before it counts as received from its source.
-    pub arrival: Arrival,
+    pub desired: Option<Arc<DesiredPod>>,
+    /// What has to happen before it is like any other pod.
+    pub awaited: Awaited,
     /// What the runtime holds of it.
     pub runtime: RuntimeRecords,
     /// Whether it may run here, and with what.
@@ -65,21 +63,19 @@ pub struct PodState {
     pub steps: PodSteps,
     /// How others reach its worker.
     pub inbox: Inbox,
-    /// When a back-off of it was last advanced, as it is stored.
-    pub stored_backoff_advance: Option<i64>,
 }
 
-/// What must still arrive before the worker of a pod may start it: its source's confirmation, or the end of an earlier
-/// incarnation.
+/// What has to happen before a pod is like any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Arrival {
-    /// Nothing.
+pub enum Awaited {
+    /// Nothing, or nothing any more.
     #[default]
-    Received,
-    /// It was restored from the record of an earlier process, and no source has sent it yet.
-    Restored,
-    /// It starts when runtime-shim has removed what is left of an earlier incarnation.
-    AwaitsCleanup,
+    Nothing,
+    /// Its source has to send it: it was restored from the record of an earlier process. It is not forgotten before every source
+    /// has reported.
+    Source,
+    /// runtime-shim has to remove what is left of an earlier incarnation; until then its worker does not start it.
+    Cleanup,
 }
 
 impl PodState {
@@ -90,7 +86,7 @@ impl PodState {
             incarnation: INCARNATIONS.fetch_add(1, Ordering::Relaxed),
             worker,
             desired: None,
-            arrival: Arrival::default(),
+            awaited: Awaited::default(),
             runtime: RuntimeRecords::new(uid),
             admission: AdmissionRecord::default(),
             start: StartRecord::default(),
@@ -98,16 +94,15 @@ impl PodState {
             probes: Probes::default(),
             steps: PodSteps::default(),
             inbox: Inbox::default(),
-            stored_backoff_advance: None,
         }
     }
 
     /// A source has sent the UID again while the runtime still holds something of an earlier incarnation. The state is stored, so a
     /// restarted service waits as well: see [`WorkerState::restart_requested`].
-    pub fn awaiting_cleanup(uid: &str, mut desired: DesiredPod, at: &Moment) -> Self {
+    pub fn awaiting_cleanup(uid: &str, mut desired: Arc<DesiredPod>, at: &Moment) -> Self {
         // Its own resources, not those that the earlier incarnation was admitted with.
-        if let Ok(pod) = serde_json::from_slice::<Pod>(&desired.raw) {
-            desired.pod = Arc::new(pod);
+        if let Ok(pod) = decode_pod(&desired.raw) {
+            Arc::make_mut(&mut desired).pod = Arc::new(pod);
         }
         let worker = WorkerState {
             phase: WorkerPhase::Finished,
@@ -116,8 +111,7 @@ impl PodState {
             restart_requested: true,
             ..WorkerState::default()
         };
-        let mut state =
-            Self { desired: Some(desired), arrival: Arrival::AwaitsCleanup, ..Self::new(uid, worker) };
+        let mut state = Self { desired: Some(desired), awaited: Awaited::Cleanup, ..Self::new(uid, worker) };
         let text = "what is left of the pod's earlier run is removed first";
         state.steps.set(StepName::Source, "", Cause::waiting("Leftovers", text, "runtime-shim"), at);
         state
@@ -134,34 +128,32 @@ impl PodState {
         state.published.set_status(record.status);
         state.start.errors = record.failed_starts;
         state.probes.states = record.probes.into_iter().map(StoredProbe::entry).collect();
-        state.stored_backoff_advance = record.backoffs.iter().map(|b| b.entry.last_advanced_unix_nanos).max();
         state.admission.allocation = record.allocation;
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
-            if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
-                state.set_desired(DesiredPod {
+            if let Ok(pod) = decode_pod(&raw) {
+                state.set_desired(Arc::new(DesiredPod {
                     pod: Arc::new(pod),
                     raw,
                     source: record.source,
-                    origin: String::new(),
                     traceparent: String::new(),
                     revision: 0,
                     added_unix_nanos: 0,
-                });
+                }));
             }
         }
         if !record.host_ports.is_empty() {
             state.admission.port_holder = Some(Arc::new(placeholder_pod(record.host_ports)));
         }
         state.worker.desired = false;
-        state.arrival = Arrival::Restored;
+        state.awaited = Awaited::Source;
         state.runtime.freshness.invalidate();
         state
     }
 
     /// The record to store. It contains the pod itself only once the pod is ending, because its source may no longer have it.
-    pub fn record(&mut self, uid: &str, backoffs: &Backoffs) -> Record {
-        let mut record = Record::new(uid, self.worker.clone(), (**self.published.status).clone());
+    pub fn record(&self, uid: &str, backoffs: &Backoffs) -> Record {
+        let mut record = Record::new(uid, self.worker.clone(), (*self.published.status).clone());
         if self.worker.phase != WorkerPhase::Sync
             && let Some(desired) = &self.desired
         {
@@ -180,16 +172,15 @@ impl PodState {
         record.start = Some(self.start.first);
         let stored = |(key, state): (&_, &_)| StoredBackoff::of(key, state);
         record.backoffs = backoffs.of_pod(&uid.into()).map(stored).collect();
-        self.stored_backoff_advance = backoffs.last_advanced_unix_nanos(&uid.into());
         record
     }
 
     /// Its source has sent it. It keeps the resources that it was admitted with. If it is sent again while it ends, what is ending keeps
     /// its resources too, and nothing counts as refused.
-    pub fn set_desired(&mut self, mut desired: DesiredPod) {
+    pub fn set_desired(&mut self, mut desired: Arc<DesiredPod>) {
         let is_ending = self.worker.restart_requested;
         if let Some(pod) = self.admission.apply_allocation(&desired.pod, is_ending, &self.published.status) {
-            desired.pod = pod;
+            Arc::make_mut(&mut desired).pod = pod;
         }
         self.desired = Some(desired);
     }
@@ -223,32 +214,33 @@ impl PodState {
     }
 
     /// It was restored from the record of an earlier process, and no source has sent it yet.
-    pub fn is_restored(&self) -> bool {
-        self.arrival == Arrival::Restored
+    pub fn awaits_source(&self) -> bool {
+        self.awaited == Awaited::Source
     }
 
     /// It starts when runtime-shim has removed what is left of an earlier incarnation.
     pub fn awaits_cleanup(&self) -> bool {
-        self.arrival == Arrival::AwaitsCleanup
+        self.awaited == Awaited::Cleanup
     }
 
-    /// A restored pod does not wait for its source any more. Returns whether it did.
-    pub fn end_restore(&mut self) -> bool {
-        let waited = self.is_restored();
+    /// It does not wait for this any more. Returns whether it did.
+    pub fn end_wait(&mut self, awaited: Awaited) -> bool {
+        let waited = self.awaited == awaited;
         if waited {
-            self.arrival = Arrival::Received;
+            self.awaited = Awaited::Nothing;
         }
         waited
     }
+}
 
-    /// The pod does not wait for the removal of an earlier incarnation any more. Returns whether it did.
-    pub fn end_cleanup(&mut self) -> bool {
-        let waited = self.awaits_cleanup();
-        if waited {
-            self.arrival = Arrival::Received;
-        }
-        waited
-    }
+/// Decodes a pod that is kept. It has no excess capacity.
+///
+/// # Errors
+/// `json` is no Pod.
+pub fn decode_pod(json: &[u8]) -> Result<Pod, serde_json::Error> {
+    let mut pod: Pod = serde_json::from_slice(json)?;
+    pod.shrink_to_fit();
+    Ok(pod)
 }
 
 #[cfg(test)]
@@ -257,20 +249,19 @@ mod tests {
 
     use super::*;
 
-    fn desired(cpu: &str, generation: i64) -> DesiredPod {
+    fn desired(cpu: &str, generation: i64) -> Arc<DesiredPod> {
         let pod = json!({
             "metadata": {"name": "web", "uid": "u", "generation": generation},
             "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]},
         });
-        DesiredPod {
+        Arc::new(DesiredPod {
             pod: Arc::new(serde_json::from_value(pod.clone()).unwrap()),
             raw: Bytes::from(pod.to_string()),
             source: "file".into(),
-            origin: String::new(),
             traceparent: String::new(),
             revision: 1,
             added_unix_nanos: 0,
-        }
+        })
     }
 
     fn cpu(state: &PodState) -> String {

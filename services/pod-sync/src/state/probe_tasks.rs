@@ -1,6 +1,5 @@
 //! The probes of one pod: their results and the tasks that run them.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -16,7 +15,8 @@ use tokio::task::AbortHandle;
 pub struct Probes {
     /// The results and the schedule of each probe.
     pub states: ProbeStates,
-    tasks: BTreeMap<(String, ProbeKind), ProbeTask>,
+    /// A vector: a pod has few probes, and a map would keep room for more.
+    tasks: Vec<((String, ProbeKind), ProbeTask)>,
 }
 
 /// The task that runs one probe. It ends when this is dropped.
@@ -39,22 +39,24 @@ impl Drop for ProbeTask {
 impl Probes {
     /// Wakes all tasks: what they depend on has changed.
     pub fn wake(&self) {
-        self.tasks.values().for_each(|task| task.wake.notify_one());
+        self.tasks.iter().for_each(|(_, task)| task.wake.notify_one());
     }
 
     /// Ends all tasks: nothing of the pod runs any more.
     pub fn end(&mut self) {
-        self.tasks.clear();
+        self.tasks = Vec::new();
     }
 
     /// Whether the task of a probe runs.
     pub fn runs(&self, key: &(String, ProbeKind)) -> bool {
-        self.tasks.get(key).is_some_and(|task| !task.handle.is_finished())
+        self.tasks.iter().any(|(known, task)| known == key && !task.handle.is_finished())
     }
 
-    /// Adds the task of a probe.
+    /// Adds the task of a probe. An earlier one ends.
     pub fn add(&mut self, key: (String, ProbeKind), task: ProbeTask) {
-        self.tasks.insert(key, task);
+        self.tasks.retain(|(known, _)| *known != key);
+        self.tasks.reserve_exact(1);
+        self.tasks.push((key, task));
     }
 
     /// Why a running container is not ready; `None` if it is ready or has no readiness.

@@ -1,48 +1,15 @@
 //! What has been published of a pod.
 
-use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use keelson_kube_model::PodStatus;
-
-/// A status, and its JSON once something has asked for it.
-#[derive(Debug, Default)]
-pub struct SharedStatus {
-    status: PodStatus,
-    json: OnceLock<Bytes>,
-}
-
-impl SharedStatus {
-    /// Without JSON yet.
-    pub fn new(status: PodStatus) -> Self {
-        Self { status, json: OnceLock::new() }
-    }
-
-    /// The status as JSON. It is serialised once, however many callers there are, and kept without spare capacity.
-    pub fn json(&self) -> Bytes {
-        let serialise = || {
-            // An empty object, because an empty `status_json` would mean that the status is in `pod_json`.
-            let json = serde_json::to_vec(&self.status).unwrap_or_else(|_| b"{}".to_vec());
-            Bytes::from(json.into_boxed_slice())
-        };
-        self.json.get_or_init(serialise).clone()
-    }
-}
-
-impl Deref for SharedStatus {
-    type Target = PodStatus;
-
-    fn deref(&self) -> &PodStatus {
-        &self.status
-    }
-}
 
 /// What the documents of a pod have shown.
 #[derive(Debug, Default)]
 pub struct Published {
-    /// The status that was published last.
-    pub status: Arc<SharedStatus>,
+    /// The status that was published last. Its JSON is not kept: it is made for each message that contains it, which is one per
+    /// change for node-status, and one per pod for each `ListPods`.
+    pub status: Arc<PodStatus>,
     /// Counts the published documents.
     pub version: u64,
     /// A document has said that none of its containers runs or will be started.
@@ -55,13 +22,14 @@ pub struct Published {
 
 impl Published {
     /// The last status; `None` for a pod that has none yet, in this process or an earlier one.
-    pub fn previous(&self) -> Option<Arc<SharedStatus>> {
+    pub fn previous(&self) -> Option<Arc<PodStatus>> {
         (self.version > 0 || !self.status.phase.is_empty()).then(|| Arc::clone(&self.status))
     }
 
     /// Replaces the status.
-    pub fn set_status(&mut self, status: PodStatus) {
-        self.status = Arc::new(SharedStatus::new(status));
+    pub fn set_status(&mut self, mut status: PodStatus) {
+        status.shrink_to_fit();
+        self.status = Arc::new(status);
     }
 
     /// A new incarnation of the UID begins: nothing of it has ended.
@@ -72,13 +40,16 @@ impl Published {
 
 #[cfg(test)]
 mod tests {
+    use keelson_kube_model::PodCondition;
+
     use super::*;
 
     #[test]
-    fn a_status_is_serialised_once() {
-        let status = SharedStatus::new(PodStatus { phase: "Running".into(), ..PodStatus::default() });
-        let (first, second) = (status.json(), status.json());
-        assert_eq!(first, serde_json::to_vec(&*status).unwrap());
-        assert_eq!(first.as_ptr(), second.as_ptr(), "both are the same bytes");
+    fn a_published_status_has_no_spare_capacity() {
+        let mut conditions = Vec::with_capacity(8);
+        conditions.push(PodCondition::default());
+        let mut published = Published::default();
+        published.set_status(PodStatus { conditions, ..PodStatus::default() });
+        assert_eq!((published.status.conditions.len(), published.status.conditions.capacity()), (1, 1));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::backoff::Backoffs;
-use keelson_pod_sync_core::explain::{Cause, PodSteps, StepName};
+use keelson_pod_sync_core::explain::{Cause, PodSteps, Step, StepName};
 use keelson_pod_sync_core::measure::Operation;
 use keelson_pod_sync_core::ordering::{StaticPodStarts, may_start};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, UpdateKind, WorkerPhase, step};
@@ -21,7 +21,7 @@ use keelson_service_kit::{Context, now_unix_nanos};
 use crate::node::NodeState;
 use crate::state::desired_state::DesiredState;
 use crate::state::observed::Observed;
-use crate::state::pod_state::{DesiredPod, PodState};
+use crate::state::pod_state::{Awaited, DesiredPod, PodState};
 use crate::state::store::{Record, Store};
 
 pub use incarnations::AfterCleanup;
@@ -38,7 +38,8 @@ pub struct PodRegistry {
     /// When this process started.
     pub started_unix_nanos: i64,
     store: Option<Store>,
-    pods: Mutex<BTreeMap<String, PodState>>,
+    // Boxed: a map keeps room for more entries than it has, and a `PodState` is large.
+    pods: Mutex<BTreeMap<String, Box<PodState>>>,
     order: Mutex<StaticPodStarts>,
     /// What the runtime holds of UIDs that are not in `pods`.
     unclaimed: Mutex<BTreeMap<String, Observed>>,
@@ -89,9 +90,14 @@ impl PodRegistry {
         Moment { now_unix_nanos: now_unix_nanos(), agent_started_unix_nanos: self.started_unix_nanos }
     }
 
+    /// Reads one pod, under the lock. `None`: the UID is unknown.
+    pub fn read<T>(&self, uid: &str, access: impl FnOnce(&PodState) -> T) -> Option<T> {
+        lock(&self.pods).get(uid).map(|state| access(state))
+    }
+
     /// Reads or changes one pod, under the lock. `None`: the UID is unknown.
     pub fn with<T>(&self, uid: &str, access: impl FnOnce(&mut PodState) -> T) -> Option<T> {
-        lock(&self.pods).get_mut(uid).map(access)
+        lock(&self.pods).get_mut(uid).map(|state| access(state))
     }
 
     /// Like [`PodRegistry::with`], if this is still the same incarnation of the UID.
@@ -101,23 +107,24 @@ impl PodRegistry {
         incarnation: u64,
         access: impl FnOnce(&mut PodState) -> T,
     ) -> Option<T> {
-        lock(&self.pods).get_mut(uid).filter(|e| e.incarnation == incarnation).map(access)
+        let mut pods = lock(&self.pods);
+        pods.get_mut(uid).filter(|e| e.incarnation == incarnation).map(|state| access(state))
     }
 
     /// Calls `visit` with every pod, under the lock.
-    pub fn for_each(&self, visit: impl FnMut(&PodState)) {
-        lock(&self.pods).values().for_each(visit);
+    pub fn for_each(&self, mut visit: impl FnMut(&PodState)) {
+        lock(&self.pods).values().for_each(|state| visit(state));
     }
 
     /// Puts a state in place for a test.
     #[cfg(test)]
     pub fn insert(&self, uid: &str, state: PodState) {
-        lock(&self.pods).insert(uid.to_owned(), state);
+        lock(&self.pods).insert(uid.to_owned(), Box::new(state));
     }
 
     /// Sets what the other services are to hold of a pod in its present state.
     pub fn update_desired_state(&self, uid: &str) {
-        self.with(uid, |state| self.desired_state.update(state));
+        self.read(uid, |state| self.desired_state.update(state));
     }
 
     /// Like [`PodRegistry::update_desired_state`], if this is still the same incarnation of the UID.
@@ -127,7 +134,7 @@ impl PodRegistry {
 
     /// The last observation of a pod.
     pub fn observed(&self, uid: &str) -> Option<Observed> {
-        self.with(uid, |state| Arc::clone(&state.runtime.observed))
+        self.read(uid, |state| Arc::clone(&state.runtime.observed))
     }
 
     /// The crash-loop back-offs.
@@ -155,7 +162,7 @@ impl PodRegistry {
         for stored in &record.backoffs {
             self.backoff().restore(stored.key(&uid), stored.entry, &at);
         }
-        lock(&self.pods).insert(uid, PodState::restored(record));
+        lock(&self.pods).insert(uid, Box::new(PodState::restored(record)));
     }
 
     /// Applies an input to a UID: the core decides, and the state is changed and stored. `None`: the input is outdated.
@@ -167,15 +174,15 @@ impl PodRegistry {
     /// services is set.
     pub fn set_desired(
         &self,
-        desired: &DesiredPod,
+        desired: &Arc<DesiredPod>,
         kind: UpdateKind,
         observed: Option<Observed>,
     ) -> Option<Applied> {
         let pod = &desired.pod;
         let input = Input::Update { kind, pod, observed: observed.as_deref() };
         self.apply_and(pod.metadata.uid.as_str(), &input, None, |state| {
-            state.set_desired(desired.clone());
-            state.end_restore();
+            state.set_desired(Arc::clone(desired));
+            state.end_wait(Awaited::Source);
             state.inbox.end_quarantine();
             if let Some(observed) = observed.clone() {
                 // It may lack what an earlier process has started.
@@ -226,7 +233,7 @@ impl PodRegistry {
                 state.runtime.observed = Arc::new((*observed).clone());
                 state.admission.port_holder = lock(&self.port_holders).remove(uid);
             }
-            pods.insert(uid.to_owned(), state);
+            pods.insert(uid.to_owned(), Box::new(state));
         }
         let state = pods.get_mut(uid)?;
         let changed = state.worker != transition.state;
@@ -314,7 +321,7 @@ impl PodRegistry {
     pub fn save(&self, uid: &str) {
         let Some(store) = &self.store else { return };
         // The store is locked before the state is read, so that the newest record is written last.
-        let result = store.put_latest(|| self.with(uid, |state| state.record(uid, &lock(&self.backoff))));
+        let result = store.put_latest(|| self.read(uid, |state| state.record(uid, &lock(&self.backoff))));
         self.context
             .progress
             .condition("state folder", result.map_err(|e| keelson_service_kit::status::chain(&e)));
@@ -322,20 +329,29 @@ impl PodRegistry {
 
     /// Stores the record of a UID if one of its back-offs has advanced since it was stored last.
     pub fn save_backoff(&self, uid: &str) {
+        let Some(store) = &self.store else { return };
         let last = self.backoff().last_advanced_unix_nanos(&uid.into());
-        if self.with(uid, |state| state.stored_backoff_advance != last) == Some(true) {
+        if last.is_some_and(|last| !store.has_backoff_advance(uid, last)) {
             self.save(uid);
         }
     }
 
     /// Ends the back-offs of a UID, because an operator asked to retry now.
     pub fn retry(&self, uid: &str) {
-        self.backoff().forget_pod(&uid.into());
-        self.save_backoff(uid);
+        let ended = self.backoff().forget_pod(&uid.into());
+        if ended {
+            self.save(uid);
+        }
         self.with(uid, |state| {
             state.inbox.end_quarantine();
             state.inbox.wake();
         });
+    }
+
+    /// The steps of a pod's life and their summary, for `ExplainPod`. `None`: the UID is unknown.
+    pub fn explain(&self, uid: &str) -> Option<(Vec<Step>, String)> {
+        let at = self.moment();
+        self.read(uid, |state| state.steps.explain(&at))
     }
 
     /// Updates the steps of the pod's life that `ExplainPod` shows.

@@ -49,7 +49,8 @@ impl RuntimeRecords {
     }
 }
 
-/// Whether the observation may be stale. An invalidation during a read is not answered by that read.
+/// Whether the observation may be stale. An invalidation during a read is not answered by that read. It is not in the worker,
+/// because the streams invalidate it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Freshness {
     invalidated: u64,

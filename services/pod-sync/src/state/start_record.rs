@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use keelson_pod_sync_core::measure::FirstStart;
 
-/// What is recorded of a pod's starts.
+/// What is recorded of a pod's starts. It is not in the worker: the tasks of probes publish statuses
+/// too. Each status shows the errors, and one of them is the first that shows the pod running. Each stored record contains the
+/// errors and the first start.
 #[derive(Debug, Default)]
 pub struct StartRecord {
     /// By container, why its last start failed: waiting reason and message.

@@ -75,10 +75,10 @@ pub struct StoredProbe {
 impl StoredProbe {
     /// The probes that have seen a container.
     pub fn all(states: &ProbeStates) -> Vec<Self> {
-        let seen = states.iter().filter(|(_, state)| !state.container_id.is_empty());
-        seen.map(|((container, kind), state)| Self {
-            container: container.clone(),
-            kind: *kind,
+        let seen = states.iter().filter(|(_, _, state)| !state.container_id.is_empty());
+        seen.map(|(container, kind, state)| Self {
+            container: container.to_owned(),
+            kind,
             state: state.clone(),
         })
         .collect()
@@ -147,8 +147,16 @@ pub struct Store {
     written: Mutex<Written>,
 }
 
-/// The size of each pod's file, by UID. Files that this process has not written, or not completely, are missing.
-type Written = BTreeMap<String, usize>;
+/// Each pod's file, by UID. Files that this process has not written, or not completely, are missing.
+type Written = BTreeMap<String, WrittenFile>;
+
+/// A file that this process has written.
+#[derive(Debug, Clone, Copy)]
+struct WrittenFile {
+    size: usize,
+    /// When a back-off of the pod was last advanced according to the last record in the file, unix nanoseconds.
+    backoff_advance: Option<i64>,
+}
 
 impl Store {
     /// Makes the folder if it is missing.
@@ -203,11 +211,8 @@ impl Store {
         let mut line = serde_json::to_vec(record).map_err(|e| fail(io::Error::other(e)))?;
         line.push(b'\n');
         // What fails half-way is not built upon: the next record replaces the file.
-        let appended =
-            written.remove(&record.uid).filter(|size| size + line.len() <= MAX_FILE).and_then(|size| {
-                let mut file = fs::OpenOptions::new().append(true).open(&path).ok()?;
-                file.write_all(&line).ok().map(|()| size + line.len())
-            });
+        let longer = written.remove(&record.uid).map(|file| file.size + line.len());
+        let appended = longer.filter(|size| *size <= MAX_FILE && append(&path, &line).is_ok());
         let size = match appended {
             Some(size) => size,
             None => {
@@ -216,8 +221,16 @@ impl Store {
                 line.len()
             }
         };
-        written.insert(record.uid.clone(), size);
+        let advances = record.backoffs.iter().map(|backoff| backoff.entry.last_advanced_unix_nanos);
+        written.insert(record.uid.clone(), WrittenFile { size, backoff_advance: advances.max() });
         Ok(())
+    }
+
+    /// Whether the last record that this process has stored of a pod says that its back-offs were last advanced at that time,
+    /// unix nanoseconds.
+    pub fn has_backoff_advance(&self, uid: &str, unix_nanos: i64) -> bool {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.get(uid).is_some_and(|file| file.backoff_advance == Some(unix_nanos))
     }
 
     /// Removes the record of a pod, unless the UID is in use again. Decided under the lock of the store.
@@ -233,6 +246,10 @@ impl Store {
         let safe = !uid.is_empty() && !uid.starts_with('.') && !uid.contains(['/', '\0']);
         safe.then(|| self.dir.join(format!("{uid}.json")))
     }
+}
+
+fn append(path: &Path, line: &[u8]) -> io::Result<()> {
+    fs::OpenOptions::new().append(true).open(path)?.write_all(line)
 }
 
 /// The last record of a file; an incomplete last line is ignored.
@@ -262,7 +279,7 @@ mod tests {
         record.backoffs = vec![StoredBackoff::of(&key, &entry)];
         let mut state = ProbeState::new(ProbeKind::Liveness);
         "c1".clone_into(&mut state.container_id);
-        let states: ProbeStates = [(("a".to_owned(), ProbeKind::Liveness), state)].into();
+        let states: ProbeStates = [(("a".to_owned(), ProbeKind::Liveness), state)].into_iter().collect();
         record.probes = StoredProbe::all(&states);
         put(&store, &record);
         let loaded = Store::open(dir.path()).unwrap().load();

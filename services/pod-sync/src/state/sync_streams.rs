@@ -18,7 +18,8 @@ use tonic::{Status, Streaming};
 /// What one service is to hold. An element is replaced as a whole; removing it means that nothing of the pod is to remain there.
 #[derive(Debug, Clone)]
 pub struct SyncSet<D> {
-    hub: WatchHub<String, D>,
+    // Shared, because each stream sends the same message.
+    hub: WatchHub<String, Arc<D>>,
     shared: Arc<Shared>,
 }
 
@@ -73,7 +74,7 @@ desire!(resource);
 impl<D: Desire> SyncSet<D> {
     /// Sets what the service is to hold of a pod.
     pub fn set(&self, uid: &str, desire: D) {
-        self.hub.set_if_changed(uid.to_owned(), desire);
+        self.hub.set_if_changed(uid.to_owned(), Arc::new(desire));
     }
 
     /// Removes a pod from the set.
@@ -82,7 +83,7 @@ impl<D: Desire> SyncSet<D> {
     }
 
     /// What the service is to hold of a pod now.
-    pub fn get(&self, uid: &str) -> Option<D> {
+    pub fn get(&self, uid: &str) -> Option<Arc<D>> {
         self.hub.get(&uid.to_owned())
     }
 
@@ -156,7 +157,7 @@ impl<D: Desire> SyncSet<D> {
         }
     }
 
-    async fn next(&self, subscription: &mut Subscription<String, D>, ready: bool) -> D::Message {
+    async fn next(&self, subscription: &mut Subscription<String, Arc<D>>, ready: bool) -> D::Message {
         // Both arms are cancel-safe. The order matters: the set is complete only when nothing waits to be sent.
         let (item, ready) = tokio::select! {
             biased;
@@ -165,7 +166,7 @@ impl<D: Desire> SyncSet<D> {
             () = self.shared.complete_again.notified() => (WatchItem::Synced, true),
         };
         match item {
-            WatchItem::Set(_, desire) => desire.pod(),
+            WatchItem::Set(_, desire) => Arc::unwrap_or_clone(desire).pod(),
             WatchItem::Gone(uid) => D::dropped(uid),
             WatchItem::Synced => D::complete(SetComplete {
                 epoch: self.shared.epoch.fetch_add(1, Ordering::Relaxed) + 1,

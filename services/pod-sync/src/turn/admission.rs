@@ -70,7 +70,7 @@ pub async fn admit(
     desired: &DesiredPod,
 ) -> Result<Option<TurnEnd>, SyncError> {
     let known =
-        effects.registry.with(&job.uid, |e| (e.admission.admitted, e.runtime.observed.any_sandbox_ready()));
+        effects.registry.read(&job.uid, |e| (e.admission.admitted, e.runtime.observed.any_sandbox_ready()));
     let adopted = match known {
         Some((true, _)) => return Ok(None),
         Some((false, adopted)) => adopted,

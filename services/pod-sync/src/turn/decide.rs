@@ -15,7 +15,7 @@ use crate::state::pod_state::DesiredPod;
 pub fn decide(effects: &Effects, desired: &DesiredPod, observed: &Observed) -> PodActions {
     let (pod, registry) = (&desired.pod, &effects.registry);
     let hints = registry
-        .with(&pod.metadata.uid, |e| hints(pod, observed, Some(&e.published.status), &e.probes.states))
+        .read(&pod.metadata.uid, |e| hints(pod, observed, Some(&e.published.status), &e.probes.states))
         .unwrap_or_default();
     compute_pod_actions(pod, observed, &hints, &registry.backoff(), &registry.moment())
 }
@@ -23,7 +23,7 @@ pub fn decide(effects: &Effects, desired: &DesiredPod, observed: &Observed) -> P
 /// Publishes the changed result of a probe without waiting for a turn (pod-lifecycle.md §14.4).
 pub fn publish_decision(effects: &Effects, uid: &str) {
     let known =
-        effects.registry.with(uid, |e| (e.worker.phase, e.desired.clone(), Arc::clone(&e.runtime.observed)));
+        effects.registry.read(uid, |e| (e.worker.phase, e.desired.clone(), Arc::clone(&e.runtime.observed)));
     match known {
         Some((WorkerPhase::Sync, Some(desired), observed)) => {
             let actions = decide(effects, &desired, &observed);

@@ -21,7 +21,7 @@ pub fn apply(effects: &Arc<Effects>, uid: &str, input: &Input<'_>) -> Option<Tra
 /// new.
 pub fn set_desired(
     effects: &Arc<Effects>,
-    desired: &DesiredPod,
+    desired: &Arc<DesiredPod>,
     kind: UpdateKind,
     observed: Option<Observed>,
 ) -> Option<Transition> {
@@ -41,17 +41,16 @@ fn begin_if_new(effects: &Arc<Effects>, uid: &str, applied: Option<Applied>) -> 
 pub fn begin_worker(effects: &Arc<Effects>, uid: &str) {
     let claim = |state: &mut PodState| state.inbox.claim_worker().then_some(state.incarnation);
     if let Some(Some(incarnation)) = effects.registry.with(uid, claim) {
-        tokio::spawn(run(Arc::clone(effects), uid.to_owned(), incarnation));
+        keelson_service_kit::spawn(
+            "worker supervisor",
+            supervise(Arc::clone(effects), uid.into(), incarnation, run_once),
+        );
     }
 }
 
-async fn run(effects: Arc<Effects>, uid: String, incarnation: u64) {
-    supervise(effects, uid, incarnation, run_once).await;
-}
-
 /// Runs the worker until it ends or panics.
-async fn run_once(effects: Arc<Effects>, uid: String, incarnation: u64) {
-    if worker::run(Arc::clone(&effects), uid.clone(), incarnation).await == WorkerEnd::Forget {
+async fn run_once(effects: Arc<Effects>, uid: Arc<str>, incarnation: u64) {
+    if worker::run(Arc::clone(&effects), Arc::clone(&uid), incarnation).await == WorkerEnd::Forget {
         forget(&effects, &uid, incarnation);
     }
 }
@@ -59,7 +58,7 @@ async fn run_once(effects: Arc<Effects>, uid: String, incarnation: u64) {
 /// Ends a pod that no source has any more.
 pub fn remove(effects: &Arc<Effects>, uid: &str) {
     let known =
-        effects.registry.with(uid, |e| (e.incarnation, e.desired.as_ref().map(|w| Arc::clone(&w.pod))));
+        effects.registry.read(uid, |e| (e.incarnation, e.desired.as_ref().map(|w| Arc::clone(&w.pod))));
     let Some((incarnation, pod)) = known else { return };
     let transition = apply(effects, uid, &Input::Removed { pod: pod.as_deref() });
     if transition.is_some_and(|t| t.forget) {
@@ -87,7 +86,7 @@ pub fn forget_as_orphan(effects: &Arc<Effects>, uid: &str, incarnation: u64, obs
 
 /// If the runtime still holds something of an earlier incarnation of a pod's UID, the pod is made to wait for the removal. Returns
 /// whether it waits.
-pub fn await_cleanup(effects: &Arc<Effects>, desired: &DesiredPod) -> bool {
+pub fn await_cleanup(effects: &Arc<Effects>, desired: &Arc<DesiredPod>) -> bool {
     let waits = effects.registry.await_cleanup(desired);
     if waits {
         begin_waiting(effects, &desired.pod.metadata.uid);

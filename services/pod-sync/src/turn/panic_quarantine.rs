@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use keelson_pod_sync_core::explain::{Cause, StepName};
-use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
+use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos, panic_message};
 
 use crate::effects::Effects;
 use crate::publish::objects::pod_object;
@@ -21,17 +21,18 @@ const LONGEST: Duration = Duration::from_secs(300);
 const TEXT_BYTES: usize = 300;
 
 /// Runs the worker of one incarnation of a UID, and restarts it when it panics.
-pub async fn supervise<Run, Work>(effects: Arc<Effects>, uid: String, incarnation: u64, run: Run)
+pub async fn supervise<Run, Work>(effects: Arc<Effects>, uid: Arc<str>, incarnation: u64, run: Run)
 where
-    Run: Fn(Arc<Effects>, String, u64) -> Work,
+    Run: Fn(Arc<Effects>, Arc<str>, u64) -> Work,
     Work: Future<Output = ()> + Send + 'static,
 {
     let mut backoff = Backoff::new(FIRST, LONGEST);
     let mut has_panicked = false;
     loop {
         let began = Instant::now();
-        let work = run(Arc::clone(&effects), uid.clone(), incarnation);
-        let (registry, name) = (Arc::clone(&effects.registry), uid.clone());
+        let work = run(Arc::clone(&effects), Arc::clone(&uid), incarnation);
+        let (registry, name) = (Arc::clone(&effects.registry), Arc::clone(&uid));
+        #[expect(clippy::disallowed_methods, reason = "the quarantine reports the panic, with its pod")]
         let worker = tokio::spawn(Box::pin(async move {
             if has_panicked {
                 // It may have panicked before the desired state of the pod was set.
@@ -45,7 +46,9 @@ where
             backoff.reset();
         }
         has_panicked = true;
-        if !quarantine(&effects, &uid, incarnation, &message_of(&*panic), backoff.next_delay()).await {
+        let (text, delay) = (message_of(&*panic), backoff.next_delay());
+        // Boxed, because panics are rare and every pod has a supervisor.
+        if !Box::pin(quarantine(&effects, &uid, incarnation, &text, delay)).await {
             return;
         }
     }
@@ -128,11 +131,9 @@ fn object_of(state: &PodState, uid: &str) -> ObjectRef {
 }
 
 fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let mut text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    let text = panic_message(panic);
     let end = (0..=TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    text.truncate(end);
-    text
+    text[..end].to_owned()
 }
 
 #[cfg(test)]
@@ -149,21 +150,20 @@ mod tests {
     use super::*;
     use crate::state::pod_state::DesiredPod;
 
-    fn desired() -> DesiredPod {
+    fn desired() -> Arc<DesiredPod> {
         let json = serde_json::json!({
             "metadata": {"name": "web", "namespace": "default", "uid": "u"},
             "spec": {"containers": [{"name": "main", "image": "i:1"}]},
         });
         let pod: Pod = serde_json::from_value(json).unwrap();
-        DesiredPod {
+        Arc::new(DesiredPod {
             pod: Arc::new(pod),
             raw: bytes::Bytes::new(),
             source: "file".into(),
-            origin: String::new(),
             traceparent: String::new(),
             revision: 1,
             added_unix_nanos: 0,
-        }
+        })
     }
 
     /// With one pod, whose own worker is not started.

@@ -40,6 +40,13 @@ struct ProbeTarget {
     key: (String, ProbeKind),
 }
 
+impl ProbeTarget {
+    /// The state of the probe.
+    fn state_in<'a>(&self, pod: &'a mut PodState) -> Option<&'a mut ProbeState> {
+        pod.probes.states.get_mut(&self.key.0, self.key.1)
+    }
+}
+
 /// What a task does next.
 enum Step {
     Probe(Box<Call>),
@@ -69,12 +76,12 @@ pub fn ensure(effects: &Arc<Effects>, job: &Job) {
             if state.probes.runs(&key) || state.worker.phase != WorkerPhase::Sync {
                 continue;
             }
-            state.probes.states.entry(key.clone()).or_insert_with(|| ProbeState::new(key.1));
+            state.probes.states.add(&key.0, key.1);
             let wake = Arc::new(Notify::new());
             let target = ProbeTarget { uid: job.uid.clone(), incarnation, key: key.clone() };
             let series = Arc::new(effects.publisher.metrics.probe(&desired.pod, &key.0, key.1));
             let task = follow(Arc::clone(effects), target, Arc::clone(&wake), Arc::downgrade(&series));
-            let handle = tokio::spawn(task).abort_handle();
+            let handle = keelson_service_kit::spawn("probe", task).abort_handle();
             state.probes.add(key, ProbeTask { wake, handle, series });
         }
     });
@@ -130,7 +137,7 @@ fn plan_early(
     let nanos = |duration: Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
     let left = nanos(regular.saturating_duration_since(now));
     let plan = |state: &mut PodState| {
-        let probe = state.probes.states.get_mut(&target.key)?;
+        let probe = target.state_in(state)?;
         let regular = at.now_unix_nanos.saturating_add(left);
         let wait = probe.plan_early(target.key.1, nanos(took), regular, &at);
         if wait.is_none() && probe.next_unix_nanos != 0 {
@@ -179,11 +186,11 @@ fn decide_step(
     let times = ProbeTimes::of(kind.of(container)?);
     let observed = Arc::clone(&state.runtime.observed);
     let running = observed.current(name).filter(|r| r.is_running());
-    let (old, states) = (Some(&**state.published.status), &state.probes.states);
+    let (old, states) = (Some(&*state.published.status), &state.probes.states);
     let before = running.map_or_else(PreviousStatus::default, |record| previous_status(old, record));
     let started = running.is_some_and(|record| started(container, record, old, states));
     let address = pod_address(&effects.registry.node, &effects.context.config, state, &pod);
-    let probe = state.probes.states.get_mut(&target.key)?;
+    let probe = target.state_in(state)?;
     let inputs = ProbeInputs { running, started, previous: before, due, spread: fastrand::f64(), at };
     Some(match probe.next_probe(kind, &times, &inputs) {
         NextProbe::Keep => Step::Keep,
@@ -201,7 +208,7 @@ fn decide_step(
 fn show_wait(effects: &Effects, target: &ProbeTarget, call: &Call, text: &str) {
     let at = effects.registry.moment();
     effects.registry.with_incarnation(&target.uid, target.incarnation, |state| {
-        if let Some(probe) = state.probes.states.get_mut(&target.key) {
+        if let Some(probe) = target.state_in(state) {
             text.clone_into(&mut probe.turn_wait);
             explain(state, call, &at);
         }
@@ -227,7 +234,7 @@ fn apply(effects: &Effects, target: &ProbeTarget, call: &Call, outcome: &Outcome
         if has_ended(state, call.kind) {
             return None;
         }
-        let probe = state.probes.states.get_mut(&target.key)?;
+        let probe = target.state_in(state)?;
         if probe.container_id != call.id {
             return None;
         }

@@ -69,7 +69,7 @@ impl Retries {
 /// The worker of one incarnation of a UID.
 struct Worker {
     effects: Arc<Effects>,
-    uid: String,
+    uid: Arc<str>,
     incarnation: u64,
     /// Wakes it.
     wake: Arc<Notify>,
@@ -95,17 +95,22 @@ struct Began {
 }
 
 /// Runs the turns of this incarnation of a UID until it ends.
-pub async fn run(effects: Arc<Effects>, uid: String, incarnation: u64) -> WorkerEnd {
+pub async fn run(effects: Arc<Effects>, uid: Arc<str>, incarnation: u64) -> WorkerEnd {
     let Some(wake) = effects.registry.with_incarnation(&uid, incarnation, |e| e.inbox.waker()) else {
         return WorkerEnd::Stopped;
     };
-    let (retries, memory, unanswered) = (Retries::new(), Memory::default(), PendingTrigger::default());
-    Worker { effects, uid, incarnation, wake, retries, memory, unanswered }.run().await
+    let mut worker = Worker::new(effects, uid, incarnation, wake);
+    worker.run().await
 }
 
 impl Worker {
-    // The futures of rare steps are boxed, so that a worker that waits, as most do, is small.
-    async fn run(mut self) -> WorkerEnd {
+    fn new(effects: Arc<Effects>, uid: Arc<str>, incarnation: u64, wake: Arc<Notify>) -> Self {
+        let (retries, memory, unanswered) = (Retries::new(), Memory::default(), PendingTrigger::default());
+        Self { effects, uid, incarnation, wake, retries, memory, unanswered }
+    }
+
+    // The futures of its steps are boxed, so that a worker that waits, as most do, is small.
+    async fn run(&mut self) -> WorkerEnd {
         loop {
             match self.state(|state| state.awaits_cleanup()) {
                 None => return WorkerEnd::Stopped,
@@ -125,7 +130,7 @@ impl Worker {
                     () = tokio::time::sleep(delay) => continue,
                 }
             }
-            let wait = match self.turn().await {
+            let wait = match Box::pin(self.turn()).await {
                 After::End(end) => return end,
                 After::Again => continue,
                 After::Wait(wait) => wait,
@@ -150,11 +155,10 @@ impl Worker {
 
     /// Reads the pod from the runtime if its observation may be stale. An invalidation during the read is left to the next turn.
     async fn refresh(&self) -> Result<(), SyncError> {
-        let registry = &self.effects.registry;
-        let stale = registry.with(&self.uid, |state| state.runtime.freshness.stale());
+        let stale = self.state(|state| state.runtime.freshness.stale());
         let Some(token) = stale.flatten() else { return Ok(()) };
         Box::pin(self.effects.read_pod(&self.uid)).await?;
-        registry.with(&self.uid, |state| state.runtime.freshness.refreshed(token));
+        self.state(|state| state.runtime.freshness.refreshed(token));
         Ok(())
     }
 
@@ -164,7 +168,7 @@ impl Worker {
         trigger.give_back(self.unanswered.take());
         let began = Began { at: Instant::now(), unix_nanos: now_unix_nanos(), trigger };
         let Some(job) = self.job() else { return After::End(WorkerEnd::Stopped) };
-        let result = Box::pin(work(&self.effects, &job, &mut self.memory)).await;
+        let result = work(&self.effects, &job, &mut self.memory).await;
         self.effects.registry.save_backoff(&self.uid);
         let (outcome, wait) = match result {
             Ok(end) => {
@@ -173,17 +177,22 @@ impl Worker {
             }
             Err(error) => (SyncOutcome::Failed, self.retry_after(&error)),
         };
-        self.effects.registry.update_steps(&self.uid, |steps, _| steps.clear(StepName::Worker, ""));
+        self.state(|state| state.steps.clear(StepName::Worker, ""));
         self.apply(&job, outcome, wait, began)
     }
 
     /// When the next turn begins after this error.
     fn retry_after(&mut self, error: &SyncError) -> Duration {
-        let registry = &self.effects.registry;
-        registry.with(&self.uid, |state| state.runtime.freshness.invalidate());
+        self.state(|state| state.runtime.freshness.invalidate());
         let delay = self.retries.delay(resync(&self.effects), &self.uid, error);
-        registry.update_steps(&self.uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
+        self.show_retry(delay);
         delay
+    }
+
+    /// The steps of the pod show when they are retried.
+    fn show_retry(&self, delay: Duration) {
+        let at = self.effects.registry.moment();
+        self.state(|state| state.steps.retried_at(after(at.now_unix_nanos, delay), &at));
     }
 
     /// Applies the outcome of a turn. `wait`: until the next turn, if nothing else decides when that begins.
@@ -202,7 +211,7 @@ impl Worker {
             registry.release_name(pod);
         }
         // A restored pod is forgotten only when its source has reported.
-        if transition.forget && self.state(|state| state.is_restored()) != Some(true) {
+        if transition.forget && self.state(|state| state.awaits_source()) != Some(true) {
             return After::End(WorkerEnd::Forget);
         }
         let has_moved_on = transition.state.phase != turn_phase;
@@ -238,20 +247,22 @@ impl Worker {
     /// The pod cannot be read from the runtime: its steps say so, and an event does too when the runtime has answered with an error
     /// (§6.4). A runtime that does not answer is no event of the pod.
     fn report_unreadable(&self, error: &SyncError, delay: Duration) {
-        let registry = &self.effects.registry;
+        let at = self.effects.registry.moment();
         let cause = Cause::waiting("RuntimeNotReady", &error.message, "runtime-shim");
-        let is_new = registry.set_step(&self.uid, StepName::Sandbox, "", cause);
-        registry.update_steps(&self.uid, |steps, at| steps.retried_at(after(at.now_unix_nanos, delay), at));
-        let pod = registry.with(&self.uid, |e| e.desired.as_ref().map(|w| Arc::clone(&w.pod))).flatten();
-        if let Some(pod) = pod.filter(|_| is_new && !error.peer_unavailable) {
+        let known = self.state(|state| {
+            let is_new = state.steps.set(StepName::Sandbox, "", cause, &at);
+            state.desired.clone().filter(|_| is_new)
+        });
+        self.show_retry(delay);
+        if let Some(desired) = known.flatten().filter(|_| !error.peer_unavailable) {
             let text = format!("error determining status: {}", error.message);
-            self.effects.context.events.warning(pod_object(&pod), "FailedSync", text);
+            self.effects.context.events.warning(pod_object(&desired.pod), "FailedSync", text);
         }
     }
 
     fn job(&self) -> Option<Job> {
         self.state(|state| Job {
-            uid: self.uid.clone(),
+            uid: self.uid.to_string(),
             worker: state.worker.clone(),
             desired: state.desired.clone(),
             observed: Arc::clone(&state.runtime.observed),
@@ -284,7 +295,7 @@ fn until(resync: Duration, next_unix_nanos: Option<i64>) -> Duration {
 fn deadline_after(effects: &Effects, job: &Job, began_unix_nanos: i64) -> Option<i64> {
     let desired = job.desired.as_ref().filter(|_| job.worker.phase == WorkerPhase::Sync)?;
     let deadline =
-        effects.registry.with(&job.uid, |e| deadline_unix_nanos(&desired.pod, &e.published.status)).flatten();
+        effects.registry.read(&job.uid, |e| deadline_unix_nanos(&desired.pod, &e.published.status)).flatten();
     deadline.filter(|deadline| *deadline > began_unix_nanos)
 }
 
@@ -306,7 +317,25 @@ async fn work(effects: &Arc<Effects>, job: &Job, memory: &mut Memory) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use keelson_config::{Config, ServiceName};
+    use keelson_pod_sync_core::worker::WorkerState;
+    use keelson_service_kit::Context;
+
     use super::*;
+
+    #[tokio::test]
+    async fn an_error_of_an_earlier_incarnation_does_not_concern_the_next() {
+        let effects = Effects::new(Context::detached(ServiceName::PodSync, Config::default()), None);
+        let insert = || {
+            effects.registry.insert("u", PodState::new("u", WorkerState::default()));
+            effects.registry.read("u", |state| (state.incarnation, state.inbox.waker())).unwrap()
+        };
+        let (incarnation, wake) = insert();
+        insert();
+        let mut worker = Worker::new(Arc::clone(&effects), "u".into(), incarnation, wake);
+        worker.retry_after(&SyncError::new("the runtime does not answer"));
+        assert_eq!(effects.registry.read("u", |state| state.runtime.freshness.stale()), Some(None));
+    }
 
     #[test]
     fn retries_while_a_service_is_unavailable_take_100_ms_to_5_s() {

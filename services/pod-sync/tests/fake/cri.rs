@@ -1,93 +1,72 @@
-//! A fake of CRI at runtime-shim's socket, with the calls that pod-sync makes.
+//! CRI at runtime-shim's socket, with the calls that pod-sync makes.
 
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::now_unix_nanos;
-use prost::Message;
+use keelson_testkit::fakes::{FakeCriRuntime, Unary};
 use tonic::Status;
-use tonic::body::Body;
-use tonic::server::NamedService;
 
 use super::Shim;
 
-#[derive(Clone)]
-pub struct Cri(pub Arc<Shim>);
+type Answer<T> = Result<T, Status>;
 
-impl NamedService for Cri {
-    const NAME: &'static str = "runtime.v1.RuntimeService";
+/// Scripts the calls: each one changes the pods of `shim`.
+pub fn answer_cri(shim: &Arc<Shim>, fake: &FakeCriRuntime) {
+    answer(shim, &fake.run_pod_sandbox, "RunPodSandbox", run_pod_sandbox);
+    answer(shim, &fake.update_runtime_config, "UpdateRuntimeConfig", update_runtime_config);
+    answer(shim, &fake.pod_sandbox_status, "PodSandboxStatus", pod_sandbox_status);
+    answer(shim, &fake.stop_pod_sandbox, "StopPodSandbox", stop_pod_sandbox);
+    answer(shim, &fake.create_container, "CreateContainer", create_container);
+    answer(shim, &fake.start_container, "StartContainer", start_container);
+    answer(shim, &fake.stop_container, "StopContainer", stop_container);
+    answer(shim, &fake.container_status, "ContainerStatus", container_status);
+    answer(shim, &fake.remove_container, "RemoveContainer", remove_container);
+    answer(shim, &fake.exec_sync, "ExecSync", exec_sync);
 }
 
-impl tower::Service<Request<Body>> for Cri {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let shim = Arc::clone(&self.0);
-        Box::pin(async move {
-            let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-            let body = request.into_body().collect().await.unwrap().to_bytes().slice(5..);
-            shim.called(&method);
-            Ok(act(&shim, &method, body).map_or_else(Status::into_http, |message| framed(&message)))
-        })
-    }
+/// Records each call of the method under its CRI name, and acts unless the runtime is unavailable.
+fn answer<Req, Resp>(
+    shim: &Arc<Shim>,
+    method: &Unary<Req, Resp>,
+    name: &'static str,
+    act: fn(&Shim, Req) -> Answer<Resp>,
+) where
+    Req: Clone + 'static,
+    Resp: Clone + Send + Sync + 'static,
+{
+    let shim = Arc::clone(shim);
+    method.answer_with(move |request| {
+        shim.called(name);
+        shim.check_available()?;
+        act(&shim, request)
+    });
 }
 
-fn framed(message: &[u8]) -> Response<Body> {
-    let mut framed = BytesMut::new();
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap());
-    framed.extend_from_slice(message);
-    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
-    let body = Full::new(framed.freeze()).with_trailers(std::future::ready(Some(Ok(trailers))));
-    let mut response = Response::new(Body::new(body));
-    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
-    response
+fn not_found() -> Status {
+    Status::not_found("the runtime does not have it")
 }
 
-fn owner(shim: &Shim, has: impl Fn(&rt::RuntimePod) -> bool) -> Result<String, Status> {
-    let found = shim.all().into_iter().find(|pod| has(pod));
-    found.map(|pod| pod.uid).ok_or_else(|| Status::not_found("the runtime does not have it"))
+/// The UID of the pod of a sandbox.
+fn owner_of_sandbox(shim: &Shim, id: &str) -> Answer<String> {
+    let has = |pod: &rt::RuntimePod| pod.sandboxes.iter().any(|sandbox| sandbox.id == id);
+    shim.all().into_iter().find(has).map(|pod| pod.uid).ok_or_else(not_found)
 }
 
-fn of_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) -> Result<(), Status> {
-    let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
+/// A container, and the UID of its pod.
+fn find_container(shim: &Shim, id: &str) -> Answer<(String, rt::Container)> {
+    let with_uid = |pod: rt::RuntimePod| pod.containers.into_iter().map(move |c| (pod.uid.clone(), c));
+    shim.all().into_iter().flat_map(with_uid).find(|(_, c)| c.id == id).ok_or_else(not_found)
+}
+
+fn change_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) -> Answer<()> {
+    let (uid, _) = find_container(shim, id)?;
     shim.change(&uid, |pod| change(pod.containers.iter_mut().find(|c| c.id == id).unwrap()));
     Ok(())
 }
 
-fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
-    shim.check_available()?;
-    match method {
-        "RunPodSandbox" => run_pod_sandbox(shim, body),
-        "UpdateRuntimeConfig" => update_runtime_config(shim, body),
-        "PodSandboxStatus" => pod_sandbox_status(),
-        "StopPodSandbox" => stop_pod_sandbox(shim, body),
-        "CreateContainer" => create_container(shim, body),
-        "StartContainer" => start_container(shim, body),
-        "StopContainer" => stop_container(shim, body),
-        "ContainerStatus" => container_status(shim, body),
-        "RemoveContainer" => remove_container(shim, body),
-        "ExecSync" => exec_sync(shim, body),
-        other => Err(Status::unimplemented(other)),
-    }
-}
-
-fn run_pod_sandbox(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let request = cri::RunPodSandboxRequest::decode(body).unwrap();
+fn run_pod_sandbox(shim: &Shim, request: cri::RunPodSandboxRequest) -> Answer<cri::RunPodSandboxResponse> {
     let config = request.config.unwrap();
     shim.called(&format!("handler {:?}", request.runtime_handler));
     shim.called(&format!("dns {}", config.dns_config.unwrap_or_default().servers.join(" ")));
@@ -108,31 +87,34 @@ fn run_pod_sandbox(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
         (pod.name, pod.namespace) = (wanted.name, wanted.namespace);
         pod.sandboxes.push(sandbox);
     });
-    Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id }.encode_to_vec())
+    Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
 }
 
-fn update_runtime_config(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let request = cri::UpdateRuntimeConfigRequest::decode(body).unwrap();
+fn update_runtime_config(
+    shim: &Shim,
+    request: cri::UpdateRuntimeConfigRequest,
+) -> Answer<cri::UpdateRuntimeConfigResponse> {
     let network = request.runtime_config.unwrap().network_config.unwrap();
     shim.called(&format!("pod CIDR {}", network.pod_cidr));
-    Ok(Vec::new())
+    Ok(cri::UpdateRuntimeConfigResponse::default())
 }
 
-fn pod_sandbox_status() -> Result<Vec<u8>, Status> {
+fn pod_sandbox_status(_: &Shim, _: cri::PodSandboxStatusRequest) -> Answer<cri::PodSandboxStatusResponse> {
     let network = cri::PodSandboxNetworkStatus { ip: "10.0.0.2".into(), ..Default::default() };
     let status = cri::PodSandboxStatus { network: Some(network), ..Default::default() };
-    Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec())
+    Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() })
 }
 
-fn stop_pod_sandbox(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let id = cri::StopPodSandboxRequest::decode(body).unwrap().pod_sandbox_id;
-    let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == id))?;
+fn stop_pod_sandbox(shim: &Shim, request: cri::StopPodSandboxRequest) -> Answer<cri::StopPodSandboxResponse> {
+    let uid = owner_of_sandbox(shim, &request.pod_sandbox_id)?;
     shim.change(&uid, |pod| pod.sandboxes.iter_mut().for_each(|s| s.ready = false));
-    Ok(Vec::new())
+    Ok(cri::StopPodSandboxResponse::default())
 }
 
-fn create_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let request = cri::CreateContainerRequest::decode(body).unwrap();
+fn create_container(
+    shim: &Shim,
+    request: cri::CreateContainerRequest,
+) -> Answer<cri::CreateContainerResponse> {
     let config = request.config.unwrap();
     let wanted = config.metadata.unwrap();
     for mount in &config.mounts {
@@ -159,7 +141,7 @@ fn create_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
     }
     let seccomp = context.seccomp.unwrap_or_default();
     shim.called(&format!("seccomp {}", seccomp.profile_type().as_str_name()));
-    let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == request.pod_sandbox_id))?;
+    let uid = owner_of_sandbox(shim, &request.pod_sandbox_id)?;
     let container = rt::Container {
         id: format!("c{}", shim.next()),
         name: wanted.name,
@@ -172,63 +154,62 @@ fn create_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
     };
     let answer = cri::CreateContainerResponse { container_id: container.id.clone() };
     shim.change(&uid, |pod| pod.containers.push(container));
-    Ok(answer.encode_to_vec())
+    Ok(answer)
 }
 
-fn start_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let id = cri::StartContainerRequest::decode(body).unwrap().container_id;
-    let named =
-        |pod: &rt::RuntimePod, name: &str| pod.containers.iter().any(|c| c.id == id && c.name == name);
-    if shim.all().iter().any(|pod| named(pod, "broken")) {
+fn start_container(shim: &Shim, request: cri::StartContainerRequest) -> Answer<cri::StartContainerResponse> {
+    let id = request.container_id;
+    if find_container(shim, &id).is_ok_and(|(_, container)| container.name == "broken") {
         return Err(Status::unknown(format!("the runtime cannot start {id} for a reason")));
     }
-    of_container(shim, &id, |container| {
+    change_container(shim, &id, |container| {
         container.set_state(rt::ContainerState::Running);
         container.started_unix_nanos = now_unix_nanos();
     })?;
-    Ok(Vec::new())
+    Ok(cri::StartContainerResponse::default())
 }
 
-fn stop_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let request = cri::StopContainerRequest::decode(body).unwrap();
-    if !shim.stopping(request.timeout) {
+fn stop_container(shim: &Shim, request: cri::StopContainerRequest) -> Answer<cri::StopContainerResponse> {
+    if shim.stops_are_held() {
         return Err(Status::deadline_exceeded("the runtime hangs"));
     }
     let id = request.container_id;
-    of_container(shim, &id, |container| {
+    change_container(shim, &id, |container| {
         container.set_state(rt::ContainerState::Exited);
         container.exit_code = 143;
         container.finished_unix_nanos = now_unix_nanos();
     })?;
-    Ok(Vec::new())
+    Ok(cri::StopContainerResponse::default())
 }
 
-fn container_status(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let id = cri::ContainerStatusRequest::decode(body).unwrap().container_id;
-    let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
-    let pods = shim.all();
-    let container =
-        pods.iter().filter(|pod| pod.uid == uid).flat_map(|pod| &pod.containers).find(|c| c.id == id);
-    let state = match container.unwrap().state() {
+fn container_status(
+    shim: &Shim,
+    request: cri::ContainerStatusRequest,
+) -> Answer<cri::ContainerStatusResponse> {
+    let id = request.container_id;
+    let state = match find_container(shim, &id)?.1.state() {
         rt::ContainerState::Created => cri::ContainerState::ContainerCreated,
         rt::ContainerState::Running => cri::ContainerState::ContainerRunning,
         rt::ContainerState::Exited => cri::ContainerState::ContainerExited,
         _ => cri::ContainerState::ContainerUnknown,
     };
     let status = cri::ContainerStatus { id, state: state.into(), ..Default::default() };
-    Ok(cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec())
+    Ok(cri::ContainerStatusResponse { status: Some(status), ..Default::default() })
 }
 
-fn remove_container(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let id = cri::RemoveContainerRequest::decode(body).unwrap().container_id;
-    let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
+fn remove_container(
+    shim: &Shim,
+    request: cri::RemoveContainerRequest,
+) -> Answer<cri::RemoveContainerResponse> {
+    let id = request.container_id;
+    let (uid, _) = find_container(shim, &id)?;
     shim.change(&uid, |pod| pod.containers.retain(|c| c.id != id));
-    Ok(Vec::new())
+    Ok(cri::RemoveContainerResponse::default())
 }
 
-fn exec_sync(shim: &Shim, body: Bytes) -> Result<Vec<u8>, Status> {
-    let command = cri::ExecSyncRequest::decode(body).unwrap().cmd;
+fn exec_sync(shim: &Shim, request: cri::ExecSyncRequest) -> Answer<cri::ExecSyncResponse> {
+    let command = request.cmd;
     shim.called(&command[0]);
     let (exit_code, output) = shim.outcome(&command[0]);
-    Ok(cri::ExecSyncResponse { stdout: output.into_bytes(), stderr: Vec::new(), exit_code }.encode_to_vec())
+    Ok(cri::ExecSyncResponse { stdout: output.into_bytes(), stderr: Vec::new(), exit_code })
 }

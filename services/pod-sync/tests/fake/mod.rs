@@ -1,8 +1,9 @@
-//! Fakes of the four services that pod-sync calls, over real unix sockets. They carry out every request at once, except that
+//! The four services that pod-sync calls, as fakes over real unix sockets. They carry out every request at once, except that
 //! runtime-shim removes the records of a pod only when a test says so.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod cri;
 mod services;
@@ -11,15 +12,20 @@ mod shim;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::Stream;
 use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_kube_model::time::format_nanos;
+use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_sync::v1 as ps;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
-use keelson_service_kit::{CancellationToken, Context, Peer, PeerChannel, WatchHub, now_unix_nanos};
+use keelson_service_kit::{
+    CancellationToken, Context, Peer, PeerChannel, WatchHub, WatchItem, now_unix_nanos,
+};
+use keelson_testkit::fakes::{FakePodConfig, Recorder};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -45,6 +51,20 @@ pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) 
         .unwrap_or_else(|_| panic!("{what} never came"))
 }
 
+/// The messages of a watch: all entries, that these were all, and later changes.
+fn watch_messages<V: Clone + Send + Sync, M: Send>(
+    hub: &WatchHub<String, V>,
+    set: fn(V) -> M,
+    gone: fn(String) -> M,
+    synced: fn(Synced) -> M,
+) -> impl Stream<Item = M> + Send + use<V, M> {
+    hub.subscribe().into_stream(move |item| match item {
+        WatchItem::Set(_, value) => set(value),
+        WatchItem::Gone(uid) => gone(uid),
+        WatchItem::Synced => synced(Synced {}),
+    })
+}
+
 fn serve(config: &Config, name: ServiceName, routes: Routes, stop: &CancellationToken) {
     let socket = config.paths.socket(name);
     std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
@@ -58,7 +78,7 @@ pub struct World {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, pc::DesiredPod>,
     pub shim: Arc<Shim>,
-    pub machine: Arc<FakeMachine>,
+    pub machine: FakeMachine,
     /// The pod settings in the configuration of pod-sync when it starts.
     pub settings: keelson_config::Pods,
     /// Its `resolvConf`.
@@ -72,36 +92,38 @@ pub struct World {
     /// The objects of that control plane.
     pub cluster: Arc<Mutex<FakeCluster>>,
     reported: watch::Sender<Vec<String>>,
+    pod_config: FakePodConfig,
 }
 
 impl World {
     pub fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let settings = keelson_config::Pods::default();
+        let (pods, cluster) = (WatchHub::new(), Arc::default());
+        let reported = watch::Sender::new(SOURCES.map(String::from).to_vec());
+        let (shim, runtime_shim) = Shim::start();
         let world = Self {
-            dir,
-            pods: WatchHub::new(),
-            shim: Arc::default(),
-            machine: Arc::default(),
-            settings,
+            dir: tempfile::tempdir().unwrap(),
+            pod_config: services::pod_config(&pods, &reported, &cluster),
+            pods,
+            shim,
+            machine: FakeMachine::new(),
+            settings: keelson_config::Pods::default(),
             resolv_conf: String::new(),
             seen_ago: Duration::ZERO,
             source: "file",
             control_plane: ControlPlane::None,
-            cluster: Arc::default(),
-            reported: watch::Sender::new(SOURCES.map(String::from).to_vec()),
+            cluster,
+            reported,
         };
-        let reported = world.reported.subscribe();
         let (config, never) = (world.config(), CancellationToken::new());
-        serve(
-            &config,
-            ServiceName::PodConfig,
-            services::pod_config(world.pods.clone(), reported, &world.cluster),
-            &never,
-        );
-        serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
-        serve(&config, ServiceName::VolumeManager, services::volume_manager(&world.shim), &never);
-        serve(&config, ServiceName::ResourceManager, services::resource_manager(&world.machine), &never);
+        let volumes = services::volume_manager(&world.shim);
+        for (name, routes) in [
+            (ServiceName::PodConfig, Routes::new(world.pod_config.server())),
+            (ServiceName::RuntimeShim, runtime_shim),
+            (ServiceName::VolumeManager, Routes::new(volumes.server())),
+            (ServiceName::ResourceManager, Routes::new(world.machine.api.server())),
+        ] {
+            serve(&config, name, routes, &never);
+        }
         world
     }
 
@@ -126,6 +148,11 @@ impl World {
     /// From now on only these of [`SOURCES`] have reported.
     pub fn reported(&self, sources: &[&str]) {
         self.reported.send_replace(sources.iter().map(|source| (*source).to_owned()).collect());
+    }
+
+    /// The requests for service variables.
+    pub fn service_env_requests(&self) -> &Recorder<pc::GetServiceEnvRequest> {
+        self.pod_config.get_service_env.requests()
     }
 
     /// Deletes everything that pod-sync has stored.
@@ -156,11 +183,7 @@ impl World {
             "metadata": {
                 "name": uid, "namespace": "default", "uid": uid,
                 "creationTimestamp": format_nanos(seen).unwrap(),
-                "annotations": {
-                    "kubernetes.io/config.source": self.source,
-                    "kubernetes.io/config.seen": format_nanos(seen).unwrap(),
-                    "revision": revision.to_string(),
-                },
+                "annotations": {"revision": revision.to_string()},
             },
             "spec": spec,
         });
@@ -172,6 +195,7 @@ impl World {
             pod_json: pod.to_string().into_bytes().into(),
             revision,
             added_unix_nanos,
+            seen_unix_nanos: i64::try_from(seen).unwrap(),
             ..pc::DesiredPod::default()
         };
         self.pods.set(uid.to_owned(), desired);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-pub use keelson_desired_set::{Desire, PodRef, Want};
+pub use keelson_desired_set::{Desire, DesireHeader, PodRef, Want};
 use keelson_kube_model::Quantity;
 
 use crate::layout::Qos;
@@ -55,13 +55,10 @@ pub struct EmptyDirShare {
 /// The desired state of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// The pod; its UID is part of the name of its cgroup.
-    pub pod: PodRef,
-    /// The revision of this pod's desired state.
-    pub revision: u64,
-    /// `Run`: the cgroup is created once the pod is admitted. `Stop`: its resources stay reserved. `Unmount`: its resources
-    /// are free, the cgroup stays because volumes may be charged to it. `Forget`: the cgroup is removed.
-    pub want: Want,
+    /// The pod, whose UID is part of the name of its cgroup, and what is wanted. `Run`: the cgroup is created once the
+    /// pod is admitted. `Stop`: its resources stay reserved. `Unmount`: its resources are free, the cgroup stays because
+    /// volumes may be charged to it. `Forget`: the cgroup is removed.
+    pub header: DesireHeader,
     /// The QoS class, which decides the parent cgroup.
     pub qos: Qos,
     /// Effective requests, overhead included.
@@ -91,23 +88,15 @@ pub struct PodDesire {
 }
 
 impl Desire for PodDesire {
-    fn pod(&self) -> &PodRef {
-        &self.pod
+    fn header(&self) -> &DesireHeader {
+        &self.header
     }
+}
 
-    fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    fn want(&self) -> Want {
-        self.want
-    }
-
-    fn forget(pod: PodRef) -> Self {
+impl From<DesireHeader> for PodDesire {
+    fn from(header: DesireHeader) -> Self {
         Self {
-            pod,
-            revision: 0,
-            want: Want::Forget,
+            header,
             qos: Qos::BestEffort,
             requests: Amounts::new(),
             cgroup: PodCgroup::default(),

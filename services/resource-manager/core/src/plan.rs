@@ -52,7 +52,7 @@ pub fn plan(
     observed: &ObservedCgroups,
     nothing_runs: bool,
 ) -> Plan {
-    match desire.want {
+    match desire.header.want {
         Want::Run if !admitted => Plan::Settled(Settled::NotAdmitted),
         Want::Run => match &observed.applied {
             Some((at, values)) if at == path && *values == desire.cgroup => Plan::Settled(Settled::Ready),
@@ -73,7 +73,7 @@ pub fn reserves(want: Want, admitted: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desire::{Desire as _, PodRef};
+    use crate::desire::{DesireHeader, PodRef};
     use crate::layout::{Driver, Layout, Qos};
 
     fn path() -> CgroupPath {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn desire(want: Want) -> PodDesire {
-        PodDesire { want, ..PodDesire::forget(PodRef::default()) }
+        DesireHeader { pod: PodRef::default(), revision: 0, want }.into()
     }
 
     fn made() -> ObservedCgroups {

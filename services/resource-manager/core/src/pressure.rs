@@ -35,7 +35,7 @@ pub fn must_wait_for_older<'a>(
     pod: &PodDesire,
 ) -> bool {
     let before = |one: &PodDesire, other: &PodDesire| {
-        one.created.cmp(&other.created).then_with(|| one.pod.uid.cmp(&other.pod.uid))
+        one.created.cmp(&other.created).then_with(|| one.header.pod.uid.cmp(&other.header.pod.uid))
     };
     let mut older: Vec<&PodDesire> =
         undecided.iter().copied().filter(|other| before(other, pod).is_lt()).collect();
@@ -94,7 +94,7 @@ mod tests {
                 message: format!("The node had condition: {list}. "),
                 temporary: true,
             });
-            assert_eq!(found, expected, "{conditions:?} {}", pod.pod.uid);
+            assert_eq!(found, expected, "{conditions:?} {}", pod.header.pod.uid);
         }
     }
 

@@ -41,9 +41,10 @@ fn pod(uid: &str) -> PodDesire {
 
 #[test]
 fn pod_desire_exposes_its_pod_and_revision() {
-    let desire = PodDesire { revision: 7, ..pod("u") };
-    assert_eq!((desire.pod(), desire.revision()), (&desire.pod, 7));
-    assert_eq!(desire.pod().uid, "u");
+    let mut desire = pod("u");
+    desire.header.revision = 7;
+    assert_eq!((&desire.header().pod, desire.header().revision), (&desire.header.pod, 7));
+    assert_eq!(desire.header().pod.uid, "u");
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn usage_equal_to_the_request_is_not_named_in_eviction_messages() {
 fn chosen(others: &[PodDesire], pod: &PodDesire, cpu: i64) -> Option<Vec<String>> {
     let others: Vec<&PodDesire> = others.iter().collect();
     let chosen = victims(&amounts(&[("cpu", cpu)]), &others, pod, |_| false)?;
-    Some(chosen.iter().map(|one| one.pod.uid.clone()).collect())
+    Some(chosen.iter().map(|one| one.header.pod.uid.clone()).collect())
 }
 
 #[test]

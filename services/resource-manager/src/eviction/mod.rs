@@ -201,7 +201,7 @@ impl EvictionLoop {
         let known = answer.await.ok()?;
         let is_fulfilled = |uid: &String| {
             let pod = known.get(uid);
-            !pod.map(|pod| pod.desire.as_ref().map(|desire| desire.want)).is_some_and(is_in_effect)
+            !pod.map(|pod| pod.desire.as_ref().map(|desire| desire.header.want)).is_some_and(is_in_effect)
         };
         let (fulfilled, remaining): (Vec<_>, Vec<_>) =
             self.orders.snapshot().into_iter().partition(|(uid, _)| is_fulfilled(uid));
@@ -228,7 +228,7 @@ impl EvictionLoop {
         let orders: Vec<Order> = limited
             .into_iter()
             .filter_map(|desire| {
-                let exceeded_limit = exceeded_limit(desire, &storage.usage(&desire.pod.uid))?;
+                let exceeded_limit = exceeded_limit(desire, &storage.usage(&desire.header.pod.uid))?;
                 Some(Order::for_exceeded_limit(desire, exceeded_limit, now))
             })
             .collect();
@@ -244,7 +244,7 @@ impl EvictionLoop {
             .iter()
             .filter(move |(uid, pod)| pod.admitted && !ordered.contains(*uid))
             .filter_map(|(_, pod)| pod.desire.as_ref())
-            .filter(|desire| desire.want == Want::Run)
+            .filter(|desire| desire.header.want == Want::Run)
     }
 
     /// Reclaims unused node resources; if that is not enough, evicts one pod.
@@ -291,7 +291,10 @@ impl EvictionLoop {
         let unmeasured = PodUsage::default();
         let candidates: Vec<Candidate<'_>> = candidates
             .into_iter()
-            .map(|desire| Candidate { desire, usage: usages.get(&desire.pod.uid).unwrap_or(&unmeasured) })
+            .map(|desire| Candidate {
+                desire,
+                usage: usages.get(&desire.header.pod.uid).unwrap_or(&unmeasured),
+            })
             .collect();
         let order = rank(signal, snapshot.layout, &candidates).first().map(|first| {
             let observed = snapshot.signals.get(&signal).copied().unwrap_or_else(Observation::default);

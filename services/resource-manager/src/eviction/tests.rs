@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use keelson_config::{ServiceName, SystemCgroups};
-use keelson_pod_reconciler::testing::eventually;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
-use keelson_resource_manager_core::desire::Desire as _;
+use keelson_resource_manager_core::desire::DesireHeader;
 use keelson_resource_manager_core::layout::{Driver, Layout};
 use keelson_resource_manager_core::values::NodeLimits;
+use keelson_testkit::service::until_some;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::task::JoinHandle;
 
@@ -117,8 +117,10 @@ impl World {
             SystemCgroups::default(),
         ));
         let (commands, mut requests) = mpsc::channel(1);
-        let known: BTreeMap<String, KnownPod> =
-            known.iter().map(|pod| (pod.desire.as_ref().unwrap().pod.uid.clone(), pod.clone())).collect();
+        let known: BTreeMap<String, KnownPod> = known
+            .iter()
+            .map(|pod| (pod.desire.as_ref().unwrap().header.pod.uid.clone(), pod.clone()))
+            .collect();
         tokio::spawn(async move {
             while let Some(Command::Request(ManagerRequest::ListPods { reply })) = requests.recv().await {
                 let _ = reply.send(known.clone());
@@ -151,7 +153,7 @@ impl World {
     }
 
     async fn first_pass(&self) {
-        eventually("the first pass", || {
+        until_some("the first pass", || {
             let report = self.ctx.progress.report("");
             std::future::ready(report.conditions.into_iter().find(|c| c.name == CONDITION))
         })
@@ -200,7 +202,7 @@ async fn a_kernel_memory_notification_triggers_an_eviction_pass() {
     // Nothing is available: the kernel notifies when usage falls again.
     assert_eq!(world.notifier.usages(PODS), [1099, 1099]);
     world.notifier.trigger(PODS);
-    eventually("another pass", || std::future::ready((world.notifier.usages(PODS).len() == 3).then_some(())))
+    until_some("another pass", || std::future::ready((world.notifier.usages(PODS).len() == 3).then_some(())))
         .await;
 }
 
@@ -215,7 +217,7 @@ async fn eviction_passes_continue_without_kernel_notifications() {
     tokio::time::timeout(LONG, short).await.expect("no pass in time").unwrap();
     *world.notifier.broken.lock().unwrap() = false;
     let before = world.notifier.usages(PODS).len();
-    eventually("notifications are registered again", || {
+    until_some("notifications are registered again", || {
         std::future::ready((world.notifier.usages(PODS).len() > before).then_some(()))
     })
     .await;
@@ -254,13 +256,13 @@ async fn on_cgroup_v2_no_memory_notification_is_registered() {
 async fn an_overdue_eviction_is_reported_once_and_stays_in_effect() {
     let pod = |uid: &str, want| {
         let pod = PodRef { uid: uid.into(), namespace: "default".into(), name: format!("pod-{uid}") };
-        PodDesire { want, grace_seconds: 600, ..PodDesire::forget(pod) }
+        PodDesire { grace_seconds: 600, ..DesireHeader { pod, revision: 0, want }.into() }
     };
     let orders = Orders::new();
     let now = now_unix_nanos();
     let order = |uid: &str, grace_seconds, ago_seconds: i64| {
         let since_unix_nanos = now - ago_seconds * 1_000_000_000;
-        let pod = pod(uid, Want::Run).pod;
+        let pod = pod(uid, Want::Run).header.pod;
         orders.set(uid.into(), Arc::new(Order { pod, grace_seconds, since_unix_nanos, ..Order::default() }));
     };
     order("late", Some(1), 60);
@@ -271,7 +273,7 @@ async fn an_overdue_eviction_is_reported_once_and_stays_in_effect() {
         .map(|(uid, want)| KnownPod { desire: Some(pod(uid, want)), admitted: true });
     let world = World::start(&v1(600), V1, Duration::from_millis(5), orders.clone(), &known);
     // Notifications are registered again at the start of each pass.
-    eventually("a few passes", || std::future::ready((world.notifier.usages(PODS).len() > 5).then_some(())))
+    until_some("a few passes", || std::future::ready((world.notifier.usages(PODS).len() > 5).then_some(())))
         .await;
     let text = "Container runtime did not kill the pod within specified grace period.";
     assert_eq!(world.events("ExceededGracePeriod").await, [("late".to_owned(), text.to_owned(), 1)]);

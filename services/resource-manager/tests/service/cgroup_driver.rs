@@ -5,7 +5,7 @@ use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use tonic::Code;
 
 use crate::shared::{LONG, SHORT, admitted, machine, synced};
-use crate::support::{World, admit, desire, eventually, prepare, release};
+use crate::support::{World, admit, desire, prepare, release, until_some};
 
 #[tokio::test]
 async fn the_first_start_waits_for_the_runtimes_cgroup_driver_and_later_starts_restore_it() {
@@ -23,7 +23,7 @@ async fn the_first_start_waits_for_the_runtimes_cgroup_driver_and_later_starts_r
     assert!(world.existing("").is_empty());
     let waiting = tokio::spawn(async move { admit(&mut client, "u1", LONG).await });
     let runtime = world.start_runtime().await;
-    runtime.drives_cgroups(Some("cgroupfs"));
+    runtime.set_cgroup_driver(Some("cgroupfs"));
     waiting.await.unwrap();
     let mut client = service.client();
     assert_eq!(
@@ -35,7 +35,7 @@ async fn the_first_start_waits_for_the_runtimes_cgroup_driver_and_later_starts_r
     service.stop().await;
 
     // The next run finds its pod while the runtime is down.
-    runtime.drives_cgroups(None);
+    runtime.set_cgroup_driver(None);
     let service = world.start().await;
     assert_eq!(machine(&service).await.cgroup_driver, "cgroupfs");
     let sync = synced(&service).await;
@@ -44,12 +44,12 @@ async fn the_first_start_waits_for_the_runtimes_cgroup_driver_and_later_starts_r
     assert_eq!(admit(&mut client, "u1", LONG).await, admitted());
 
     // The runtime comes back with another configuration: its driver is used, and existing cgroups stay.
-    runtime.drives_cgroups(Some(""));
+    runtime.set_cgroup_driver(Some(""));
     service.condition("cgroups", false).await;
     let no_driver = async || (machine(&service).await.cgroup_driver == *"").then_some(());
-    eventually("no driver is used", no_driver).await;
+    until_some("no driver is used", no_driver).await;
     assert!(!world.existing("kubepods/podu1").is_empty());
-    runtime.drives_cgroups(Some("cgroupfs"));
+    runtime.set_cgroup_driver(Some("cgroupfs"));
     service.condition("cgroups", true).await;
     prepare(&mut client, "u1", 1, LONG).await.unwrap();
     sync.pod(desire("u1", 2, Want::Forget, "Guaranteed")).await;
@@ -64,7 +64,7 @@ async fn the_configured_cgroup_driver_is_used_when_the_runtime_does_not_answer()
     let service = world.start().await;
     assert_eq!(machine(&service).await.cgroup_driver, "");
     let configured = async || (machine(&service).await.cgroup_driver == "cgroupfs").then_some(());
-    eventually("the configured driver", configured).await;
+    until_some("the configured driver", configured).await;
     assert!(!world.existing("kubepods").is_empty());
 }
 

@@ -1,6 +1,7 @@
 //! The service over its socket, on the real cgroup tree.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod admission;
 mod cgroup_driver;
@@ -16,7 +17,7 @@ use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1::ContainerState;
 
 use crate::shared::{LONG, SHORT, admitted, machine, requesting, synced};
-use crate::support::{Process, World, admit, desire, eventually, prepare, release};
+use crate::support::{Process, World, admit, desire, prepare, release, until_some};
 
 #[tokio::test]
 async fn an_admitted_pod_gets_its_cgroup_and_a_forgotten_pod_loses_it() {
@@ -106,7 +107,7 @@ async fn leftover_processes_are_killed_before_the_pod_cgroup_is_removed() {
 async fn a_pod_cgroup_is_not_removed_while_a_container_runs() {
     let world = World::new();
     let runtime = world.start_runtime().await;
-    runtime.container("u1", ContainerState::Running);
+    runtime.set_container("u1", ContainerState::Running);
     let service = world.start().await;
     let mut client = service.client();
     let sync = synced(&service).await;
@@ -114,11 +115,11 @@ async fn a_pod_cgroup_is_not_removed_while_a_container_runs() {
     prepare(&mut client, "u1", 1, LONG).await.unwrap();
     let mut process = Process::start(&world.existing("kubepods/podu1"));
     sync.pod(desire("u1", 2, Want::Forget, "Guaranteed")).await;
-    runtime.read_at_least(3).await;
+    runtime.api.get_pod.requests().until_len(3).await;
     let status = release(&mut client, "u1", SHORT).await.unwrap_err();
     assert!(status.message().contains("container main"), "{}", status.message());
     assert_eq!(process.killed_by(), None);
-    runtime.container("u1", ContainerState::Exited);
+    runtime.set_container("u1", ContainerState::Exited);
     release(&mut client, "u1", LONG).await.unwrap();
     assert_eq!(process.killed_by(), Some(9));
 }
@@ -176,7 +177,7 @@ async fn the_burstable_cgroup_gets_the_cpu_shares_of_its_pods_requests() {
         ("cpu.weight", ["12", "8"])
     };
     let becomes = async |value: &str| {
-        eventually(value, || {
+        until_some(value, || {
             let is = world.value("kubepods/burstable", file) == value;
             std::future::ready(is.then_some(()))
         })

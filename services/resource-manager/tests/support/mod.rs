@@ -6,17 +6,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
-pub use keelson_pod_reconciler::testing::{FakeRuntime, eventually, within};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
 use keelson_service_kit::{Context, PeerChannel};
+use keelson_testkit::fakes::FakeRuntimeShim;
+use keelson_testkit::service::RunningService;
+pub use keelson_testkit::service::{until_some, within};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 pub type Client = ResourceManagerClient<PeerChannel>;
-pub type Service = keelson_pod_reconciler::testing::Service<Client>;
+pub type Service = RunningService<Client>;
 
 /// The directories and cgroups of one test.
 pub struct World {
@@ -62,7 +64,7 @@ impl World {
     pub async fn start(&self) -> Service {
         let ctx = Context::detached(ServiceName::ResourceManager, self.config.clone());
         let routes = keelson_resource_manager::build(ctx.clone()).await.unwrap();
-        Service::start(ctx, routes, ResourceManagerClient::new).await
+        RunningService::start(ctx, routes, ResourceManagerClient::new).await
     }
 
     /// The error with which the service does not start.
@@ -74,8 +76,8 @@ impl World {
     }
 
     /// Starts the fake runtime-shim.
-    pub async fn start_runtime(&self) -> FakeRuntime {
-        FakeRuntime::start(&self.config).await
+    pub async fn start_runtime(&self) -> FakeRuntimeShim {
+        FakeRuntimeShim::start(&self.config).await.unwrap()
     }
 
     /// The cgroup below this test's root in every hierarchy.

@@ -6,7 +6,7 @@ use keelson_service_kit::EventRing;
 use tonic::Code;
 
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::fake_runtime::{FakeRuntime, Fault, refusal};
 use crate::tests::sync_messages::{complete, pod};
 
 const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
@@ -44,7 +44,7 @@ fn log_folder(fake: &FakeRuntime, uid: &str) -> PathBuf {
 }
 
 fn removed(fake: &FakeRuntime) -> Vec<String> {
-    fake.calls("RemoveContainer").into_iter().map(|c| c.id).collect()
+    fake.runtime.remove_container.requests().all().into_iter().map(|c| c.container_id).collect()
 }
 
 #[tokio::test]
@@ -57,14 +57,14 @@ async fn pod_desired_again_during_container_gc_keeps_its_containers_and_logs() {
     let collector = collector(&fake).await;
     let stream = collector.desired.begin();
     collector.desired.apply_message(stream, complete(true)).unwrap();
-    let first = fake.hold("RemoveContainer c-a");
+    let first = fake.runtime.remove_container.hold();
     let collection = tokio::spawn({
         let collector = collector.clone();
         async move { collector.collect().await }
     });
-    fake.wait_for_calls("RemoveContainer", 1).await;
+    fake.runtime.remove_container.requests().until_len(1).await;
     collector.desired.apply_message(stream, pod("b", Want::Run)).unwrap();
-    first.add_permits(1);
+    first.open();
     assert_eq!(collection.await.unwrap().unwrap(), (1, 0));
     assert_eq!(removed(&fake), ["c-a"]);
     assert!(!gone.exists());
@@ -79,14 +79,14 @@ async fn pod_desired_again_keeps_its_logs_after_its_containers_were_removed() {
     let collector = collector(&fake).await;
     let stream = collector.desired.begin();
     collector.desired.apply_message(stream, complete(true)).unwrap();
-    let removal = fake.hold("RemoveContainer");
+    let removal = fake.runtime.remove_container.hold();
     let collection = tokio::spawn({
         let collector = collector.clone();
         async move { collector.collect().await }
     });
-    fake.wait_for_calls("RemoveContainer", 1).await;
+    fake.runtime.remove_container.requests().until_len(1).await;
     collector.desired.apply_message(stream, pod("a", Want::Run)).unwrap();
-    removal.add_permits(1);
+    removal.open();
     collection.await.unwrap().unwrap();
     assert!(kept.exists());
 }
@@ -113,8 +113,8 @@ async fn hanging_container_removal_times_out_and_is_retried_last() {
     collector.remove_timeout = Duration::from_millis(200);
     let stream = collector.desired.begin();
     collector.desired.apply_message(stream, complete(true)).unwrap();
-    fake.answer("RemoveContainer c-b", Answer::Fail(1, Code::Internal));
-    let _never = fake.hold("RemoveContainer c-a");
+    fake.set_fault("c-b", Fault::RemovalFails);
+    fake.set_fault("c-a", Fault::RemovalHangs);
     assert!(collector.collect().await.is_err());
     assert_eq!(removed(&fake), ["c-a", "c-b"]);
     fake.container("c-c", "c", EXITED);
@@ -166,7 +166,7 @@ async fn failed_container_gc_is_a_node_event() {
     let collector = collector(&fake).await;
     let stream = collector.desired.begin();
     collector.desired.apply_message(stream, complete(true)).unwrap();
-    fake.answer("RemoveContainer", Answer::Fail(1, Code::Internal));
+    fake.runtime.remove_container.answer_once(Err(refusal(Code::Internal)));
     let context = Context::detached(keelson_config::ServiceName::RuntimeShim, Default::default());
     let run = tokio::spawn(collector.clone().run(context.clone()));
     let events = async || {

@@ -1,5 +1,6 @@
 use bytes::Bytes;
 use keelson_service_kit::status::chain;
+use keelson_testkit::fakes::cut_off;
 use pb::exec_request::Item as RequestItem;
 use pb::exec_response::Item as ResponseItem;
 use tokio::io::AsyncWriteExt as _;
@@ -10,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::fake_runtime::{FakeRuntime, refusal};
 use crate::tests::fake_streaming_server::{Frame, PING, ServerEnd, StreamingServer, UPGRADED, soon};
 
 const DONE: &str = r#"{"metadata":{},"status":"Success"}"#;
@@ -356,19 +357,23 @@ async fn invalid_exec_messages_are_refused_with_a_reason() {
 #[tokio::test]
 async fn refusing_runtime_is_distinguished_from_an_unavailable_one() {
     let world = World::new().await;
-    world.runtime.answer("Exec", Answer::Fail(1, Code::NotFound));
+    let cri = &world.runtime.runtime;
+    cri.exec.answer_once(Err(refusal(Code::NotFound)));
     let caller = world.call();
     caller.say(start(|_| ())).await;
     let error = caller.error().await;
     assert!(matches!(&error, ExecError::Refused(status) if status.code() == Code::NotFound), "{error:?}");
     assert_eq!(error.to_string(), "as the test wants it");
     for method in ["Exec", "ListContainers"] {
-        world.runtime.answer(method, Answer::CutOff);
+        match method {
+            "Exec" => cri.exec.fail(cut_off()),
+            _ => cri.list_containers.fail(cut_off()),
+        }
         let caller = world.call();
         caller.say(start(|_| ())).await;
         let error = caller.error().await;
         assert!(matches!(error, ExecError::Unavailable(_)), "{method}: {error:?}");
-        world.runtime.answer(method, Answer::Fail(0, Code::Ok));
+        world.runtime.answer_as_usual();
     }
 }
 

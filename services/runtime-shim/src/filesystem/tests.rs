@@ -4,7 +4,7 @@ use keelson_config::ServiceName;
 use tonic::Code;
 
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+use crate::tests::fake_runtime::{FakeRuntime, refusal, until};
 
 fn filesystems(fake: &FakeRuntime) -> Filesystems {
     Filesystems::new(fake.cri.clone(), fake.observer.clone(), fake.files.clone())
@@ -49,7 +49,7 @@ async fn filesystem_stats_are_unknown_before_the_first_response_and_then_cached(
     let fake = FakeRuntime::start().await;
     let figures = filesystems(&fake);
     assert_eq!(figures.stats(true), None);
-    fake.answer("ImageFsInfo", Answer::Fail(1, Code::Unavailable));
+    fake.images.image_fs_info.answer_once(Err(refusal(Code::Unavailable)));
     figures.collect().await;
     assert_eq!(figures.stats(true), None);
     figures.collect().await;
@@ -57,7 +57,7 @@ async fn filesystem_stats_are_unknown_before_the_first_response_and_then_cached(
     let image = &first.images[0];
     assert!(image.capacity_bytes > 1 << 20 && image.capacity_bytes >= image.available_bytes, "{image:?}");
     assert!(image.taken_unix_nanos > 0 && image.mountpoint == fake.dir.path().to_str().unwrap());
-    fake.answer("ImageFsInfo", Answer::Fail(9, Code::Unavailable));
+    fake.images.image_fs_info.fail(refusal(Code::Unavailable));
     figures.collect().await;
     assert_eq!(figures.stats(true), Some(first));
 }
@@ -119,7 +119,7 @@ async fn container_usage_is_collected_only_while_requested() {
     let context = Context::detached(ServiceName::RuntimeShim, keelson_config::Config::default());
     let run = tokio::spawn(figures.clone().run(context.clone()));
     until("the file systems are known", || figures.stats(true).is_some()).await;
-    assert!(fake.calls("ListContainerStats").is_empty());
+    assert!(fake.runtime.list_container_stats.requests().is_empty());
     // The first request does not wait, and wakes the collection.
     figures.stats(false).unwrap();
     until("the pods are known", || {
@@ -129,7 +129,7 @@ async fn container_usage_is_collected_only_while_requested() {
     context.shutdown.cancel();
     run.await.unwrap();
     figures.state().pods_requested = Instant::now().checked_sub(REQUEST_RETENTION * 2);
-    let measured = fake.calls("ListContainerStats").len();
+    let measured = fake.runtime.list_container_stats.requests().len();
     figures.collect().await;
-    assert_eq!(fake.calls("ListContainerStats").len(), measured);
+    assert_eq!(fake.runtime.list_container_stats.requests().len(), measured);
 }

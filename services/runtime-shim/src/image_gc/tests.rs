@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+use crate::tests::fake_runtime::{FakeRuntime, refusal, until};
 use crate::tests::sync_messages::{complete, pod_with_images};
 
 const FULL: DiskSpace = DiskSpace { capacity: 1_000, available: 50 };
@@ -81,7 +81,7 @@ async fn image_gc_below_the_threshold_only_lists_images_and_containers() {
     let collector = collector(&fake, DiskSpace { capacity: 1_000, available: 160 }).await;
     assert_eq!(collector.collect().await.unwrap(), Freed::default());
     assert_eq!(fake.image_ids().len(), 1);
-    assert!(fake.calls("ImageStatus").is_empty() && fake.calls("Status").is_empty());
+    assert!(fake.images.image_status.requests().is_empty() && fake.runtime.status.requests().is_empty());
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn image_gc_removes_nothing_without_complete_pods_or_containers() {
     let fake = FakeRuntime::start().await;
     fake.add_image(image("sha256:a", "a:1", 80));
     let collector = collector(&fake, FULL).await;
-    fake.answer("ListContainers", Answer::Fail(1, Code::Unavailable));
+    fake.runtime.list_containers.answer_once(Err(refusal(Code::Unavailable)));
     assert!(collector.collect().await.is_err());
     assert_eq!(fake.image_ids().len(), 1);
     collector.desired.begin();
@@ -151,7 +151,7 @@ async fn image_gc_continues_after_a_failed_removal() {
         fake.add_image(image(id, id, 200));
     }
     let collector = collector(&fake, FULL).await;
-    fake.answer("RemoveImage", Answer::Fail(1, Code::Internal));
+    fake.images.remove_image.answer_once(Err(refusal(Code::Internal)));
     assert_eq!(collector.collect().await.unwrap(), Freed { images: 1, bytes: 200 });
     assert_eq!(fake.image_ids(), ["sha256:a"]);
 }
@@ -175,14 +175,14 @@ async fn pod_added_during_image_gc_keeps_its_image() {
         fake.add_image(image(id, &format!("{}:1", &id[7..]), 200));
     }
     let collector = collector(&fake, FULL).await;
-    let removal = fake.hold("RemoveImage");
+    let removal = fake.images.remove_image.hold();
     let collection = tokio::spawn({
         let collector = collector.clone();
         async move { collector.collect_all().await }
     });
-    fake.wait_for_calls("RemoveImage", 1).await;
+    fake.images.remove_image.requests().until_len(1).await;
     collector.desired.apply_message(1, wants("p", "b:1")).unwrap();
-    removal.add_permits(2);
+    removal.open();
     assert_eq!(collection.await.unwrap().unwrap().images, 1);
     assert_eq!(fake.image_ids(), ["sha256:b"]);
 }
@@ -213,20 +213,20 @@ async fn image_requested_during_its_removal_is_pulled_again() {
     let fake = FakeRuntime::start().await;
     fake.add_image(image("sha256:a", "a:1", 200));
     let collector = collector(&fake, FULL).await;
-    let removal = fake.hold("RemoveImage");
+    let removal = fake.images.remove_image.hold();
     let collection = tokio::spawn({
         let collector = collector.clone();
         async move { collector.collect_all().await }
     });
-    fake.wait_for_calls("RemoveImage", 1).await;
-    let inspections = fake.calls("ImageStatus").len();
+    fake.images.remove_image.requests().until_len(1).await;
+    let inspections = fake.images.image_status.requests().len();
     let (progress, mut messages) = mpsc::channel(8);
     let ensured = tokio::spawn({
         let images = collector.images.clone();
         async move { images.ensure(ensure("a:1"), progress).await }
     });
-    fake.wait_for_calls("ImageStatus", inspections + 1).await;
-    removal.add_permits(1);
+    fake.images.image_status.requests().until_len(inspections + 1).await;
+    removal.open();
     collection.await.unwrap().unwrap();
     ensured.await.unwrap();
     let mut steps = Vec::new();

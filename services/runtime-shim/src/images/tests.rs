@@ -6,12 +6,13 @@ use std::time::Duration;
 use keelson_proto::keelson::events::v1 as events;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::{Fairness, Turns};
+use keelson_testkit::fakes::cut_off;
 use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::*;
 use crate::clock::Clock;
-use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::fake_runtime::{FakeRuntime, refusal};
 
 fn images(fake: &FakeRuntime) -> Images {
     let mut images = Images::new(fake.cri.clone(), EventRing::default(), 1);
@@ -70,20 +71,20 @@ fn failed(item: Item) -> pb::ImageFailed {
 async fn cancelled_pull_is_no_failure() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
-    let _never = fake.hold("PullImage");
+    let _never = fake.images.pull_image.hold();
     let (progress, messages) = mpsc::channel(8);
     let pull = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    fake.wait_for_calls("PullImage", 1).await;
+    fake.images.pull_image.requests().until_len(1).await;
     // A second pull waits for the only turn.
     let (progress, waits) = mpsc::channel(8);
     let waiting = tokio::spawn({
         let images = images.clone();
         async move { images.ensure(request("Always"), progress).await }
     });
-    fake.wait_for_calls("ImageStatus", 2).await;
+    fake.images.image_status.requests().until_len(2).await;
     drop(waits);
     waiting.await.unwrap();
     drop(messages);
@@ -101,7 +102,7 @@ async fn endless_pull_gives_its_turn_to_another_pods_pull_which_reports_its_wait
     let moment = Duration::from_millis(20);
     let mut images = images(&fake);
     images.puller.turns = Turns::new(1, Fairness { patience: moment, kept: moment });
-    let held = fake.hold("PullImage");
+    let held = fake.images.pull_image.hold();
     let mut messages = Vec::new();
     for (name, begun) in [("slow", 1), ("other", 2)] {
         let (progress, receiver) = mpsc::channel(8);
@@ -111,9 +112,9 @@ async fn endless_pull_gives_its_turn_to_another_pods_pull_which_reports_its_wait
         tokio::spawn(async move { images.ensure(request, progress).await });
         messages.push(receiver);
         // With one pull at a time, the second begins although the first does not end.
-        fake.wait_for_calls("PullImage", begun).await;
+        fake.images.pull_image.requests().until_len(begun).await;
     }
-    held.add_permits(2);
+    held.open();
     let mut progress_of_last = Vec::new();
     for mut messages in messages {
         let mut all = Vec::new();
@@ -131,7 +132,7 @@ async fn endless_pull_gives_its_turn_to_another_pods_pull_which_reports_its_wait
 async fn failed_pull_has_the_kubelets_message_and_is_repeated_during_back_off() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
-    fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
+    fake.images.pull_image.answer_once(Err(refusal(Code::Unknown)));
     let first = failed(end(&images, request("Always")).await);
     assert_eq!(first.reason, "ErrImagePull");
     assert_eq!(first.message, "Failed to pull image \"busybox:1\": as the test wants it");
@@ -167,10 +168,10 @@ async fn unavailable_runtime_is_no_pull_failure() {
     assert!(status.message().contains("the container runtime is not reachable"), "{status:?}");
     assert!(events_of(&images).await.is_empty());
 
-    fake.answer("PullImage", Answer::CutOff);
+    fake.images.pull_image.fail(cut_off());
     let status = unavailable_status(&images, request("Always")).await;
     assert_eq!(status.code(), Code::Unavailable);
-    fake.answer("PullImage", Answer::Fail(0, Code::Unknown));
+    fake.answer_as_usual();
     assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
     assert!(events_of(&images).await.iter().all(|e| e.r#type == "Normal" && e.reason != "BackOff"));
 }
@@ -180,7 +181,7 @@ async fn pull_error_from_the_runtime_is_a_pull_failure_with_any_code() {
     let fake = FakeRuntime::start().await;
     for code in [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded] {
         let images = images(&fake);
-        fake.answer("PullImage", Answer::Fail(1, code));
+        fake.images.pull_image.answer_once(Err(refusal(code)));
         assert_eq!(failed(end(&images, request("Always")).await).reason, "ErrImagePull", "{code:?}");
     }
 }
@@ -189,7 +190,7 @@ async fn pull_error_from_the_runtime_is_a_pull_failure_with_any_code() {
 async fn clock_set_back_does_not_lengthen_pull_back_off() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);
-    fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
+    fake.images.pull_image.answer_once(Err(refusal(Code::Unknown)));
     failed(end(&images, request("Always")).await);
     images.puller.clock.advance(9, -7_200);
     let waits = failed(end(&images, request("Always")).await);

@@ -31,7 +31,7 @@ impl Observer {
             settling.ids.insert(id);
             Arc::clone(&settling.more_exits)
         };
-        tokio::spawn(self.clone().settle(uid, more_exits));
+        keelson_service_kit::spawn("settle exits", self.clone().settle(uid, more_exits));
     }
 
     /// Reads until no exited object is shown as running, then once more: statuses are read after the list, so a read may

@@ -2,7 +2,7 @@ use k8s_cri::v1 as cri;
 use tonic::Code;
 
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+use crate::tests::fake_runtime::{FakeRuntime, Fault, refusal, until};
 
 const RUNNING: cri::ContainerState = cri::ContainerState::ContainerRunning;
 const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
@@ -30,7 +30,7 @@ async fn unreadable_pod_keeps_its_last_state_and_others_are_published() {
     fake.container("c-a", "a", EXITED);
     fake.container("c-b", "b", EXITED);
     fake.container("c-c", "c", RUNNING);
-    fake.answer("ContainerStatus c-a", Answer::Fail(usize::MAX, Code::Unknown));
+    fake.set_fault("c-a", Fault::StatusFails);
     assert_eq!(fake.observer.relist().await.unwrap(), 3);
     assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
     assert_eq!(state(&fake.observer, "b"), Some(pb::ContainerState::Exited));
@@ -52,10 +52,10 @@ async fn pod_with_incomplete_responses_keeps_its_last_state() {
 async fn pod_never_read_is_known_and_a_failed_list_is_an_error() {
     let fake = FakeRuntime::start().await;
     fake.sandbox("s-a", "a", true);
-    fake.answer("PodSandboxStatus", Answer::Fail(1, Code::Unknown));
+    fake.runtime.pod_sandbox_status.answer_once(Err(refusal(Code::Unknown)));
     fake.observer.relist().await.unwrap();
     assert!(fake.observer.knows("a") && fake.observer.cached("a").is_none());
-    fake.answer("ListContainers", Answer::Fail(1, Code::Unavailable));
+    fake.runtime.list_containers.answer_once(Err(refusal(Code::Unavailable)));
     assert!(fake.observer.relist().await.is_err());
     fake.observer.relist().await.unwrap();
     assert!(fake.observer.cached("a").is_some());
@@ -111,11 +111,11 @@ async fn observed_exit_is_confirmed_by_one_more_read() {
     let fake = FakeRuntime::start().await;
     fake.container("c1", "a", RUNNING);
     fake.observer.relist().await.unwrap();
-    let lists = fake.calls("ListContainers").len();
+    let lists = fake.runtime.list_containers.requests().len();
     fake.container("c1", "a", EXITED);
     fake.observer.exited("c1".into());
     until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
-    assert_eq!(fake.calls("ListContainers").len(), lists + 2);
+    assert_eq!(fake.runtime.list_containers.requests().len(), lists + 2);
 }
 
 #[tokio::test]
@@ -123,11 +123,11 @@ async fn exit_event_before_the_start_is_shown_is_not_lost() {
     let fake = FakeRuntime::start().await;
     fake.container("c1", "a", cri::ContainerState::ContainerCreated);
     fake.observer.relist().await.unwrap();
-    let lists = fake.calls("ListContainers").len();
+    let lists = fake.runtime.list_containers.requests().len();
     fake.observer.exited("c1".into());
-    fake.wait_for_calls("ListContainers", lists + 3).await;
+    fake.runtime.list_containers.requests().until_len(lists + 3).await;
     fake.container("c1", "a", RUNNING);
-    fake.wait_for_calls("ListContainers", lists + 5).await;
+    fake.runtime.list_containers.requests().until_len(lists + 5).await;
     assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
     fake.container("c1", "a", EXITED);
     until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
@@ -140,12 +140,14 @@ async fn exit_is_read_again_after_errors_by_one_task_per_pod() {
     fake.container("c1", "a", RUNNING);
     fake.container("c2", "a", RUNNING);
     fake.observer.relist().await.unwrap();
-    let lists = fake.calls("ListContainers").len();
-    fake.answer("ListContainers", Answer::Fail(2, Code::Unavailable));
+    let lists = fake.runtime.list_containers.requests().len();
+    for _ in 0..2 {
+        fake.runtime.list_containers.answer_once(Err(refusal(Code::Unavailable)));
+    }
     fake.observer.exited("c1".into());
     fake.observer.exited("c2".into());
     assert_eq!(fake.observer.index().settling.len(), 1);
-    fake.wait_for_calls("ListContainers", lists + 4).await;
+    fake.runtime.list_containers.requests().until_len(lists + 4).await;
     fake.container("c1", "a", EXITED);
     fake.container("c2", "a", EXITED);
     until("the pod has settled", || fake.observer.index().settling.is_empty()).await;

@@ -5,12 +5,13 @@ use futures_util::{FutureExt as _, stream};
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use keelson_testkit::fakes::cut_off;
 use tonic::Code;
 
 use super::*;
 use crate::cri_objects::SandboxEntry;
 use crate::proxy::{Proxy, RuntimeService};
-use crate::tests::fake_runtime::{Answer as FakeAnswer, FakeRuntime};
+use crate::tests::fake_runtime::{FakeRuntime, refusal};
 
 const VERSION: &str = "/runtime.v1.RuntimeService/Version";
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
@@ -82,9 +83,9 @@ async fn passed_through_calls_are_counted_and_sandboxes_by_runtime_handler() {
     neighbour.exec_sync(cri::ExecSyncRequest::default()).await.unwrap_err();
     neighbour.start_container(cri::StartContainerRequest::default()).await.unwrap();
     neighbour.run_pod_sandbox(sandbox("")).await.unwrap();
-    fake.answer("RunPodSandbox", FakeAnswer::Fail(1, Code::Unknown));
+    fake.runtime.run_pod_sandbox.answer_once(Err(refusal(Code::Unknown)));
     neighbour.run_pod_sandbox(sandbox("runsc")).await.unwrap_err();
-    fake.answer("RunPodSandbox", FakeAnswer::CutOff);
+    fake.runtime.run_pod_sandbox.fail(cut_off());
     neighbour.run_pod_sandbox(sandbox("runsc")).await.unwrap_err();
     assert_eq!(
         of(&fake),
@@ -126,7 +127,7 @@ async fn calls_to_an_unavailable_runtime_and_image_endpoint_are_counted() {
 #[tokio::test]
 async fn cancelled_call_is_an_error_and_a_closed_event_stream_is_not() {
     let fake = FakeRuntime::start().await;
-    let _held = [fake.hold("GetContainerEvents"), fake.hold("Version")];
+    let _held = [fake.runtime.get_container_events.hold(), fake.runtime.version.hold()];
     let mut runtime = fake.cri.runtime();
     let events = runtime.get_container_events(fake.cri.unbounded(cri::GetEventsRequest::default()));
     let mut events = Box::pin(events);

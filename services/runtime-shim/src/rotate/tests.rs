@@ -6,7 +6,7 @@ use tonic::Code;
 
 use super::*;
 use crate::logs;
-use crate::tests::fake_runtime::{Answer, FakeRuntime, until};
+use crate::tests::fake_runtime::{FakeRuntime, refusal, until};
 
 const CONFIG: ContainerLogs =
     ContainerLogs { max_size_bytes: Some(100), max_files: 4, max_workers: 2, monitor_interval_ms: 1 };
@@ -98,7 +98,7 @@ async fn growing_log_is_rotated_compressed_and_limited() {
     }
     let kept: Vec<u32> = (30..60).collect();
     assert_eq!(world.lines().await, kept);
-    assert_eq!(world.fake.calls("ReopenContainerLog").len(), 6);
+    assert_eq!(world.fake.runtime.reopen_container_log.requests().len(), 6);
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn log_below_the_size_limit_causes_no_runtime_call() {
     let world = World::start().await;
     std::fs::write(&world.path, "T stdout F 0\n").unwrap();
     world.round().await;
-    assert!(world.fake.calls("ReopenContainerLog").is_empty());
+    assert!(world.fake.runtime.reopen_container_log.requests().is_empty());
     assert_eq!(world.names(), ["0.log"]);
 }
 
@@ -124,7 +124,7 @@ async fn log_of_an_exited_container_is_not_rotated() {
 async fn rotation_is_undone_if_the_runtime_does_not_reopen_the_log() {
     let mut world = World::start().await;
     world.write(&world.path.clone());
-    world.fake.answer("ReopenContainerLog", Answer::Fail(1, Code::Unknown));
+    world.fake.runtime.reopen_container_log.answer_once(Err(refusal(Code::Unknown)));
     world.round().await;
     assert_eq!(world.names(), ["0.log"]);
     assert!(world.rotator.state().failing_containers.contains("c"));

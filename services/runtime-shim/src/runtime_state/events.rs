@@ -153,7 +153,7 @@ where
 {
     let (sender, receiver) = mpsc::channel(1024);
     let (refused, refusal) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
+    keelson_service_kit::spawn("runtime events", async move {
         let mut stream = tokio::select! {
             () = sender.closed() => return,
             opened = call => match opened {

@@ -1,10 +1,10 @@
 use k8s_cri::v1 as cri;
 use keelson_config::{Config, ServiceName};
 use keelson_service_kit::{Subscription, WatchItem};
+use keelson_testkit::fakes::cut_off;
 
-use super::events::REFUSED_WITHIN;
 use super::*;
-use crate::tests::fake_runtime::{Answer, FakeRuntime};
+use crate::tests::fake_runtime::{FakeRuntime, refusal};
 
 #[test]
 fn runtime_connection_error_names_endpoint_and_remedy() {
@@ -37,13 +37,14 @@ async fn next_state(states: &mut Subscription<WatchKey, WatchValue>) -> pb::Runt
 #[tokio::test]
 async fn late_refusal_of_events_switches_to_the_next_event_source() {
     let fake = FakeRuntime::start().await;
-    fake.answer("GetContainerEvents", Answer::Late(2 * REFUSED_WITHIN, Code::Unimplemented));
+    let held = fake.runtime.get_container_events.hold();
     let mut states = fake.observer.hub().subscribe();
     let (context, cri, observer) = (context(), fake.cri.clone(), fake.observer.clone());
     let shutdown = context.shutdown.clone();
     let runs = tokio::spawn(run(context, cri, observer));
     let first = next_state(&mut states).await;
     assert_eq!((first.ready, first.observed_by.as_str()), (true, "cri-events"));
+    held.open();
     let second = next_state(&mut states).await;
     assert_eq!((second.unreachable, second.observed_by.as_str()), (false, "relist"));
     shutdown.cancel();
@@ -89,10 +90,10 @@ async fn cgroup_driver_is_queried_per_connection_and_kept_while_the_runtime_is_d
         assert_eq!((state().name.as_str(), state().cgroup_driver.as_str()), ("fake", reported));
     }
     set_state(&fake.observer, |state| state.unreachable = true);
-    fake.answer("RuntimeConfig", Answer::Fail(1, Code::Unavailable));
+    fake.runtime.runtime_config.answer_once(Err(refusal(Code::Unavailable)));
     assert!(connect(&connection).await.is_err(), "without the cgroup driver there is no connection");
     assert_eq!((state().unreachable, state().cgroup_driver.as_str()), (true, "cgroupfs"));
-    assert_eq!(fake.calls("RuntimeConfig").len(), 4);
+    assert_eq!(fake.runtime.runtime_config.requests().len(), 4);
 }
 
 #[tokio::test]
@@ -109,7 +110,7 @@ async fn refused_and_broken_event_streams_are_counted() {
     // Neither CRI's nor containerd's.
     let source = EventSource::open(&connection.cri, &connection.events, EventSourceKind::Cri).await;
     assert_eq!((source.kind, count("success_count"), count("error_count")), (EventSourceKind::Relist, 0, 2));
-    fake.answer("GetContainerEvents", Answer::CutOff);
+    fake.runtime.get_container_events.fail(cut_off());
     let source = EventSource::open(&connection.cri, &connection.events, EventSourceKind::Cri).await;
     assert_eq!((source.kind, count("success_count"), count("error_count")), (EventSourceKind::Cri, 1, 2));
     follow(&context, &connection, &context.progress.register("runtime"), source).await;
@@ -128,7 +129,7 @@ async fn refused_and_broken_event_streams_are_counted() {
 async fn unreadable_pod_does_not_make_the_runtime_unreachable() {
     let fake = FakeRuntime::start().await;
     fake.container("c", "u", cri::ContainerState::ContainerRunning);
-    fake.answer("ContainerStatus", Answer::Fail(usize::MAX, Code::Unknown));
+    fake.runtime.container_status.fail(refusal(Code::Unknown));
     connect(&connect_to(&fake)).await.map(|source| source.kind).unwrap();
     let state = fake.observer.hub().get(&WatchKey::State);
     assert!(matches!(state, Some(WatchValue::State(state)) if state.ready && !state.unreachable));

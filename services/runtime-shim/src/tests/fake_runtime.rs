@@ -1,8 +1,7 @@
-//! A fake container runtime for the unit tests: CRI on its own socket, with pods that a test defines and responses that
-//! a test can make fail or hold.
+//! A fake container runtime for the unit tests: CRI on its own socket, with pods and images that a test defines. It is made
+//! of the test kit's fakes, by which a test makes calls fail or hold, and counts them.
 
 mod responses;
-mod server;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,49 +9,39 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
+use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
 use keelson_config::Paths;
 use keelson_proto::containerd::services::content::v1 as content;
 use keelson_testkit::eventually;
-use tokio::sync::Semaphore;
-use tonic::Code;
+use keelson_testkit::fakes::{FakeContainerdContent, FakeCriImages, FakeCriRuntime, FakeServer, Recorder};
+use tonic::service::Routes;
+use tonic::{Code, Request, Status};
 
 use crate::cri::Cri;
 use crate::cri_objects::labels;
 use crate::files::Files;
 use crate::observe::Observer;
 
-/// What a call gets instead of its usual response.
-#[derive(Debug, Clone)]
-pub(crate) enum Answer {
-    /// An error, this many times.
-    Fail(usize, Code),
-    /// The usual response once there is a permit.
-    Held(Arc<Semaphore>),
-    /// An error after a delay.
-    Late(Duration, Code),
-    /// Response headers and then a broken stream: the runtime has died.
-    CutOff,
-}
-
-/// One received call.
-#[derive(Debug, Clone)]
-pub(crate) struct Call {
-    pub method: String,
-    pub id: String,
-    pub timeout: Option<String>,
+/// What goes wrong with one container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Its status cannot be read.
+    StatusFails,
+    /// Its removal fails, once.
+    RemovalFails,
+    /// Its removal does not end.
+    RemovalHangs,
 }
 
 #[derive(Debug, Default)]
 struct State {
     sandboxes: Vec<cri::PodSandbox>,
     containers: Vec<cri::Container>,
-    answers: HashMap<String, Answer>,
-    calls: Vec<Call>,
+    /// Faults of containers by their ids.
+    faults: HashMap<String, Fault>,
     images: Vec<cri::Image>,
     /// User names that may pull; empty: all.
     pullers: Vec<String>,
-    /// User names of the attempted pulls; an empty name for a pull without a credential.
-    pulled_as: Vec<String>,
     /// Blobs being fetched; `None`: the runtime does not report them.
     blobs: Option<Vec<content::Status>>,
     /// Log paths of containers.
@@ -67,8 +56,6 @@ struct State {
     sandbox_image: Option<String>,
     /// URL of the streams of commands.
     exec_url: String,
-    /// Received exec requests.
-    execs: Vec<cri::ExecRequest>,
     not_ready: bool,
     handlers: Vec<cri::RuntimeHandler>,
     features: Option<cri::RuntimeFeatures>,
@@ -80,6 +67,15 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct FakeRuntime {
     state: Arc<Mutex<State>>,
+    /// Its runtime service.
+    pub runtime: FakeCriRuntime,
+    /// Its image service.
+    pub images: FakeCriImages,
+    /// containerd's content service.
+    pub content: FakeContainerdContent,
+    /// Timeouts of the calls of its runtime service.
+    pub timeouts: Recorder<String>,
+    server: FakeServer,
     /// Folder of all files.
     pub dir: tempfile::TempDir,
     pub cri: Cri,
@@ -87,13 +83,28 @@ pub(crate) struct FakeRuntime {
     pub observer: Observer,
 }
 
+/// The error of a call that fails because a test wants it to.
+pub(crate) fn refusal(code: Code) -> Status {
+    Status::new(code, "as the test wants it")
+}
+
 impl FakeRuntime {
     pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("cri.sock");
-        let state = State { image_dir: dir.path().to_owned(), ..State::default() };
-        let state = Arc::new(Mutex::new(state));
-        server::start(&socket, &state).await;
+        let (runtime, images) = (FakeCriRuntime::default(), FakeCriImages::default());
+        let (content, timeouts) = (FakeContainerdContent::default(), Recorder::default());
+        let record = timeouts.clone();
+        let with_timeouts = move |request: Request<()>| {
+            if let Some(timeout) = request.metadata().get("grpc-timeout") {
+                record.record(timeout.to_str().unwrap().to_owned());
+            }
+            Ok(request)
+        };
+        let routes = Routes::new(RuntimeServiceServer::with_interceptor(runtime.clone(), with_timeouts))
+            .add_service(images.server())
+            .add_service(content.server());
+        let server = FakeServer::at(&socket, routes).await.unwrap();
         let cri = Cri::new(socket.to_str().unwrap(), Duration::from_secs(20)).unwrap();
         let files = Files::new(Paths {
             root_dir: dir.path().join("root"),
@@ -102,11 +113,20 @@ impl FakeRuntime {
             ..Paths::default()
         });
         let observer = Observer::new(cri.clone(), files.clone());
-        Self { state, dir, cri, files, observer }
+        let state = State { image_dir: dir.path().to_owned(), ..State::default() };
+        let state = Arc::new(Mutex::new(state));
+        let fake = Self { state, runtime, images, content, timeouts, server, dir, cri, files, observer };
+        fake.answer_as_usual();
+        fake
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    /// Its socket.
+    pub(crate) fn socket(&self) -> &Path {
+        self.server.socket()
     }
 
     /// Adds or replaces a pod's sandbox. The pod is `default/<uid>`.
@@ -158,9 +178,10 @@ impl FakeRuntime {
         self.state().pullers = users.iter().map(|user| (*user).to_owned()).collect();
     }
 
-    /// User names of the attempted pulls.
+    /// User names of the attempted pulls; an empty name for a pull without a credential.
     pub(crate) fn pulled_as(&self) -> Vec<String> {
-        self.state().pulled_as.clone()
+        let user = |pull: cri::PullImageRequest| pull.auth.unwrap_or_default().username;
+        self.images.pull_image.requests().all().into_iter().map(user).collect()
     }
 
     /// Sets the blobs being fetched, as name and received bytes of 100.
@@ -220,7 +241,7 @@ impl FakeRuntime {
 
     /// The last exec request.
     pub(crate) fn last_exec(&self) -> cri::ExecRequest {
-        self.state().execs.last().cloned().unwrap()
+        self.runtime.exec.requests().last().unwrap()
     }
 
     /// Supports `RuntimeConfig`, with this number of a cgroup driver or without one.
@@ -248,25 +269,9 @@ impl FakeRuntime {
         self.state().not_ready = true;
     }
 
-    /// Sets the answer to later calls; `to` is a method, or a method and an id separated by a space.
-    pub(crate) fn answer(&self, to: &str, answer: Answer) {
-        self.state().answers.insert(to.into(), answer);
-    }
-
-    /// Holds calls of `to` until the returned semaphore gets permits.
-    pub(crate) fn hold(&self, to: &str) -> Arc<Semaphore> {
-        let permits = Arc::new(Semaphore::new(0));
-        self.answer(to, Answer::Held(Arc::clone(&permits)));
-        permits
-    }
-
-    pub(crate) fn calls(&self, method: &str) -> Vec<Call> {
-        self.state().calls.iter().filter(|c| c.method == method).cloned().collect()
-    }
-
-    /// Waits until `method` has been called `times` times.
-    pub(crate) async fn wait_for_calls(&self, method: &str, times: usize) {
-        until(method, || self.calls(method).len() >= times).await;
+    /// Sets what goes wrong with a container.
+    pub(crate) fn set_fault(&self, container: &str, fault: Fault) {
+        self.state().faults.insert(container.into(), fault);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-pub use keelson_desired_set::{Desire, PodRef, Want};
+pub use keelson_desired_set::{Desire, DesireHeader, PodRef, Want};
 
 use crate::names::VolumeKey;
 use crate::payload::Files;
@@ -10,13 +10,10 @@ use crate::payload::Files;
 /// The desired volumes of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// The pod; its UID is the name of its folder.
-    pub pod: PodRef,
-    /// The revision of this pod's desired state, counted by the sender.
-    pub revision: u64,
-    /// `Run`: set up the volumes. `Stop`: keep the volumes and set up no others. `Unmount`: tear the volumes down.
-    /// `Forget`: tear them down and remove the pod's folder.
-    pub want: Want,
+    /// The pod, whose UID is the name of its folder, and what is wanted. `Run`: set up the volumes. `Stop`: keep the
+    /// volumes and set up no others. `Unmount`: tear the volumes down. `Forget`: tear them down and remove the pod's
+    /// folder.
+    pub header: DesireHeader,
     /// The volumes that at least one container of the pod mounts.
     pub volumes: Vec<Volume>,
     /// `spec.securityContext.fsGroup`.
@@ -30,23 +27,15 @@ pub struct PodDesire {
 }
 
 impl Desire for PodDesire {
-    fn pod(&self) -> &PodRef {
-        &self.pod
+    fn header(&self) -> &DesireHeader {
+        &self.header
     }
+}
 
-    fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    fn want(&self) -> Want {
-        self.want
-    }
-
-    fn forget(pod: PodRef) -> Self {
+impl From<DesireHeader> for PodDesire {
+    fn from(header: DesireHeader) -> Self {
         Self {
-            pod,
-            revision: 0,
-            want: Want::Forget,
+            header,
             volumes: Vec::new(),
             fs_group: None,
             memory_limit: None,

@@ -17,7 +17,7 @@ impl MountWaits {
     pub fn update(&mut self, desire: &PodDesire, actual: &ActualState, now: Duration) {
         let is_waiting = |volume: &&Volume| {
             let name = &volume.name;
-            desire.want == Want::Run && (!actual.ready.contains(name) || actual.stale.contains(name))
+            desire.header.want == Want::Run && (!actual.ready.contains(name) || actual.stale.contains(name))
         };
         let before = std::mem::take(&mut self.0);
         let since = |name: &String| before.get(name).copied().unwrap_or(now);
@@ -33,7 +33,7 @@ impl MountWaits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desire::{Desire as _, Medium, PodRef, Source};
+    use crate::desire::{DesireHeader, Medium, PodRef, Source};
 
     const fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -42,7 +42,8 @@ mod tests {
     fn wants(names: &[&str]) -> PodDesire {
         let source = || Source::EmptyDir { medium: Medium::Disk, size_limit: None };
         let volumes = names.iter().map(|name| Volume { name: (*name).into(), source: source() }).collect();
-        PodDesire { want: Want::Run, volumes, ..PodDesire::forget(PodRef::default()) }
+        let header = DesireHeader { pod: PodRef::default(), revision: 0, want: Want::Run };
+        PodDesire { volumes, ..header.into() }
     }
 
     #[test]
@@ -72,7 +73,11 @@ mod tests {
     #[test]
     fn mount_latency_restarts_when_an_unwanted_volume_is_wanted_again() {
         let (mut waits, actual) = (MountWaits::default(), ActualState::default());
-        let gone = |want| PodDesire { want, ..wants(&["a"]) };
+        let gone = |want| {
+            let mut desire = wants(&["a"]);
+            desire.header.want = want;
+            desire
+        };
         for left in [wants(&[]), gone(Want::Stop), gone(Want::Unmount), gone(Want::Forget)] {
             waits.update(&wants(&["a"]), &actual, at(1));
             waits.update(&left, &actual, at(2));

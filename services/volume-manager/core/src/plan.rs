@@ -73,7 +73,7 @@ pub enum Settled {
 /// A volume on disk that a running pod's desire does not name is left alone: the volumes of a pod do not change,
 /// so a container may still use it.
 pub fn plan(desire: &PodDesire, actual: &ActualState, nothing_runs: bool) -> Plan {
-    match desire.want {
+    match desire.header.want {
         Want::Run => {
             let mut actions = Vec::new();
             if !actual.folder_complete {
@@ -163,7 +163,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::desire::{Desire as _, Medium, PodRef, Source, Volume};
+    use crate::desire::{DesireHeader, Medium, PodRef, Source, Volume};
     use crate::payload::{Files, FilesKind};
 
     fn desire(want: Want, volumes: &[&str]) -> PodDesire {
@@ -171,10 +171,10 @@ mod tests {
             name: (*name).to_owned(),
             source: Source::EmptyDir { medium: Medium::Disk, size_limit: None },
         };
+        let pod = PodRef { uid: "u".into(), ..PodRef::default() };
         PodDesire {
             volumes: volumes.iter().map(volume).collect(),
-            want,
-            ..PodDesire::forget(PodRef { uid: "u".into(), ..PodRef::default() })
+            ..PodDesire::from(DesireHeader { pod, revision: 0, want })
         }
     }
 
@@ -227,7 +227,8 @@ mod tests {
         // A stopping pod is left as it is.
         let mut actual = with_volumes(&["a", "b"]);
         actual.mark_files_stale(&desire);
-        let stopping = PodDesire { want: Want::Stop, ..desire };
+        let mut stopping = desire;
+        stopping.header.want = Want::Stop;
         assert_eq!(plan(&stopping, &actual, false), Plan::Settled(Settled::Stopping));
     }
 
@@ -382,7 +383,7 @@ mod tests {
         for _ in 0..64 {
             let actions = match plan(desire, actual, nothing_runs) {
                 Plan::Settled(settled) => {
-                    let wanted = match desire.want {
+                    let wanted = match desire.header.want {
                         Want::Run => Settled::Mounted,
                         Want::Stop => Settled::Stopping,
                         Want::Unmount => Settled::Unmounted,
@@ -418,6 +419,6 @@ mod tests {
             }
             nothing_runs = false;
         }
-        Err(TestCaseError::fail(format!("{:?} never settles", desire.want)))
+        Err(TestCaseError::fail(format!("{:?} never settles", desire.header.want)))
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use keelson_volume_manager_core::desire::{Desire as _, Medium, PodDesire, PodRef, Source, Volume};
+use keelson_volume_manager_core::desire::{
+    Desire as _, DesireHeader, Medium, PodDesire, PodRef, Source, Volume, Want,
+};
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{
     File, FileError, Files, FilesKind, ObjectData, ObjectKind, ObjectLookup, clean_path,
@@ -11,8 +13,8 @@ use keelson_volume_manager_core::payload::{
 #[test]
 fn a_desire_returns_its_pod_and_revision() {
     let pod = PodRef { uid: "u".into(), namespace: "shop".into(), name: "web".into() };
-    let desire = PodDesire { revision: 7, ..PodDesire::forget(pod.clone()) };
-    assert_eq!((desire.pod(), desire.revision()), (&pod, 7));
+    let desire = PodDesire::from(DesireHeader { pod: pod.clone(), revision: 7, want: Want::Forget });
+    assert_eq!((&desire.header().pod, desire.header().revision), (&pod, 7));
 }
 
 #[test]

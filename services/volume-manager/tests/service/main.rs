@@ -1,6 +1,7 @@
 //! The service over its socket: exactly what pod-sync requests happens on disk.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
 mod removal;
 #[path = "../support/mod.rs"]
@@ -15,7 +16,7 @@ use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
 use support::{
-    LONG, Sync, World, desire, empty_dir, eventually, mount, mounts, mounts_below, unmount, volume, within,
+    LONG, Sync, World, desire, empty_dir, mount, mounts, mounts_below, unmount, until_some, volume, within,
 };
 use tonic::Code;
 
@@ -186,7 +187,7 @@ async fn a_host_path_of_the_wrong_type_is_refused_and_mounted_after_it_is_fixed(
     assert!(world.empty_dir("u1", "data").exists(), "another volume is not held up");
     // An error that can be fixed on the node: the mount is retried without a new desire.
     fs::create_dir(&host_path).unwrap();
-    let ready = eventually("the volume", || {
+    let ready = until_some("the volume", || {
         let mut client = service.client();
         async move { mount(&mut client, "u1", 1).await.1.ok() }
     })

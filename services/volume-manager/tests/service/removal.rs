@@ -8,13 +8,13 @@ use keelson_proto::keelson::runtime::v1::ContainerState;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
 
-use crate::support::{LONG, Sync, World, desire, empty_dir, eventually, mount, mounts_below, unmount};
+use crate::support::{LONG, Sync, World, desire, empty_dir, mount, mounts_below, unmount, until_some};
 
 #[tokio::test]
 async fn nothing_is_unmounted_while_a_container_runs() {
     let world = World::new();
     let runtime = world.start_runtime().await;
-    runtime.container("u1", ContainerState::Running);
+    runtime.set_container("u1", ContainerState::Running);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -23,11 +23,11 @@ async fn nothing_is_unmounted_while_a_container_runs() {
     sync.pod(desire("u1", 2, Want::Unmount, vec![empty_dir("data", "", 0)])).await;
     let mut other = service.client();
     let waiting = tokio::spawn(async move { unmount(&mut other, "u1", LONG).await });
-    runtime.read_at_least(3).await;
+    runtime.api.get_pod.requests().until_len(3).await;
     assert!(world.empty_dir("u1", "data").exists());
     let status = unmount(&mut client, "u1", Duration::from_secs(2)).await.unwrap_err();
     assert!(status.message().contains("container main"), "{}", status.message());
-    runtime.container("u1", ContainerState::Exited);
+    runtime.set_container("u1", ContainerState::Exited);
     waiting.await.unwrap().unwrap();
     assert!(!world.empty_dir("u1", "data").exists());
 }
@@ -66,7 +66,7 @@ async fn a_forgotten_pod_leaves_no_folder() {
     fs::write(world.pod("u1").join("containers/main/0badcafe"), "").unwrap();
     fs::write(world.pod("u1").join("etc-hosts"), "").unwrap();
     sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
-    eventually("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+    until_some("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
         .await;
     unmount(&mut client, "u1", LONG).await.unwrap();
 }
@@ -85,29 +85,29 @@ async fn only_a_complete_set_with_ready_sources_removes_unnamed_pods() {
     mount(&mut client, "kept", 1).await.1.unwrap();
     assert!(world.empty_dir("found", "data/file").exists());
     sync.complete(2, true).await;
-    eventually("the sweep", || std::future::ready((!world.pod("found").exists()).then_some(()))).await;
+    until_some("the sweep", || std::future::ready((!world.pod("found").exists()).then_some(()))).await;
     assert!(world.empty_dir("kept", "data").exists());
 
     sync.send(pb::sync_request::Item::DroppedUid("kept".into())).await;
-    eventually("the drop", || std::future::ready((!world.pod("kept").exists()).then_some(()))).await;
+    until_some("the drop", || std::future::ready((!world.pod("kept").exists()).then_some(()))).await;
 }
 
 #[tokio::test]
 async fn an_unnamed_pod_that_still_runs_keeps_its_volumes() {
     let world = World::new();
     let runtime = world.start_runtime().await;
-    runtime.container("found", ContainerState::Running);
+    runtime.set_container("found", ContainerState::Running);
     fs::create_dir_all(world.empty_dir("found", "data")).unwrap();
     let service = world.start().await;
     let mut client = service.client();
     let mut sync = Sync::open(&mut client).await;
     sync.complete(1, true).await;
-    runtime.read_at_least(3).await;
+    runtime.api.get_pod.requests().until_len(3).await;
     assert!(world.empty_dir("found", "data").exists());
     // pod-sync names it after all.
     sync.pod(desire("found", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
     mount(&mut client, "found", 1).await.1.unwrap();
-    runtime.container("found", ContainerState::Exited);
+    runtime.set_container("found", ContainerState::Exited);
     assert!(world.empty_dir("found", "data").exists());
 }
 
@@ -131,7 +131,7 @@ async fn a_closed_sync_stream_keeps_desires_and_a_later_stream_takes_over() {
     let mut third = Sync::open(&mut client).await;
     third.complete(2, false).await;
     assert!(world.empty_dir("u1", "data").exists());
-    assert_eq!(runtime.reads(), 0);
+    assert!(runtime.api.get_pod.requests().is_empty());
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_restarted_service_finds_its_pods_and_keeps_their_data() {
         assert_eq!(fs::read(world.empty_dir("u1", name).join("file")).unwrap(), b"kept");
     }
     assert_eq!(mounts_below(&world.pod("u1")).len(), mounts, "nothing is mounted twice");
-    assert_eq!(runtime.reads(), 0);
+    assert!(runtime.api.get_pod.requests().is_empty());
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn removal_stops_at_a_foreign_mount_and_names_it() {
     assert!(message.contains("inner is a mount point"), "{message}");
     assert!(elsewhere.join("precious").exists());
     rustix::mount::unmount(&inner, rustix::mount::UnmountFlags::empty()).unwrap();
-    eventually("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+    until_some("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
         .await;
     assert!(elsewhere.join("precious").exists());
 }

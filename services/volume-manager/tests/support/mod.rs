@@ -2,18 +2,20 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-pub mod pod_config;
+pub mod api;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
 use keelson_mountinfo::Mount;
-pub use keelson_pod_reconciler::testing::{FakeRuntime, eventually, within};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_service_kit::{Context, PeerChannel};
+use keelson_testkit::fakes::FakeRuntimeShim;
+use keelson_testkit::service::RunningService;
+pub use keelson_testkit::service::{until_some, within};
 use rustix::mount::UnmountFlags;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
@@ -24,7 +26,7 @@ use tonic::{Status, Streaming};
 pub const LONG: Duration = Duration::from_secs(20);
 
 pub type Client = VolumeManagerClient<PeerChannel>;
-pub type Service = keelson_pod_reconciler::testing::Service<Client>;
+pub type Service = RunningService<Client>;
 
 /// The folders of one test. Mounts and folders are removed with it.
 pub struct World {
@@ -61,12 +63,12 @@ impl World {
     pub async fn start(&self) -> Service {
         let ctx = Context::detached(ServiceName::VolumeManager, self.config.clone());
         let routes = keelson_volume_manager::build(ctx.clone()).await.unwrap();
-        Service::start(ctx, routes, VolumeManagerClient::new).await
+        RunningService::start(ctx, routes, VolumeManagerClient::new).await
     }
 
     /// Starts the fake runtime-shim.
-    pub async fn start_runtime(&self) -> FakeRuntime {
-        FakeRuntime::start(&self.config).await
+    pub async fn start_runtime(&self) -> FakeRuntimeShim {
+        FakeRuntimeShim::start(&self.config).await.unwrap()
     }
 }
 

@@ -52,8 +52,8 @@ pub(super) const FIELDS: &[KubeletField] = &[
     field("logging.vmodule", VModule, "Log verbosity per file, such as pod_workers=4.")
         .current_flag("vmodule")
         .checked_by_group(),
-    field("logging.options", Object, "Options of the log formats."),
-    field("logging.options.text", Object, "Options of the text format."),
+    field("logging.options", Object, "Options of the log formats.").checked_by_group(),
+    field("logging.options.text", Object, "Options of the text format.").checked_by_group(),
     field(
         "logging.options.text.splitStream",
         Bool,
@@ -61,12 +61,12 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .current_flag("log-text-split-stream")
     .gate("LoggingAlphaOptions", On)
-    .checked_by_group(),
+    .checked_by_type(),
     field("logging.options.text.infoBufferSize", Quantity, "The buffer size of --log-text-split-stream.")
         .current_flag("log-text-info-buffer-size")
         .gate("LoggingAlphaOptions", NotZero)
         .checked_by_group(),
-    field("logging.options.json", Object, "Options of the JSON format."),
+    field("logging.options.json", Object, "Options of the JSON format.").checked_by_group(),
     field(
         "logging.options.json.splitStream",
         Bool,
@@ -74,7 +74,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .current_flag("log-json-split-stream")
     .gate("LoggingAlphaOptions", On)
-    .checked_by_group(),
+    .checked_by_type(),
     field("logging.options.json.infoBufferSize", Quantity, "The buffer size of --log-json-split-stream.")
         .current_flag("log-json-info-buffer-size")
         .gate("LoggingAlphaOptions", NotZero)

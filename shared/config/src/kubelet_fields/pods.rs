@@ -137,7 +137,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     .default_text("1m0s")
     .empty_is_default()
     .sets(&["pods.syncFrequencyMs"]),
-    field("userNamespaces", Object, "User namespaces of pods."),
+    field("userNamespaces", Object, "User namespaces of pods.").checked_by_group(),
     field(
         "userNamespaces.idsPerPod",
         Int(1, 4_294_967_295),

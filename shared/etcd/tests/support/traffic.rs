@@ -1,5 +1,7 @@
 //! Two counting writers and a follower, as load while faults are injected into etcd.
 
+#![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -195,6 +195,19 @@ impl PodStatus {
     pub fn condition(&self, type_: &str) -> Option<&PodCondition> {
         self.conditions.iter().find(|condition| condition.type_ == type_)
     }
+
+    /// Frees the excess capacity of lists, as [`Pod::shrink_to_fit`](crate::Pod::shrink_to_fit) does.
+    pub fn shrink_to_fit(&mut self) {
+        self.conditions.shrink_to_fit();
+        for addresses in [&mut self.host_ips, &mut self.pod_ips] {
+            addresses.shrink_to_fit();
+        }
+        let Self { init_container_statuses, container_statuses, ephemeral_container_statuses, .. } = self;
+        for list in [init_container_statuses, container_statuses, ephemeral_container_statuses] {
+            list.shrink_to_fit();
+            list.iter_mut().for_each(|container| container.volume_mounts.shrink_to_fit());
+        }
+    }
 }
 
 impl PodCondition {

@@ -86,9 +86,9 @@ fn is_root_in(process: &Process, dirs: &[PathBuf]) -> bool {
     let Some(root) = mounts.iter().find(|mount| mount.point == Path::new("/")) else { return false };
     dirs.iter().filter_map(|dir| dir.to_str()).any(|dir| {
         let below = format!("{dir}/");
-        match root.kind.as_str() {
-            "overlay" => root.options.split([',', ':', '=']).any(|part| part.starts_with(&below)),
-            _ => root.root.starts_with(&below),
+        match root.fs_type.as_str() {
+            "overlay" => root.super_options.split([',', ':', '=']).any(|part| part.starts_with(&below)),
+            _ => root.root.to_string_lossy().starts_with(&below),
         }
     })
 }

@@ -120,7 +120,7 @@ impl<Req, Item: Clone> Bidi<Req, Item> {
     /// Waits until the number of open streams satisfies `predicate`.
     ///
     /// # Panics
-    /// It does not within 20 s.
+    /// It does not within 60 s.
     pub async fn until_open(&self, predicate: impl Fn(usize) -> bool) {
         self.0.hub.until_open(predicate).await;
     }
@@ -131,11 +131,12 @@ impl<Req: Clone + Send + Sync + 'static, Item: Clone + Send + Sync + 'static> Bi
         &self,
         request: Request<Streaming<Req>>,
     ) -> Result<Response<MessageStream<Item>>, Status> {
-        let (handler, check, gate) = {
-            let state = self.state();
-            (state.handler.clone(), state.check.clone(), state.gate.clone())
-        };
+        let gate = self.state().gate.clone();
         gate.pass().await;
+        let (handler, check) = {
+            let state = self.state();
+            (state.handler.clone(), state.check.clone())
+        };
         let handler = handler.ok_or_else(|| not_scripted(self.0.method))?;
         let (answers, stream) = mpsc::channel(16);
         let (requests, messages) = (request.into_inner(), self.0.messages.clone());
@@ -161,6 +162,12 @@ impl<Req: Clone + Send + Sync + 'static, Item: Clone + Send + Sync + 'static> Bi
 
 /// A message of a `Sync` stream.
 pub trait SyncMessage {
+    /// What is desired of a pod.
+    type Desire;
+
+    /// The UID of the pod that this message is about, and what is desired of it; `None` if the sender has dropped it.
+    fn into_desire(self) -> Option<(String, Option<Self::Desire>)>;
+
     /// The epoch of the set that this message completes.
     fn completed_epoch(&self) -> Option<u64>;
 }
@@ -168,6 +175,16 @@ pub trait SyncMessage {
 macro_rules! sync_message {
     ($($package:ident),*) => {$(
         impl SyncMessage for $package::v1::SyncRequest {
+            type Desire = $package::v1::PodDesire;
+
+            fn into_desire(self) -> Option<(String, Option<Self::Desire>)> {
+                match self.item? {
+                    $package::v1::sync_request::Item::Pod(desire) => Some((desire.pod.clone()?.uid, Some(desire))),
+                    $package::v1::sync_request::Item::DroppedUid(uid) => Some((uid, None)),
+                    $package::v1::sync_request::Item::Complete(_) => None,
+                }
+            }
+
             fn completed_epoch(&self) -> Option<u64> {
                 match &self.item {
                     Some($package::v1::sync_request::Item::Complete(set)) => Some(set.epoch),
@@ -178,6 +195,14 @@ macro_rules! sync_message {
     )*};
 }
 sync_message!(runtime, volume_manager, resource_manager);
+
+impl<Message: SyncMessage + Clone> Recorder<Message> {
+    /// What was last desired of a pod; `None` before the first message about it, and when its sender has dropped it.
+    pub fn last_desire(&self, uid: &str) -> Option<Message::Desire> {
+        let mut newest_first = self.all().into_iter().rev().filter_map(Message::into_desire);
+        newest_first.find(|(pod, _)| pod == uid)?.1
+    }
+}
 
 impl<Req: SyncMessage + Clone + Send + Sync + 'static> Bidi<Req, SyncAck> {
     /// Acknowledges each set when it is complete, and records its messages.

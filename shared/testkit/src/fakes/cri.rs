@@ -3,6 +3,8 @@
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_server::{ImageService, ImageServiceServer};
 use k8s_cri::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use keelson_proto::containerd::services::content::v1 as content;
+use keelson_proto::containerd::services::content::v1::content_server::{Content, ContentServer};
 
 use super::define::fake_service;
 
@@ -54,6 +56,16 @@ fake_service! {
         pull_image(cri::PullImageRequest) -> cri::PullImageResponse;
         remove_image(cri::RemoveImageRequest) -> cri::RemoveImageResponse;
         image_fs_info(cri::ImageFsInfoRequest) -> cri::ImageFsInfoResponse;
+    }
+    streams {}
+    bidi {}
+}
+
+fake_service! {
+    /// A fake of containerd's content service.
+    FakeContainerdContent implements Content, served by ContentServer:
+    unary {
+        list_statuses(content::ListStatusesRequest) -> content::ListStatusesResponse;
     }
     streams {}
     bidi {}

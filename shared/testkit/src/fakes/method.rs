@@ -151,7 +151,7 @@ impl<Req, Item: Clone> ServerStream<Req, Item> {
     /// Waits until the number of open streams satisfies `predicate`.
     ///
     /// # Panics
-    /// It does not within 20 s.
+    /// It does not within 60 s.
     pub async fn until_open(&self, predicate: impl Fn(usize) -> bool) {
         self.0.hub.until_open(predicate).await;
     }

@@ -65,7 +65,7 @@ impl<T: Clone + Debug> Recorder<T> {
     /// Waits until the record satisfies `predicate`, and returns it.
     ///
     /// # Panics
-    /// It does not within 20 s. The message has the record.
+    /// It does not within 60 s. The message has the record.
     pub async fn until(&self, predicate: impl Fn(&[T]) -> bool) -> Vec<T> {
         let mut values = self.0.subscribe();
         let found = values.wait_for(|values| predicate(values));
@@ -78,7 +78,7 @@ impl<T: Clone + Debug> Recorder<T> {
     /// Waits until at least `count` values were recorded, and returns all of them.
     ///
     /// # Panics
-    /// Fewer were recorded within 20 s. The message has the record.
+    /// Fewer were recorded within 60 s. The message has the record.
     pub async fn until_len(&self, count: usize) -> Vec<T> {
         self.until(|values| values.len() >= count).await
     }

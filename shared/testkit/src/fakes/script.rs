@@ -84,14 +84,15 @@ impl<Request: Clone, Answer: Send + 'static> Script<Request, Answer> {
         self.requests.record(request.clone());
         let gate = self.lock().gate.clone();
         gate.pass().await;
-        let answer = {
+        let standing = {
             let mut state = self.lock();
-            match (state.queued.pop_front(), &state.standing) {
-                (Some(queued), _) => return queued,
-                (None, Some(standing)) => standing(request),
-                (None, None) => return Err(not_scripted(self.method)),
+            if let Some(queued) = state.queued.pop_front() {
+                return queued;
             }
+            state.standing.clone()
         };
-        answer.await
+        // Without the lock: a standing answer may change the script of its own method.
+        let standing = standing.ok_or_else(|| not_scripted(self.method))?;
+        standing(request).await
     }
 }

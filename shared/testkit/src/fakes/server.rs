@@ -12,6 +12,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
+use super::cut_off::break_marked;
+
 /// Fakes that listen at the socket of a service, with the server stack of the real one. Killed when dropped.
 ///
 /// The server has a runtime of its own, so that its connections break with it, as those of a process do.
@@ -33,8 +35,21 @@ impl FakeServer {
         let socket = config.paths.socket(service);
         let folder = config.paths.socket_dir(service);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        Self::bind(config, socket, routes).await
+    }
+
+    /// Serves `routes` at a socket of no service, such as that of a container runtime. Returns when it is bound.
+    ///
+    /// # Errors
+    /// The socket cannot be bound.
+    pub async fn at(socket: &Path, routes: Routes) -> anyhow::Result<Self> {
+        Self::bind(&Config::default(), socket.to_owned(), routes).await
+    }
+
+    async fn bind(config: &Config, socket: PathBuf, routes: Routes) -> anyhow::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let stack = StackLayer::new(CallerPolicy::new(config), Default::default());
+        let routes = break_marked(routes);
         let stop = CancellationToken::new();
         let (bound, is_bound) = oneshot::channel();
         let task = runtime.spawn({

@@ -4,21 +4,26 @@ use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use keelson_config::{Config, ServiceName};
-use keelson_proto::keelson::common::v1::SetComplete;
+use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::{
-    ListPodsRequest, PodDocument, RetryPodRequest, RetryPodResponse, WatchPodsRequest, WatchPodsResponse,
-    watch_pods_response,
+    EvictPodRequest, EvictPodResponse, ListPodsRequest, PodDocument, RetryPodRequest, RetryPodResponse,
+    WatchPodsRequest, WatchPodsResponse, watch_pods_response,
 };
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
-use keelson_proto::keelson::runtime::v1::{SyncRequest, sync_request};
-use keelson_service_kit::{Peer, PeerChannel};
+use keelson_proto::keelson::runtime::v1::{
+    GetPodRequest, GetPodResponse, PodDesire, SyncRequest, sync_request,
+};
+use keelson_service_kit::status::is_cut;
+use keelson_service_kit::{Peer, PeerChannel, connect_foreign};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Code, Status};
 
-use super::{FakeCriImages, FakeCriRuntime, FakePodSync, FakeRuntime, FakeServer, StreamAnswer};
+use super::{
+    FakeCriImages, FakeCriRuntime, FakePodSync, FakeRuntime, FakeServer, Recorder, StreamAnswer, cut_off,
+};
 use crate::Scratch;
 
 /// A fake at its socket, in a folder of its own.
@@ -84,14 +89,89 @@ async fn unary_method_uses_queued_answers_before_the_standing_one() {
 #[tokio::test]
 async fn gate_holds_a_recorded_call_until_it_is_opened() {
     let fake = FakePodSync::default();
-    let (_served, mut client) = pod_sync(&fake).await;
-    fake.retry_pod.answer(RetryPodResponse {});
+    let (_served, client) = pod_sync(&fake).await;
     let gate = fake.retry_pod.hold();
-    let call = tokio::spawn(async move { client.retry_pod(retry("a")).await });
+    let call = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.retry_pod(retry("a")).await }
+    });
     fake.retry_pod.requests().until_len(1).await;
-    assert!(!call.is_finished());
+    other_calls_pass(&fake, client).await;
+    fake.retry_pod.answer(RetryPodResponse {});
     gate.open();
-    call.await.unwrap().unwrap();
+    call.await.unwrap().expect("it is answered as set while it was held");
+}
+
+/// Makes a call to another method of `fake`. The server has one thread: a call that it received before and that no gate
+/// holds is answered first.
+async fn other_calls_pass(fake: &FakePodSync, mut client: PodSyncClient<PeerChannel>) {
+    fake.evict_pod.answer(EvictPodResponse::default());
+    client.evict_pod(EvictPodRequest::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn gate_holds_a_stream_until_it_is_opened() {
+    let fake = FakePodSync::default();
+    let (_served, client) = pod_sync(&fake).await;
+    let gate = fake.list_pods.hold();
+    let call = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.list_pods(ListPodsRequest {}).await }
+    });
+    fake.list_pods.requests().until_len(1).await;
+    other_calls_pass(&fake, client).await;
+    fake.list_pods.list([document("u1")]);
+    gate.open();
+    let mut pods = call.await.unwrap().expect("it is answered as set while it was held").into_inner();
+    assert_eq!(pods.message().await.unwrap().unwrap().uid, "u1");
+}
+
+#[tokio::test]
+async fn gate_holds_a_stream_in_both_directions_until_it_is_opened() {
+    let fake = FakeRuntime::default();
+    let served = serve(ServiceName::RuntimeShim, Routes::new(fake.server())).await;
+    let mut client = RuntimeClient::new(served.channel(ServiceName::RuntimeShim));
+    let gate = fake.sync.hold();
+    let (requests, stream) = mpsc::channel(4);
+    let call = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.sync(ReceiverStream::new(stream)).await }
+    });
+    fake.calls.until(|calls| calls == ["sync"]).await;
+    fake.get_pod.answer(GetPodResponse::default());
+    client.get_pod(GetPodRequest::default()).await.unwrap();
+    fake.sync.acknowledge_sets();
+    gate.open();
+    let mut acks = call.await.unwrap().expect("it is handled as set while it was held").into_inner();
+    let complete = sync_request::Item::Complete(SetComplete { epoch: 3, sources_ready: true });
+    requests.try_send(SyncRequest { item: Some(complete) }).unwrap();
+    assert_eq!(acks.message().await.unwrap().unwrap().epoch, 3);
+}
+
+#[tokio::test]
+async fn answer_may_change_the_script_of_its_own_method() {
+    let fake = FakePodSync::default();
+    let (_served, mut client) = pod_sync(&fake).await;
+    let method = fake.retry_pod.clone();
+    fake.retry_pod.answer_with(move |request| {
+        method.fail(Status::aborted(request.name));
+        Ok(RetryPodResponse {})
+    });
+    client.retry_pod(retry("a")).await.unwrap();
+    assert_eq!(client.retry_pod(retry("b")).await.unwrap_err().message(), "a");
+}
+
+#[tokio::test]
+async fn call_that_is_cut_off_breaks_without_a_status() {
+    let (fake, scratch) = (FakeCriRuntime::default(), Scratch::new().unwrap());
+    let socket = scratch.path().join("cri.sock");
+    let _server = FakeServer::at(&socket, Routes::new(fake.server())).await.unwrap();
+    let mut client = RuntimeServiceClient::new(connect_foreign("the fake", &socket));
+    fake.get_container_events.answer_once(Err(cut_off()));
+    let cut = client.get_container_events(cri::GetEventsRequest {}).await.unwrap_err();
+    assert!(is_cut(&cut), "{cut:?}");
+    let refused = client.get_container_events(cri::GetEventsRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented, "only the first call was cut off");
 }
 
 #[tokio::test]
@@ -147,6 +227,26 @@ async fn sync_stream_is_recorded_and_each_set_acknowledged() {
     assert_eq!(fake.sync.messages().len(), 2);
     fake.sync.break_streams(Status::unavailable("restart"));
     assert_eq!(acks.message().await.unwrap_err().message(), "restart");
+}
+
+#[test]
+fn last_desire_of_a_pod_is_the_newest_unless_it_was_dropped() {
+    let messages = Recorder::default();
+    let record = |item| messages.record(SyncRequest { item: Some(item) });
+    let desire = |uid: &str, revision| {
+        let pod = Some(PodRef { uid: uid.into(), ..PodRef::default() });
+        sync_request::Item::Pod(PodDesire { pod, revision, ..PodDesire::default() })
+    };
+    let revision = |uid: &str| messages.last_desire(uid).map(|desire| desire.revision);
+    record(desire("u1", 1));
+    record(desire("u2", 2));
+    record(desire("u1", 3));
+    record(sync_request::Item::Complete(SetComplete::default()));
+    assert_eq!([revision("u1"), revision("u2"), revision("u3")], [Some(3), Some(2), None]);
+    record(sync_request::Item::DroppedUid("u1".into()));
+    assert_eq!([revision("u1"), revision("u2")], [None, Some(2)]);
+    record(desire("u1", 4));
+    assert_eq!(revision("u1"), Some(4));
 }
 
 #[tokio::test]

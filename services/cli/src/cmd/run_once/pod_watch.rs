@@ -27,7 +27,8 @@ impl Drop for PodWatch {
 impl PodWatch {
     pub(super) fn start(agent: &Agent) -> Self {
         let (sender, updates) = mpsc::channel(64);
-        let task = tokio::spawn(read_pod_updates(agent.clone(), sender)).abort_handle();
+        let task =
+            keelson_service_kit::spawn("pod updates", read_pod_updates(agent.clone(), sender)).abort_handle();
         Self { updates, task }
     }
 }

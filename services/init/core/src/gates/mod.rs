@@ -124,7 +124,7 @@ pub(crate) fn evaluate(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigErro
                  remove it",
                 one.origin
             );
-            notes.push(Note { level: Level::Warn, text });
+            notes.push(Note::new(Level::Warn, text));
         }
         explicit.insert(name, one);
     }
@@ -188,13 +188,9 @@ fn without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {
         |name: &str, given: &Sourced<bool>| gates().get(name).is_none_or(|gate| gate.on != given.value);
     let names: Vec<&str> =
         explicit.iter().filter(|(name, given)| differs(name, given)).map(|(name, _)| *name).collect();
-    (!names.is_empty()).then(|| Note {
-        level: Level::Info,
-        text: format!(
-            "these feature gates affect only which settings are allowed, so far: {}",
-            names.join(", ")
-        ),
-    })
+    let list = names.join(", ");
+    let text = format!("these feature gates affect only which settings are allowed, so far: {list}");
+    (!names.is_empty()).then(|| Note::new(Level::Info, text))
 }
 
 #[cfg(test)]

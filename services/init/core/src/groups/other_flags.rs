@@ -1,7 +1,7 @@
 //! The flags that no other group reads: checks, and which have no effect (node-and-api.md §1.4).
 
 use crate::document::Sourced;
-use crate::outcome::{Level, Outcome};
+use crate::outcome::Outcome;
 use crate::settings::{Files, Settings};
 
 /// These flags have no fields.
@@ -35,10 +35,8 @@ impl Settings for OtherFlags {
             }
         }
         if !unsupported_fields.is_empty() {
-            out.note(
-                Level::Info,
-                format!("these flags have no effect yet: {}", unsupported_fields.join(", ")),
-            );
+            let list = unsupported_fields.join(", ");
+            out.note_without_effect(format!("these flags have no effect yet: {list}"));
         }
         if out.flags.is_on("exit-on-lock-contention")
             && out.flags.others.get("lock-file").is_none_or(String::is_empty)
@@ -58,6 +56,7 @@ impl Settings for OtherFlags {
 #[cfg(test)]
 mod tests {
     use crate::inputs::Flags;
+    use crate::outcome::WITHOUT_EFFECT;
     use crate::testing::{host, run};
 
     #[test]
@@ -71,7 +70,7 @@ mod tests {
             with(&[("cert-dir", "/pki"), (unheard, "5s"), ("cloud-provider", "external")]).unwrap().notes;
         assert!(with(&[("cloud-provider", "")]).is_ok());
         let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
-        assert!(locked.iter().all(|note| !note.text.contains("no effect yet")), "{locked:?}");
+        assert!(locked.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{locked:?}");
         assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
         assert!(with(&[("exit-on-lock-contention", "0,1")]).is_err());
         assert!(

@@ -58,17 +58,14 @@ mod tests {
     use serde_json::json;
 
     use crate::inputs::Flags;
+    use crate::outcome::WITHOUT_EFFECT;
     use crate::resolve::Resolved;
     use crate::testing::{assert_refused, host, kubelet, run};
 
     fn with_flags(others: &[(&'static str, &str)]) -> Resolved {
         let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
         let resolved = run(&Flags { others, ..Flags::default() }, None, None, &host()).unwrap();
-        assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
-            "{:?}",
-            resolved.notes
-        );
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
         resolved
     }
 
@@ -82,7 +79,7 @@ mod tests {
             let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
             let own = &resolved.config.own_processes;
             assert_eq!((own.oom_score_adj, own.max_open_files), (oom_score_adj, max_open_files), "{fields}");
-            assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{fields}");
+            assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{fields}");
             assert_eq!(resolved.kubelet_configuration["maxOpenFiles"], max_open_files, "{fields}");
         }
     }

@@ -29,6 +29,9 @@ impl Settings for Shutdown {
 
 fn by_priority(reader: &mut Reader<'_>) {
     reader.check_entries("shutdownGracePeriodByPodPriority", |entry| {
+        if !entry.is_object() && !entry.is_null() {
+            return Err("this must be a map with priority and shutdownGracePeriodSeconds".to_owned());
+        }
         let number = |field: &str| entry.get(field).map_or(Some(0), Value::as_i64);
         match (number("priority"), number("shutdownGracePeriodSeconds")) {
             (Some(_), Some(seconds)) if seconds >= 0 => Ok(()),
@@ -101,6 +104,11 @@ mod tests {
                 json!({"shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": -1}]}),
                 "shutdownGracePeriodByPodPriority[0]",
                 "at least 0",
+            ),
+            (
+                json!({"shutdownGracePeriodByPodPriority": [5]}),
+                "shutdownGracePeriodByPodPriority[0] = 5",
+                "this must be a map",
             ),
         ]);
     }

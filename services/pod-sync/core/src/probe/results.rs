@@ -11,7 +11,63 @@ use crate::observation::{ContainerObservation, PodObservation};
 use crate::status::Readiness;
 
 /// The probes of one pod, by container name and kind.
-pub type ProbeStates = BTreeMap<(String, ProbeKind), ProbeState>;
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProbeStates {
+    /// In the order of their keys. A vector: a pod has few probes, and a map would keep room for more.
+    entries: Vec<((String, ProbeKind), ProbeState)>,
+}
+
+impl ProbeStates {
+    /// No probes yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn find(&self, container: &str, kind: ProbeKind) -> Result<usize, usize> {
+        self.entries.binary_search_by(|((name, of), _)| (name.as_str(), *of).cmp(&(container, kind)))
+    }
+
+    /// The state of a probe.
+    pub fn get(&self, container: &str, kind: ProbeKind) -> Option<&ProbeState> {
+        self.find(container, kind).ok().map(|index| &self.entries[index].1)
+    }
+
+    /// The state of a probe, to change it.
+    pub fn get_mut(&mut self, container: &str, kind: ProbeKind) -> Option<&mut ProbeState> {
+        self.find(container, kind).ok().map(|index| &mut self.entries[index].1)
+    }
+
+    /// Adds a probe in its first state, unless it is known.
+    pub fn add(&mut self, container: &str, kind: ProbeKind) {
+        if self.get(container, kind).is_none() {
+            self.set(container.to_owned(), kind, ProbeState::new(kind));
+        }
+    }
+
+    /// Adds a probe or replaces its state.
+    fn set(&mut self, container: String, kind: ProbeKind, state: ProbeState) {
+        match self.find(&container, kind) {
+            Ok(index) => self.entries[index].1 = state,
+            Err(index) => {
+                self.entries.reserve_exact(1);
+                self.entries.insert(index, ((container, kind), state));
+            }
+        }
+    }
+
+    /// Every probe, by container name and then by kind.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, ProbeKind, &ProbeState)> {
+        self.entries.iter().map(|((container, kind), state)| (container.as_str(), *kind, state))
+    }
+}
+
+impl FromIterator<((String, ProbeKind), ProbeState)> for ProbeStates {
+    fn from_iter<I: IntoIterator<Item = ((String, ProbeKind), ProbeState)>>(entries: I) -> Self {
+        let mut states = Self::new();
+        entries.into_iter().for_each(|((container, kind), state)| states.set(container, kind, state));
+        states
+    }
+}
 
 /// Containers that may have probes (§13.1): regular ones and sidecars.
 fn probed(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -41,7 +97,7 @@ fn result(
     record: &ContainerObservation,
     old: Option<&PodStatus>,
 ) -> ProbeResult {
-    let state = states.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    let state = states.get(&record.name, kind).filter(|s| s.container_id == record.id.as_str());
     state.map_or_else(|| initial(kind, previous_status(old, record)), |state| state.result)
 }
 
@@ -114,7 +170,7 @@ pub fn unready_cause(
     } else {
         return None;
     };
-    let state = states.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    let state = states.get(&record.name, kind).filter(|s| s.container_id == record.id.as_str());
     let (word, text) = match kind {
         ProbeKind::Startup => ("StartupProbe", "startup"),
         _ => ("ReadinessProbe", "readiness"),

@@ -328,6 +328,20 @@ fn ready_of(seen: &PodObservation, old: Option<&PodStatus>, states: &ProbeStates
 }
 
 #[test]
+fn probe_states_are_in_order_and_a_known_probe_keeps_its_state() {
+    use ProbeKind::{Liveness, Readiness, Startup};
+    let no = ProbeResult::Failure;
+    let mut states =
+        probe_states(&[("b", Liveness, "b-0", no), ("a", Readiness, "a-0", no), ("a", Startup, "a-0", no)]);
+    states.add("a", Startup);
+    states.add("b", Startup);
+    let keys: Vec<_> = states.iter().map(|(container, kind, _)| (container, kind)).collect();
+    assert_eq!(keys, [("a", Startup), ("a", Readiness), ("b", Startup), ("b", Liveness)]);
+    assert_eq!(states.get("a", Startup).map(|state| state.result), Some(no));
+    assert_eq!(states.get("c", Startup), None);
+}
+
+#[test]
 fn readiness_is_that_of_the_running_instance() {
     use ProbeKind::{Readiness, Startup};
     let seen = in_sandbox().running("s").running("a").running("b").0;
@@ -385,11 +399,10 @@ fn an_unready_container_has_a_cause_and_the_next_attempt() {
     let mut states = probe_states(&[("a", ProbeKind::Startup, "a-0", ProbeResult::Unknown)]);
     let first = cause(&states).unwrap();
     assert_eq!((first.state, &*first.owner), (StepState::Waiting, "pod-sync"));
-    let key = ("a".to_owned(), ProbeKind::Startup);
-    let startup = states.get_mut(&key).unwrap();
+    let startup = states.get_mut("a", ProbeKind::Startup).unwrap();
     startup.record_error("a-0", "no shell");
     assert_eq!(cause(&states).unwrap().message, "its startup probe fails: no shell", "and none is counted");
-    let startup = states.get_mut(&key).unwrap();
+    let startup = states.get_mut("a", ProbeKind::Startup).unwrap();
     startup.record_outcome(ProbeKind::Startup, &times(json!({})), "a-0", false, "no answer\n");
     startup.next_unix_nanos = 7;
     let failing = cause(&states).unwrap();
@@ -403,19 +416,19 @@ fn an_unready_container_has_a_cause_and_the_next_attempt() {
         ("a", ProbeKind::Readiness, "a-0", ProbeResult::Failure),
     ]);
     assert_eq!(cause(&states).unwrap().message, "its readiness probe has not succeeded yet");
-    let key = ("a".to_owned(), ProbeKind::Readiness);
-    states.get_mut(&key).unwrap().record_error("a-0", "no shell");
+    let key = ("a", ProbeKind::Readiness);
+    states.get_mut(key.0, key.1).unwrap().record_error("a-0", "no shell");
     let failed = cause(&states).unwrap();
     assert_eq!((failed.state, &*failed.owner), (StepState::Failed, YOU));
     assert_eq!(failed.message, "its readiness probe fails: no shell");
-    states.get_mut(&key).unwrap().turn_wait =
+    states.get_mut(key.0, key.1).unwrap().turn_wait =
         "16 of 16 commands of probes run, 15 of them by default/greedy".to_owned();
     let turn_wait = cause(&states).unwrap();
     assert_eq!((turn_wait.state, &*turn_wait.owner), (StepState::Waiting, "pod-sync"));
     let text = "its readiness probe waits for its turn: 16 of 16 commands of probes run, 15 of them by default/greedy";
     assert_eq!(turn_wait.message, text);
-    states.get_mut(&key).unwrap().turn_wait.clear();
-    states.get_mut(&key).unwrap().result = yes;
+    states.get_mut(key.0, key.1).unwrap().turn_wait.clear();
+    states.get_mut(key.0, key.1).unwrap().result = yes;
     assert_eq!(cause(&states), None);
 }
 

@@ -77,16 +77,12 @@ fn by_source(counts: [(&'static str, i64); 2], encoder: MetricEncoder<'_>) -> Re
 fn census(registry: &PodRegistry) -> Census {
     let mut census = Census::default();
     registry.for_each(|state| {
-        if !awaits_its_source(state) {
+        // A restored pod counts when its source has sent it, or when it ends.
+        if !state.awaits_source() || state.worker.phase != WorkerPhase::Sync {
             census.add(&counted(state));
         }
     });
     census
-}
-
-/// It was restored from an earlier process, and no source has sent it yet.
-fn awaits_its_source(state: &PodState) -> bool {
-    state.is_restored() && state.worker.phase == WorkerPhase::Sync
 }
 
 fn counted(state: &PodState) -> CountedPod<'_> {

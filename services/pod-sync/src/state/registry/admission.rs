@@ -43,7 +43,7 @@ impl PodRegistry {
     }
 
     /// The pods that hold resources of the node, without `uid`.
-    fn admitted_pods(&self, pods: &BTreeMap<String, PodState>, uid: &str) -> Vec<Arc<Pod>> {
+    fn admitted_pods(&self, pods: &BTreeMap<String, Box<PodState>>, uid: &str) -> Vec<Arc<Pod>> {
         let holding = pods.iter().filter(|(other, state)| *other != uid && state.holds_resources());
         let mut admitted: Vec<Arc<Pod>> = holding.filter_map(|(_, state)| state.admission_pod()).collect();
         let unclaimed = lock(&self.unclaimed);

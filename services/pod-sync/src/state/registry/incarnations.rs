@@ -9,7 +9,7 @@ use keelson_pod_sync_core::worker::{Input, UpdateKind, step};
 
 use super::{PodRegistry, is_live, lock};
 use crate::state::observed::Observed;
-use crate::state::pod_state::{DesiredPod, PodState};
+use crate::state::pod_state::{Awaited, DesiredPod, PodState};
 
 /// What a worker does after it has waited for the removal of an earlier incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,8 @@ impl PodRegistry {
             let desired = state.desired.filter(|_| sent_again);
             let restarts = desired.is_some();
             if let Some(desired) = desired {
-                pods.insert(uid.to_owned(), PodState::awaiting_cleanup(uid, desired, &self.moment()));
+                let next = PodState::awaiting_cleanup(uid, desired, &self.moment());
+                pods.insert(uid.to_owned(), Box::new(next));
             }
             (woken, restarts)
         };
@@ -58,27 +59,27 @@ impl PodRegistry {
         if restarts {
             self.save(uid);
         } else if let Some(store) = &self.store {
-            store.remove_unless(uid, || self.with(uid, |_| ()).is_some());
+            store.remove_unless(uid, || self.read(uid, |_| ()).is_some());
         }
         restarts
     }
 
     /// A source has sent a pod. If the runtime still holds something of an earlier incarnation of its UID, which would be taken for its
     /// own, the pod has to wait for the removal. Returns false if nothing is left, or if the earlier incarnation has not ended here.
-    pub fn await_cleanup(&self, desired: &DesiredPod) -> bool {
+    pub fn await_cleanup(&self, desired: &Arc<DesiredPod>) -> bool {
         let uid = desired.pod.metadata.uid.as_str();
         {
             let mut pods = lock(&self.pods);
             match pods.get_mut(uid) {
-                Some(state) if state.awaits_cleanup() => state.desired = Some(desired.clone()),
+                Some(state) if state.awaits_cleanup() => state.desired = Some(Arc::clone(desired)),
                 Some(_) => return false,
                 None => {
                     // It stays in `unclaimed`: the pod may be removed and sent once more before the cleanup is done.
                     if lock(&self.unclaimed).get(uid).is_none_or(is_live) {
                         return false;
                     }
-                    let state = PodState::awaiting_cleanup(uid, desired.clone(), &self.moment());
-                    pods.insert(uid.to_owned(), state);
+                    let state = PodState::awaiting_cleanup(uid, Arc::clone(desired), &self.moment());
+                    pods.insert(uid.to_owned(), Box::new(state));
                 }
             }
         }
@@ -96,7 +97,7 @@ impl PodRegistry {
     ) -> AfterCleanup {
         let at = self.moment();
         let starts = self.with_incarnation(uid, incarnation, |state| {
-            let desired = state.desired.clone().filter(|_| state.end_cleanup())?;
+            let desired = state.desired.clone().filter(|_| state.end_wait(Awaited::Cleanup))?;
             let input = Input::Update { kind: UpdateKind::Create, pod: &desired.pod, observed: None };
             let transition = step(None, &input, &at);
             state.worker = transition.state;
@@ -125,7 +126,7 @@ impl PodRegistry {
     pub fn end_remainder(&self, uid: &str, incarnation: u64, remainder: Observed) {
         let at = self.moment();
         self.with_incarnation(uid, incarnation, |state| {
-            if !state.end_cleanup() {
+            if !state.end_wait(Awaited::Cleanup) {
                 return;
             }
             let mut worker = step(None, &Input::ObservedOrphan { observed: &remainder }, &at).state;

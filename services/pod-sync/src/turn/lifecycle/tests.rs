@@ -13,20 +13,19 @@ use crate::state::registry::AfterCleanup;
 use crate::state::store::Store;
 use crate::turn::leftover_cleanup;
 
-fn desired() -> DesiredPod {
+fn desired() -> Arc<DesiredPod> {
     let json = serde_json::json!({
         "metadata": {"name": "web", "namespace": "default", "uid": "u"},
         "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "main", "image": "i:1"}]},
     });
-    DesiredPod {
+    Arc::new(DesiredPod {
         raw: Bytes::from(json.to_string()),
         pod: Arc::new(serde_json::from_value(json).unwrap()),
         source: "file".into(),
-        origin: String::new(),
         traceparent: String::new(),
         revision: 1,
         added_unix_nanos: 0,
-    }
+    })
 }
 
 /// With workers that end after their first turn.
@@ -48,7 +47,7 @@ fn phase(effects: &Effects) -> WorkerPhase {
 #[tokio::test]
 async fn the_outcome_of_a_start_does_not_end_a_pod_that_was_removed_meanwhile() {
     let effects = effects(None);
-    let pod = desired().pod;
+    let pod = Arc::clone(&desired().pod);
     apply(&effects, "u", &Input::Update { kind: UpdateKind::Create, pod: &pod, observed: None });
     apply(&effects, "u", &Input::Started);
     apply(&effects, "u", &Input::Removed { pod: Some(&pod) });
@@ -216,6 +215,25 @@ async fn a_start_without_back_off_writes_no_record() {
         effects.registry.with("u", |e| e.worker.clone()),
         Some(WorkerState { desired: true, started: true, ..Default::default() })
     );
+}
+
+#[tokio::test]
+async fn a_back_off_is_stored_once_for_each_advance() {
+    let dir = tempfile::tempdir().unwrap();
+    let effects = effects(Some(Store::open(dir.path()).unwrap()));
+    set_desired(&effects, &desired(), UpdateKind::Create, None);
+    let record = dir.path().join("pods/u.json");
+    let lines = || std::fs::read_to_string(&record).unwrap().lines().count();
+    let key = BackoffKey::of(&desired().pod, &desired().pod.spec.containers[0]);
+    let before = lines();
+    for advance in 1..=2 {
+        let mut at = effects.registry.moment();
+        at.now_unix_nanos += advance;
+        effects.registry.backoff().advance(&key, at.now_unix_nanos, &at);
+        effects.registry.save_backoff("u");
+        effects.registry.save_backoff("u");
+    }
+    assert_eq!(lines(), before + 2);
 }
 
 /// Reporting a pod's end removes its object. Its own status returns as an update of the pod at the same time, and readers of

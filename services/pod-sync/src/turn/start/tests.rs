@@ -137,7 +137,7 @@ struct Bench {
     shim: Arc<Mutex<Shim>>,
     effects: Arc<Effects>,
     job: Job,
-    desired: DesiredPod,
+    desired: Arc<DesiredPod>,
     pulled: PulledImages,
     _dir: tempfile::TempDir,
 }
@@ -175,15 +175,14 @@ impl Bench {
         }))
         .unwrap();
         effects.registry.apply("u", &Input::Update { kind: UpdateKind::Create, pod: &pod, observed: None });
-        let desired = DesiredPod {
+        let desired = Arc::new(DesiredPod {
             pod: Arc::new(pod),
             raw: Bytes::new(),
             source: "file".into(),
-            origin: String::new(),
             traceparent: String::new(),
             revision: 1,
             added_unix_nanos: 0,
-        };
+        });
         let sandbox = SandboxObservation {
             id: "s".into(),
             ready: true,
@@ -195,7 +194,7 @@ impl Bench {
         let job = Job {
             uid: "u".into(),
             worker: WorkerState::default(),
-            desired: Some(desired.clone()),
+            desired: Some(Arc::clone(&desired)),
             observed: Arc::new(observed),
             cancel: CancellationToken::new(),
         };

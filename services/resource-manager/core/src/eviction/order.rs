@@ -52,7 +52,7 @@ pub struct Order {
 impl Order {
     fn evicted(desire: &PodDesire, message: String, signal: &str, grace: i64, now_unix_nanos: i64) -> Self {
         Self {
-            pod: desire.pod.clone(),
+            pod: desire.header.pod.clone(),
             reason: "Evicted".to_owned(),
             condition_message: message.clone(),
             message,
@@ -103,7 +103,7 @@ impl Order {
     /// Preempts a pod for a critical one; it keeps its own grace period.
     pub fn for_preemption(desire: &PodDesire, now_unix_nanos: i64) -> Self {
         Self {
-            pod: desire.pod.clone(),
+            pod: desire.header.pod.clone(),
             reason: "Preempting".to_owned(),
             message: "Preempted in order to admit critical pod".to_owned(),
             grace_seconds: None,
@@ -154,7 +154,7 @@ impl<'a> Offenders<'a> {
         let (desire, name) = (candidate.desire, resource.name());
         if let Some(request) = desire.pod_level_requests.get(name) {
             let usage = Quantity::from_bytes(candidate.usage.of(resource, None, FsLayout::One));
-            let pod = (desire.pod.name.as_str(), usage, *request);
+            let pod = (desire.header.pod.name.as_str(), usage, *request);
             let found = (usage > *request).then_some(pod).into_iter().collect();
             return Self { resource, whole_pod: true, found };
         }

@@ -30,7 +30,8 @@ pub fn victims<'a>(
         admitted.iter().copied().filter(|other| !ending(other) && may_preempt(other)).collect();
     victims.sort_by_key(|other| (rank(other.qos), -i64::from(other.priority), other.created));
     let without = |victims: &[&PodDesire]| -> Vec<&PodDesire> {
-        let is_victim = |other: &&PodDesire| victims.iter().any(|one| one.pod.uid == other.pod.uid);
+        let is_victim =
+            |other: &&PodDesire| victims.iter().any(|one| one.header.pod.uid == other.header.pod.uid);
         stay.iter().copied().filter(|other| !is_victim(other)).collect()
     };
     if !fits(&without(&victims)) {
@@ -41,7 +42,7 @@ pub fn victims<'a>(
         let mut fewer = victims.clone();
         let spared = fewer.remove(index);
         if fits(&without(&fewer)) {
-            victims.retain(|one| one.pod.uid != spared.pod.uid);
+            victims.retain(|one| one.header.pod.uid != spared.header.pod.uid);
         } else {
             index += 1;
         }
@@ -80,8 +81,8 @@ mod tests {
 
     fn chosen(limit: i64, others: &[PodDesire], pod: &PodDesire) -> Option<Vec<String>> {
         let others: Vec<&PodDesire> = others.iter().collect();
-        let chosen = victims(&amounts(limit), &others, pod, |other| other.pod.uid == "ending")?;
-        Some(chosen.iter().map(|one| one.pod.uid.clone()).collect())
+        let chosen = victims(&amounts(limit), &others, pod, |other| other.header.pod.uid == "ending")?;
+        Some(chosen.iter().map(|one| one.header.pod.uid.clone()).collect())
     }
 
     #[test]
@@ -137,7 +138,7 @@ mod tests {
             let limit = sizes.iter().sum::<i64>().max(asked);
             let goes = chosen(limit, &others, &critical(asked)).unwrap();
             let left = |goes: &[String]| {
-                let stay = others.iter().filter(|o| !goes.contains(&o.pod.uid));
+                let stay = others.iter().filter(|o| !goes.contains(&o.header.pod.uid));
                 limit - stay.map(|o| o.requests["cpu"]).sum::<i64>()
             };
             prop_assert!(left(&goes) >= asked);
@@ -150,7 +151,7 @@ mod tests {
                 ("no pod is preempted", goes.is_empty()),
                 ("some pods are preempted", !goes.is_empty() && goes.len() < others.len()),
                 ("all pods are preempted", goes.len() > 1 && goes.len() == others.len()),
-                ("a guaranteed pod is spared", goes.len() > 1 && !goes.contains(&others[0].pod.uid)),
+                ("a guaranteed pod is spared", goes.len() > 1 && !goes.contains(&others[0].header.pod.uid)),
             ]);
         });
         // The rarest: "no pod is preempted", in one case of 8.

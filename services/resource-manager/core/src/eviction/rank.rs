@@ -19,7 +19,7 @@ pub fn rank(signal: Signal, layout: FsLayout, candidates: &[Candidate<'_>]) -> V
         let exceeds = resource != Resource::Pids && used > requested;
         let above = i128::from(used) - i128::from(requested);
         let desire = candidate.desire;
-        (!exceeds, desire.priority, Reverse(above), Reverse(desire.created), desire.pod.uid.clone())
+        (!exceeds, desire.priority, Reverse(above), Reverse(desire.created), desire.header.pod.uid.clone())
     });
     order
 }
@@ -53,7 +53,7 @@ mod tests {
     fn ranked(signal: Signal, pods: &[(PodDesire, PodUsage)]) -> Vec<String> {
         let candidates: Vec<_> = pods.iter().map(|(desire, usage)| Candidate { desire, usage }).collect();
         let order = rank(signal, FsLayout::One, &candidates);
-        order.into_iter().map(|i| pods[i].0.pod.uid.clone()).collect()
+        order.into_iter().map(|i| pods[i].0.header.pod.uid.clone()).collect()
     }
 
     #[test]

@@ -202,9 +202,8 @@ async fn pull_interrupted_by_a_kill_is_resolved_at_the_next_start() {
     std::mem::forget(intended);
     fake.image("r.example/a:1");
     let restarted = recorded(&fake, &secrets);
-    fake.answer("ImageStatus", Answer::Fail(1, Code::Unavailable));
+    fake.images.image_status.answer_once(Err(refusal(Code::Unavailable)));
     assert!(restarted.resolve_interrupted_pulls().await.is_err(), "whether the image is present is unknown");
-    fake.answer("ImageStatus", Answer::Fail(0, Code::Unavailable));
     restarted.resolve_interrupted_pulls().await.unwrap();
     assert_eq!(ensure_present(&restarted, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
     assert!(

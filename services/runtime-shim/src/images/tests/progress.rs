@@ -39,7 +39,7 @@ fn watched(fake: &FakeRuntime, limit: Duration) -> Images {
 async fn pull_reports_progress_and_is_cancelled_when_stalled() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::from_secs(60));
-    let _held = fake.hold("PullImage");
+    let _held = fake.images.pull_image.hold();
     fake.set_blobs(&[]);
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn({
@@ -75,12 +75,12 @@ async fn pull_reports_progress_and_is_cancelled_when_stalled() {
 async fn pull_has_no_limit_when_the_runtime_reports_no_progress() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::ZERO);
-    let held = fake.hold("PullImage");
+    let held = fake.images.pull_image.hold();
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn(async move { images.ensure(request("Always"), progress).await });
-    fake.wait_for_calls("PullImage", 1).await;
-    assert_eq!(fake.calls("ListStatuses").len(), 1);
-    held.add_permits(1);
+    fake.images.pull_image.requests().until_len(1).await;
+    assert_eq!(fake.content.list_statuses.requests().len(), 1);
+    held.open();
     pull.await.unwrap();
     let mut last = None;
     while let Some(message) = messages.recv().await {
@@ -93,7 +93,7 @@ async fn pull_has_no_limit_when_the_runtime_reports_no_progress() {
 async fn runtime_that_hangs_during_a_pull_is_unavailable() {
     let fake = FakeRuntime::start().await;
     let images = watched(&fake, Duration::from_secs(60));
-    let _held = fake.hold("PullImage");
+    let _held = fake.images.pull_image.hold();
     fake.set_blobs(&[]);
     let (progress, mut messages) = mpsc::channel(8);
     let pull = tokio::spawn({
@@ -101,7 +101,7 @@ async fn runtime_that_hangs_during_a_pull_is_unavailable() {
         async move { images.ensure(request("Always"), progress).await }
     });
     progress_detail(&mut messages, "pulling: waiting for the registry").await;
-    fake.answer("ListStatuses", Answer::CutOff);
+    fake.content.list_statuses.fail(cut_off());
     images.puller.clock.advance(61, 0);
     pull.await.unwrap();
     let mut last = None;

@@ -1,85 +1,107 @@
 //! The usual responses of the fake runtime.
 
 use std::collections::HashMap;
+use std::future::{pending, ready};
+use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
+use futures_util::future::Either;
 use k8s_cri::v1 as cri;
 use keelson_proto::containerd::services::content::v1 as content;
-use prost::Message;
-use tonic::Status;
+use keelson_testkit::fakes::Unary;
+use tonic::{Code, Status};
 
-use super::{Answer, State};
+use super::{FakeRuntime, Fault, State, refusal};
 use crate::cri_objects::labels;
 
-/// Decodes a message; one of another type is empty, because not every request begins with an id.
-pub(super) fn decode<T: Message + Default>(body: &Bytes) -> T {
-    T::decode(body.clone()).unwrap_or_default()
+impl FakeRuntime {
+    /// Answers all calls from its pods and images, also those of methods for which a test has set another answer.
+    pub(crate) fn answer_as_usual(&self) {
+        self.answer_runtime_calls();
+        self.answer_container_calls();
+        self.answer_image_calls();
+    }
+
+    /// Answers a method from the state.
+    fn answer<Request, Response>(
+        &self,
+        method: &Unary<Request, Response>,
+        respond: impl Fn(&mut State, Request) -> Result<Response, Status> + Send + Sync + 'static,
+    ) where
+        Request: Clone,
+        Response: Clone + Send + Sync + 'static,
+    {
+        let state = Arc::clone(&self.state);
+        method.answer_with(move |request| respond(&mut state.lock().unwrap(), request));
+    }
+
+    fn answer_runtime_calls(&self) {
+        let fake = &self.runtime;
+        fake.version.answer(version());
+        self.answer(&fake.status, |state, _| Ok(state.status()));
+        self.answer(&fake.runtime_config, |state, _| {
+            state.config.ok_or_else(|| Status::unimplemented("RuntimeConfig"))
+        });
+        self.answer(&fake.list_pod_sandbox, |state, request| Ok(state.list_sandboxes(request)));
+        self.answer(&fake.pod_sandbox_status, |state, request| state.sandbox_status(&request.pod_sandbox_id));
+        fake.run_pod_sandbox.answer(cri::RunPodSandboxResponse { pod_sandbox_id: "made".into() });
+        fake.stop_pod_sandbox.answer(cri::StopPodSandboxResponse {});
+        self.answer(&fake.remove_pod_sandbox, |state, request| {
+            state.sandboxes.retain(|sandbox| sandbox.id != request.pod_sandbox_id);
+            Ok(cri::RemovePodSandboxResponse {})
+        });
+    }
+
+    fn answer_container_calls(&self) {
+        let fake = &self.runtime;
+        self.answer(&fake.list_containers, |state, request| Ok(state.list_containers(request)));
+        self.answer(&fake.container_status, |state, request| state.container_status(&request.container_id));
+        fake.start_container.answer(cri::StartContainerResponse {});
+        fake.stop_container.answer(cri::StopContainerResponse {});
+        let state = Arc::clone(&self.state);
+        fake.remove_container.answer_async(move |request| remove_container(&state, &request.container_id));
+        self.answer(&fake.reopen_container_log, |state, request| state.reopen_log(&request.container_id));
+        self.answer(&fake.list_container_stats, |state, _| Ok(state.layer_stats()));
+        self.answer(&fake.exec, |state, _| Ok(cri::ExecResponse { url: state.exec_url.clone() }));
+    }
+
+    fn answer_image_calls(&self) {
+        let fake = &self.images;
+        self.answer(&fake.image_status, |state, request| Ok(state.image_status(request)));
+        self.answer(&fake.list_images, |state, _| {
+            Ok(cri::ListImagesResponse { images: state.images.clone() })
+        });
+        self.answer(&fake.remove_image, |state, request| {
+            let reference = request.image.unwrap_or_default().image;
+            state.images.retain(|image| !is_named(image, &reference));
+            Ok(cri::RemoveImageResponse {})
+        });
+        self.answer(&fake.image_fs_info, |state, _| Ok(state.filesystems()));
+        self.answer(&fake.pull_image, |state, request| state.pull(request));
+        self.answer(&self.content.list_statuses, |state, _| {
+            let statuses = state.blobs.clone().ok_or_else(|| Status::unimplemented("ListStatuses"))?;
+            Ok(content::ListStatusesResponse { statuses })
+        });
+    }
+}
+
+/// Removes a container, unless it has a fault.
+fn remove_container(
+    state: &Mutex<State>,
+    id: &str,
+) -> impl Future<Output = Result<cri::RemoveContainerResponse, Status>> + use<> {
+    let mut state = state.lock().unwrap();
+    match state.faults.get(id) {
+        Some(Fault::RemovalHangs) => return Either::Left(pending()),
+        Some(Fault::RemovalFails) => {
+            state.faults.remove(id);
+            return Either::Right(ready(Err(refusal(Code::Internal))));
+        }
+        Some(Fault::StatusFails) | None => state.containers.retain(|container| container.id != id),
+    }
+    Either::Right(ready(Ok(cri::RemoveContainerResponse {})))
 }
 
 impl State {
-    /// What a call gets instead of its usual response.
-    pub(super) fn take_answer(&mut self, method: &str, id: &str) -> Option<Answer> {
-        let keys = [format!("{method} {id}"), method.to_owned()];
-        let key = keys.into_iter().find(|key| self.answers.contains_key(key))?;
-        match self.answers.get_mut(&key) {
-            Some(Answer::Fail(0, _)) => None,
-            Some(Answer::Fail(times, code)) => {
-                *times -= 1;
-                Some(Answer::Fail(*times, *code))
-            }
-            other => other.cloned(),
-        }
-    }
-
-    /// The usual response, encoded. `id` is the first field of the request, if that is a string.
-    pub(super) fn respond(&mut self, method: &str, id: &str, body: &Bytes) -> Result<Vec<u8>, Status> {
-        Ok(match method {
-            "Version" => version().encode_to_vec(),
-            "Status" => self.status().encode_to_vec(),
-            "RuntimeConfig" => {
-                let config = self.config.as_ref().ok_or_else(|| Status::unimplemented("RuntimeConfig"))?;
-                config.encode_to_vec()
-            }
-            "ListPodSandbox" => self.list_sandboxes(decode(body)).encode_to_vec(),
-            "ListContainers" => self.list_containers(decode(body)).encode_to_vec(),
-            "PodSandboxStatus" => self.sandbox_status(id)?.encode_to_vec(),
-            "ContainerStatus" => self.container_status(id)?.encode_to_vec(),
-            "RemoveContainer" => {
-                self.containers.retain(|c| c.id != id);
-                Vec::new()
-            }
-            "RemovePodSandbox" => {
-                self.sandboxes.retain(|s| s.id != id);
-                Vec::new()
-            }
-            "StopPodSandbox" | "StopContainer" | "StartContainer" => Vec::new(),
-            "RunPodSandbox" => cri::RunPodSandboxResponse { pod_sandbox_id: "made".into() }.encode_to_vec(),
-            "ReopenContainerLog" => {
-                self.reopen_log(id)?;
-                Vec::new()
-            }
-            "ListContainerStats" => self.layer_stats().encode_to_vec(),
-            "Exec" => {
-                self.execs.push(decode(body));
-                cri::ExecResponse { url: self.exec_url.clone() }.encode_to_vec()
-            }
-            "ImageStatus" => self.image_status(decode(body)).encode_to_vec(),
-            "ListImages" => cri::ListImagesResponse { images: self.images.clone() }.encode_to_vec(),
-            "RemoveImage" => {
-                let reference = decode::<cri::RemoveImageRequest>(body).image.unwrap_or_default().image;
-                self.images.retain(|image| !is_named(image, &reference));
-                Vec::new()
-            }
-            "ImageFsInfo" => self.filesystems().encode_to_vec(),
-            "PullImage" => self.pull(decode(body))?.encode_to_vec(),
-            "ListStatuses" => {
-                let statuses = self.blobs.clone().ok_or_else(|| Status::unimplemented("ListStatuses"))?;
-                content::ListStatusesResponse { statuses }.encode_to_vec()
-            }
-            other => return Err(Status::unimplemented(other)),
-        })
-    }
-
     fn status(&self) -> cri::StatusResponse {
         let condition = |kind: &str| cri::RuntimeCondition {
             r#type: kind.into(),
@@ -128,6 +150,9 @@ impl State {
     }
 
     fn container_status(&self, id: &str) -> Result<cri::ContainerStatusResponse, Status> {
+        if self.faults.get(id) == Some(&Fault::StatusFails) {
+            return Err(refusal(Code::Unknown));
+        }
         let found = self.containers.iter().find(|c| c.id == id).ok_or_else(|| Status::not_found(id))?;
         let status = cri::ContainerStatus {
             id: id.into(),
@@ -146,10 +171,11 @@ impl State {
         Ok(cri::ContainerStatusResponse { status: Some(status), ..Default::default() })
     }
 
-    fn reopen_log(&self, id: &str) -> Result<(), Status> {
+    fn reopen_log(&self, id: &str) -> Result<cri::ReopenContainerLogResponse, Status> {
         let path = self.logs.get(id).ok_or_else(|| Status::not_found(id))?;
         let open = std::fs::File::options().create(true).append(true).open(path);
-        open.map(drop).map_err(|error| Status::unknown(error.to_string()))
+        open.map_err(|error| Status::unknown(error.to_string()))?;
+        Ok(cri::ReopenContainerLogResponse {})
     }
 
     fn layer_stats(&self) -> cri::ListContainerStatsResponse {
@@ -174,9 +200,8 @@ impl State {
         cri::ImageFsInfoResponse { image_filesystems: vec![usage], container_filesystems }
     }
 
-    fn pull(&mut self, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
+    fn pull(&self, request: cri::PullImageRequest) -> Result<cri::PullImageResponse, Status> {
         let user = request.auth.unwrap_or_default().username;
-        self.pulled_as.push(user.clone());
         if !self.pullers.is_empty() && !self.pullers.contains(&user) {
             return Err(Status::unknown(format!("{user:?} may not pull")));
         }

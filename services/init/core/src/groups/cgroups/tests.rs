@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 
 use crate::document::Document;
 use crate::inputs::{Flags, Host, Inputs};
+use crate::outcome::WITHOUT_EFFECT;
 use crate::resolve::{Resolved, resolve};
 
 fn resolved(fields: Value, runtime: Option<&str>) -> Result<Resolved, Vec<String>> {
@@ -27,7 +28,7 @@ fn kubelet_runtime_and_system_cgroups_are_applied() {
     };
     assert_eq!(found.config.resources.system_cgroups, expected);
     assert_eq!(found.config.provenance["resources.systemCgroups.runtime"], "--runtime-cgroups");
-    assert!(found.notes.iter().all(|note| !note.text.contains("no effect yet")), "{:?}", found.notes);
+    assert!(found.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", found.notes);
     for fields in [json!({}), json!({"kubeletCgroups": "", "systemCgroups": ""})] {
         let none = resolved(fields, Some("")).unwrap().config.resources.system_cgroups;
         assert_eq!(none, SystemCgroups::default());

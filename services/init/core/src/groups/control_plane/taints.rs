@@ -66,6 +66,7 @@ mod tests {
     use super::*;
     use crate::document::Document;
     use crate::inputs::Flags;
+    use crate::outcome::WITHOUT_EFFECT;
     use crate::resolve::Resolved;
     use crate::testing::{host, kubelet, run};
 
@@ -102,11 +103,7 @@ mod tests {
         .unwrap();
         let expected = [("example.com/a", "b", "NoExecute"), ("c", "", "NoSchedule"), ("d", "", "")];
         assert_eq!(taints(&resolved), expected);
-        assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
-            "{:?}",
-            resolved.notes
-        );
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
         assert_eq!(resolved.config.provenance["controlPlane.kubernetes.taints"], "kubelet.yaml:9");
     }
 

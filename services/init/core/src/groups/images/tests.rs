@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use crate::inputs::Flags;
+use crate::outcome::WITHOUT_EFFECT;
 use crate::testing::{assert_refused, errors_of, host, keelson, kubelet, run, with_kubelet};
 
 #[test]
@@ -85,7 +86,7 @@ fn container_log_and_image_gc_settings_are_applied_with_their_origin() {
     }
     let fields = kubelet(json!({"containerLogMaxSize": "1Mi", "imageMaximumGCAge": "24h"}));
     let notes = run(&Flags::default(), Some(&fields), None, &host()).unwrap().notes;
-    assert!(notes.iter().all(|note| !note.text.contains("no effect yet")), "{notes:?}");
+    assert!(notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{notes:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 
 use crate::flags;
 use crate::inputs::Flags;
+use crate::outcome::WITHOUT_EFFECT;
 use crate::resolve::Resolved;
 use crate::testing::{assert_refused, errors_of, host, kubelet, run, with_kubelet};
 
@@ -12,7 +13,7 @@ fn with(fields: Value, arguments: &[&str]) -> Resolved {
     let fields_of_flags = flags::parse(&arguments, "/srv").unwrap().fields;
     let flags = Flags { fields: fields_of_flags, others, ..Flags::default() };
     let resolved = run(&flags, Some(&kubelet(fields)), None, &host()).unwrap();
-    assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{:?}", resolved.notes);
+    assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
     resolved
 }
 

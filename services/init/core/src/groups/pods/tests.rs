@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use crate::inputs::{Flags, Host};
+use crate::outcome::WITHOUT_EFFECT;
 use crate::testing::{assert_refused, errors_of, host, kubelet, run};
 
 #[test]
@@ -24,11 +25,7 @@ fn limited_swap_is_applied_and_needs_cgroup_v2() {
     ] {
         let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
         assert_eq!(resolved.config.pods.limited_swap, limited, "{fields}");
-        assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
-            "{:?}",
-            resolved.notes
-        );
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
         let v1 = Host { cgroup_v1: true, ..host() };
         match run(&Flags::default(), Some(&kubelet(fields.clone())), None, &v1) {
             Ok(_) => assert!(!limited, "{fields}"),
@@ -56,7 +53,7 @@ fn pod_sync_backoff_sysctl_seccomp_and_oom_settings_are_applied() {
     assert_eq!((pods.sync_frequency_ms, pods.max_restart_backoff_ms), (90_000, 20_000));
     assert_eq!(pods.allowed_unsafe_sysctls, ["net.core.*", "kernel/msgmax"]);
     assert_eq!((pods.seccomp_default, pods.single_process_oom_kill), (true, Some(true)));
-    assert!(resolved.notes.iter().all(|note| !note.text.contains("no effect yet")), "{:?}", resolved.notes);
+    assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
     let zero = kubelet(json!({"syncFrequency": "0s", "crashLoopBackOff": {}}));
     let pods = run(&Flags::default(), Some(&zero), None, &host()).unwrap().config.pods;
     assert_eq!(pods, keelson_config::Pods::default());

@@ -142,6 +142,7 @@ mod tests {
 
     use super::*;
     use crate::inputs::Flags;
+    use crate::outcome::WITHOUT_EFFECT;
     use crate::resolve::Resolved;
     use crate::testing::{assert_refused, errors_of, host, kubelet, run};
 
@@ -164,11 +165,7 @@ mod tests {
         assert_eq!(sources.static_pod_url.as_deref(), Some("https://h:8443/a?b=c"));
         assert_eq!(sources.http_check_ms, 60_000);
         assert_eq!(header(&resolved), [("X-A", "1"), ("X-A", "2")]);
-        assert!(
-            resolved.notes.iter().all(|note| !note.text.contains("no effect yet")),
-            "{:?}",
-            resolved.notes
-        );
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
         let text = serde_json::to_string(&sources).unwrap();
         assert!(!text.contains("X-A"), "{text}");
         let plain = with(json!({"httpCheckFrequency": "0s", "staticPodURLHeader": {"X-A": ["1"]}}));

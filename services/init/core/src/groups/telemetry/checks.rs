@@ -12,6 +12,7 @@ const I32_MAX: i64 = i32::MAX as i64;
 
 pub(super) fn check(reader: &mut Reader<'_>) {
     flush_frequency(reader);
+    options(reader);
     buffer_sizes(reader);
     vmodule(reader);
     hidden_metrics(reader);
@@ -28,6 +29,13 @@ fn flush_frequency(reader: &mut Reader<'_>) {
     if nanos.is_none_or(|nanos| nanos < 0) {
         let remedy = "this must be a duration above 0 such as 5s, or a number of nanoseconds";
         reader.report(FIELD, value, remedy.to_owned());
+    }
+}
+
+/// `logging.options` and the options of each format: maps.
+fn options(reader: &mut Reader<'_>) {
+    for path in ["logging.options", "logging.options.json", "logging.options.text"] {
+        reader.object(path);
     }
 }
 
