@@ -37,6 +37,8 @@ pub struct Report {
     pub agent: Vec<Times>,
     /// One for each round.
     pub floor: Vec<Times>,
+    /// CPU seconds of each service from before the first manifest until all pods are Ready; one for each round.
+    pub start_cpu: Vec<BTreeMap<String, f64>>,
     /// Seconds from the removal of one manifest until its process is gone.
     pub gone: Vec<f64>,
     /// Seconds from the kill of the whole agent until all pods are Ready again.
@@ -119,6 +121,7 @@ impl Report {
             rounds,
             agent: Vec::new(),
             floor: Vec::new(),
+            start_cpu: Vec::new(),
             gone: Vec::new(),
             recovery: Vec::new(),
             adoption: Vec::new(),
@@ -145,6 +148,22 @@ impl Report {
         self.up() / self.floor_up()
     }
 
+    /// CPU milliseconds per pod of `service` while the pods start; `None`: of all services.
+    fn start_cpu_ms(&self, service: Option<&str>) -> f64 {
+        let of_round = |round: &BTreeMap<String, f64>| match service {
+            Some(name) => round.get(name).copied().unwrap_or_default(),
+            None => round.values().sum(),
+        };
+        // A float counts the pods of a run.
+        median(self.start_cpu.iter().map(of_round)) * 1000.0 / self.pods as f64
+    }
+
+    /// The same for each service.
+    fn start_cpu_ms_each(&self) -> BTreeMap<String, f64> {
+        let names = self.start_cpu.first().into_iter().flat_map(BTreeMap::keys);
+        names.map(|name| (name.clone(), self.start_cpu_ms(Some(name)))).collect()
+    }
+
     fn pss_total(&self) -> f64 {
         mib(self.pss_kib.values().sum())
     }
@@ -159,6 +178,7 @@ impl Report {
         let at_rest = |value: f64| (!self.is_beside_flood()).then_some(value);
         let each = |times: &[Times]| times.iter().map(|times| rounded(times.last())).collect::<Vec<_>>();
         let pss = self.pss_kib.iter().map(|(name, kib)| (name.clone(), json!(rounded(mib(*kib)))));
+        let start_cpu = self.start_cpu_ms_each().into_iter().map(|(name, ms)| (name, json!(rounded(ms))));
         let cpu = self.idle.as_ref().map(|idle| {
             let services = idle.services.iter();
             services.map(|(name, percent)| (name.clone(), json!(rounded(*percent)))).collect::<Value>()
@@ -175,6 +195,8 @@ impl Report {
             "ready_p50_ms": ms(&self.agent, 50),
             "ready_p99_ms": ms(&self.agent, 99),
             "floor_p50_ms": ms(&self.floor, 50),
+            "start_cpu_ms_per_pod_total": rounded(self.start_cpu_ms(None)),
+            "start_cpu_ms_per_pod": start_cpu.collect::<Value>(),
             "gone_s": middle(&self.gone),
             "recovery_s": at_rest(middle(&self.recovery)),
             "adopted_s": at_rest(middle(&self.adoption)),
@@ -206,6 +228,7 @@ impl Report {
             row("floor: the same requests straight at containerd", format!("{:.3} s", self.floor_up()), ""),
             row("  half of the pods", ms(&self.floor, 50), ""),
             row("up / floor", format!("{:.3}", self.ratio()), target.ratio),
+            row("CPU of all services per started pod", format!("{:.1} ms", self.start_cpu_ms(None)), ""),
             row("gone: one manifest removed to its process gone", seconds(&self.gone), target.gone),
         ];
         if self.is_beside_flood() {
@@ -306,6 +329,9 @@ mod tests {
         Report {
             agent: vec![times(&[110, 220]), times(&[100, 330]), times(&[120, 210])],
             floor: vec![times(&[100, 200]), times(&[90, 190]), times(&[110, 500])],
+            start_cpu: [0.020, 0.030, 0.060]
+                .map(|seconds| BTreeMap::from([("init".to_owned(), 0.002), ("pod-sync".to_owned(), seconds)]))
+                .into(),
             gone: vec![0.2, 0.3, 0.25],
             recovery: vec![0.5],
             adoption: vec![0.6],
@@ -352,6 +378,8 @@ mod tests {
             "ready_p50_ms": 110.0,
             "ready_p99_ms": 220.0,
             "floor_p50_ms": 100.0,
+            "start_cpu_ms_per_pod_total": 16.0,
+            "start_cpu_ms_per_pod": {"init": 1.0, "pod-sync": 15.0},
             "gone_s": 0.25,
             "recovery_s": 0.5,
             "adopted_s": 0.6,
@@ -408,6 +436,7 @@ up: manifests in place to the last process         0.220 s
 floor: the same requests straight at containerd    0.200 s
   half of the pods                                  100 ms
 up / floor                                           1.100     1.10
+CPU of all services per started pod                16.0 ms
 gone: one manifest removed to its process gone     0.250 s    0.3 s
 whole agent killed to all Ready again              0.500 s    0.8 s
   every container seen again                       0.600 s

@@ -59,12 +59,15 @@ pub async fn run(folder: &Path, plan: &Plan, progress: &Progress) -> anyhow::Res
         subject.resume().await?;
         let flood = if plan.flood { Some(subject.flood().await?) } else { None };
         let pods = pods::fresh(plan.pods);
+        let services = subject.services()?;
+        let cpu_before = usage::cpu_seconds(&services)?;
         let up = subject.up(&pods).await?;
         report.flood_agent.extend(flood.map(Flow::megabytes_per_second).transpose()?);
         let times = times_of(&up.seen, up.begun);
         progress.say(format!("{name}: agent: the last of {} up after {:.3} s", plan.pods, times.last()));
         report.agent.push(times);
         subject.wait_ready(&pods).await?;
+        report.start_cpu.push(usage::since(&cpu_before, usage::cpu_seconds(&services)?));
         if round == plan.rounds && !plan.flood {
             at_rest(&mut subject, plan, &pods, &up, &mut report, progress).await?;
         }
@@ -199,13 +202,9 @@ async fn cpu_percent(processes: &Named, window: Duration) -> anyhow::Result<BTre
     let before = usage::cpu_seconds(processes)?;
     let begun = Instant::now();
     tokio::time::sleep(window).await;
-    let after = usage::cpu_seconds(processes)?;
+    let used = usage::since(&before, usage::cpu_seconds(processes)?);
     let seconds = begun.elapsed().as_secs_f64();
-    let percent = |(name, cpu): (String, f64)| {
-        let used = cpu - before.get(&name).copied().unwrap_or_default();
-        (name, used * 100.0 / seconds)
-    };
-    Ok(after.into_iter().map(percent).collect())
+    Ok(used.into_iter().map(|(name, used)| (name, used * 100.0 / seconds)).collect())
 }
 
 fn containerd(subject: &Subject) -> anyhow::Result<ProcessId> {

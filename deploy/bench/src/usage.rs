@@ -81,6 +81,15 @@ pub fn cpu_seconds(processes: &Named) -> anyhow::Result<BTreeMap<String, f64>> {
     processes.iter().map(of).collect()
 }
 
+/// CPU seconds that each process has used since `before`.
+pub fn since(before: &BTreeMap<String, f64>, now: BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    let used = |(name, seconds): (String, f64)| {
+        let earlier = before.get(&name).copied().unwrap_or_default();
+        (name, seconds - earlier)
+    };
+    now.into_iter().map(used).collect()
+}
+
 /// utime + stime and the start time (fields 14, 15 and 22 of proc_pid_stat(5)).
 fn parse_ticks(stat: &str) -> Option<(u64, u64)> {
     // The name is in brackets and may hold brackets and blanks itself.
