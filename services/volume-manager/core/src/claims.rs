@@ -3,7 +3,7 @@
 //!
 //! The order of the calls: [`check_claim`] with the claim as read from the API server, [`check_volume`] with the
 //! PersistentVolume that the claim is bound to, [`ResolvedVolume::check_use`], and before each mount [`check_node`],
-//! [`check_mount_options`] and [`check_single_pod`]. Each error says who has to act ([`WaitOwner`]).
+//! [`check_mount_options`] and [`check_single_pod`]. Each error says who has to act ([`WaitOwner`](crate::wait_owner::WaitOwner)).
 
 mod error;
 mod mode;
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use keelson_desired_set::PodRef;
 
-pub use self::error::{ClaimCause, ClaimError, ClaimKind, MountCheckError, Pending, UseError, WaitOwner};
+pub use self::error::{ClaimCause, ClaimError, ClaimKind, MountCheckError, Pending, UseError};
 pub use self::mode::{AccessMode, VolumeMode};
 use crate::mount_options::split;
 use crate::node_selector::{self, NodeFacts};

@@ -23,6 +23,7 @@
 //! | [`claims`] | which PersistentVolume a volume has through its claim, and whether the pod may mount it here |
 //! | [`node_selector`] | whether a node matches a selector |
 //! | [`operations`] | which operations on volumes may run together, and when a failed one is retried |
+//! | [`wait_owner`] | who has to act before a volume can advance |
 //! | [`world`] | which actions come next for the volumes that the pods of the node share |
 //! | [`sources`] | what the sources of nfs, iscsi, fc, local and flexVolume volumes say |
 //! | [`nfs`] | what is mounted for an nfs volume, and what a failed mount says |
@@ -61,4 +62,5 @@ pub mod selinux;
 pub mod sources;
 pub mod tmpfs;
 pub mod token;
+pub mod wait_owner;
 pub mod world;

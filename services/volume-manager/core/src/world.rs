@@ -23,4 +23,4 @@ pub use actual::{
 pub use desired::{DesiredPod, DesiredVolume, DesiredWorld, LabelConflict, MountLabel, Shape, WantedVolume};
 pub use in_use::{has_unreported, volumes_in_use};
 pub use outcome::{DeviceState, FailureClass, MountStep, PodState, device_after_failure, pod_after_failure};
-pub use planner::{AttachedBy, Situation, Wait, WaitOwner, WaitReason, WorldPlan, plan_world};
+pub use planner::{AttachedBy, Situation, Wait, WaitReason, WorldPlan, plan_world};

@@ -4,54 +4,7 @@ use std::fmt;
 
 use super::mode::{AccessMode, VolumeMode};
 use crate::node_selector::RequirementError;
-
-/// Who has to act so that a wait ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WaitOwner {
-    /// A person.
-    You,
-    /// The API server, which has to answer a read. It may refuse one for a while after the pod has arrived.
-    ApiServer,
-    /// The control plane's controller that binds claims to PersistentVolumes.
-    VolumeController,
-    /// The provisioner with this name, which has to create a PersistentVolume.
-    Provisioner(String),
-    /// The control plane's controller that creates the claims of `ephemeral` volumes.
-    EphemeralVolumeController,
-    /// The control plane's garbage collector, which has to remove the claim of an earlier pod.
-    GarbageCollector,
-    /// This pod, which has to end first.
-    Pod(String),
-}
-
-impl WaitOwner {
-    /// Whether the wait can end without a person.
-    pub const fn can_resolve_itself(&self) -> bool {
-        match self {
-            Self::You => false,
-            Self::ApiServer
-            | Self::VolumeController
-            | Self::Provisioner(_)
-            | Self::EphemeralVolumeController
-            | Self::GarbageCollector
-            | Self::Pod(_) => true,
-        }
-    }
-}
-
-impl fmt::Display for WaitOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::You => f.write_str("you"),
-            Self::ApiServer => f.write_str("API server"),
-            Self::VolumeController => f.write_str("persistent volume controller"),
-            Self::Provisioner(name) => write!(f, "provisioner {name}"),
-            Self::EphemeralVolumeController => f.write_str("ephemeral volume controller"),
-            Self::GarbageCollector => f.write_str("garbage collector"),
-            Self::Pod(name) => write!(f, "pod {name}"),
-        }
-    }
-}
+use crate::wait_owner::WaitOwner;
 
 /// Why a volume with a claim cannot be used, with the claim's name (volumes.md §3.4 step 7).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

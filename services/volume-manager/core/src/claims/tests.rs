@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::wait_owner::WaitOwner;
 
 fn pod() -> PodRef {
     PodRef { uid: "pod-uid".into(), namespace: "ns".into(), name: "web".into() }

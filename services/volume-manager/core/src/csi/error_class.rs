@@ -1,5 +1,7 @@
 //! Whether a failed operation of a CSI volume may have left something behind (volumes.md §3.12, §11.3).
 
+use crate::world::FailureClass;
+
 /// A gRPC status code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -80,17 +82,6 @@ impl Code {
     }
 }
 
-/// What an error says about the state of the volume (volumes.md §3.12).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorClass {
-    /// Nothing is in progress.
-    Final,
-    /// Something may be in progress: the volume counts as present until it was torn down.
-    Uncertain,
-    /// Nothing was started; the operation is retried.
-    Transient,
-}
-
 /// What has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedStep {
@@ -111,22 +102,22 @@ pub enum FailedStep {
 }
 
 /// The class of an error.
-pub const fn error_class(step: FailedStep) -> ErrorClass {
+pub const fn error_class(step: FailedStep) -> FailureClass {
     match step {
         FailedStep::Status(code) => status_class(code),
-        FailedStep::NoStatus | FailedStep::FsGroupWalk => ErrorClass::Uncertain,
-        FailedStep::DriverLookup | FailedStep::Secret | FailedStep::ApiObject => ErrorClass::Transient,
-        FailedStep::Preparation => ErrorClass::Final,
+        FailedStep::NoStatus | FailedStep::FsGroupWalk => FailureClass::Uncertain,
+        FailedStep::DriverLookup | FailedStep::Secret | FailedStep::ApiObject => FailureClass::Transient,
+        FailedStep::Preparation => FailureClass::Final,
     }
 }
 
-const fn status_class(code: Code) -> ErrorClass {
+const fn status_class(code: Code) -> FailureClass {
     match code {
         Code::Canceled
         | Code::DeadlineExceeded
         | Code::Unavailable
         | Code::ResourceExhausted
-        | Code::Aborted => ErrorClass::Uncertain,
+        | Code::Aborted => FailureClass::Uncertain,
         Code::Ok
         | Code::Unknown
         | Code::InvalidArgument
@@ -138,7 +129,7 @@ const fn status_class(code: Code) -> ErrorClass {
         | Code::Unimplemented
         | Code::Internal
         | Code::DataLoss
-        | Code::Unauthenticated => ErrorClass::Final,
+        | Code::Unauthenticated => FailureClass::Final,
     }
 }
 
@@ -157,7 +148,7 @@ mod tests {
         for number in (-2..40).chain([i32::MIN, i32::MAX]) {
             let class = error_class(FailedStep::Status(Code::from_number(number)));
             let expected =
-                if uncertain.contains(&number) { ErrorClass::Uncertain } else { ErrorClass::Final };
+                if uncertain.contains(&number) { FailureClass::Uncertain } else { FailureClass::Final };
             assert_eq!(class, expected, "{number}");
         }
     }
@@ -165,12 +156,12 @@ mod tests {
     #[test]
     fn steps_without_a_status_have_their_own_class() {
         for (step, class) in [
-            (FailedStep::NoStatus, ErrorClass::Uncertain),
-            (FailedStep::FsGroupWalk, ErrorClass::Uncertain),
-            (FailedStep::DriverLookup, ErrorClass::Transient),
-            (FailedStep::Secret, ErrorClass::Transient),
-            (FailedStep::ApiObject, ErrorClass::Transient),
-            (FailedStep::Preparation, ErrorClass::Final),
+            (FailedStep::NoStatus, FailureClass::Uncertain),
+            (FailedStep::FsGroupWalk, FailureClass::Uncertain),
+            (FailedStep::DriverLookup, FailureClass::Transient),
+            (FailedStep::Secret, FailureClass::Transient),
+            (FailedStep::ApiObject, FailureClass::Transient),
+            (FailedStep::Preparation, FailureClass::Final),
         ] {
             assert_eq!(error_class(step), class, "{step:?}");
         }

@@ -12,7 +12,7 @@ use crate::world::outcome::DeviceState;
 mod tests;
 mod wait;
 
-pub use wait::{Wait, WaitOwner, WaitReason};
+pub use wait::{Wait, WaitReason};
 
 /// Who attaches volumes (volumes.md §3.8).
 #[derive(Debug, Clone, Copy)]

@@ -585,7 +585,7 @@ fn each_wait_names_the_volume_the_reason_and_who_has_to_act() {
         (WaitReason::SourcesNotReady, "pod-config", "every source of pods"),
         (WaitReason::NodeStatusNotRead, "API server", "the status of this node"),
     ] {
-        assert_eq!(reason.owner().as_str(), owner);
+        assert_eq!(reason.owner().to_string(), owner);
         assert_eq!(reason.is_error(), owner == "you");
         let names = vec!["data".into(), "logs".into()];
         let mut wait = Wait { volume: volume(), names, pod: None, is_wanted: true, reason };

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::operations::{OperationKind, PodUid, VolumeName};
+use crate::wait_owner::WaitOwner;
 use crate::world::desired::MountLabel;
 
 /// A volume that does not advance now.
@@ -57,37 +58,6 @@ pub enum WaitReason {
     SourcesNotReady,
     /// The node's status was not read since the start.
     NodeStatusNotRead,
-}
-
-/// Who has to act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitOwner {
-    /// A person.
-    You,
-    /// This service.
-    VolumeManager,
-    /// The service that reports the node's status.
-    NodeStatus,
-    /// The service that reads the sources of pods.
-    PodConfig,
-    /// The controller that attaches volumes to nodes.
-    AttachDetachController,
-    /// The API server, which does not answer.
-    ApiServer,
-}
-
-impl WaitOwner {
-    /// The owner as `owner` of a wait shows it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::You => "you",
-            Self::VolumeManager => "volume-manager",
-            Self::NodeStatus => "node-status",
-            Self::PodConfig => "pod-config",
-            Self::AttachDetachController => "attach-detach controller",
-            Self::ApiServer => "API server",
-        }
-    }
 }
 
 impl WaitReason {
