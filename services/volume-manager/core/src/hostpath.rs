@@ -22,6 +22,20 @@ pub enum FileKind {
     Other,
 }
 
+#[cfg(test)]
+impl FileKind {
+    /// Every kind.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Missing,
+        Self::Directory,
+        Self::File,
+        Self::Socket,
+        Self::CharDevice,
+        Self::BlockDevice,
+        Self::Other,
+    ];
+}
+
 /// Whether the file at a hostPath is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TypeCheck {
@@ -146,16 +160,6 @@ mod tests {
         }
     }
 
-    const ALL: [FileKind; 7] = [
-        FileKind::Missing,
-        FileKind::Directory,
-        FileKind::File,
-        FileKind::Socket,
-        FileKind::CharDevice,
-        FileKind::BlockDevice,
-        FileKind::Other,
-    ];
-
     #[test]
     fn each_host_path_type_requires_its_kind_and_only_or_create_allows_a_missing_file() {
         let table = [
@@ -169,7 +173,7 @@ mod tests {
         ];
         for (kind, required_kind, create) in table {
             assert_eq!(type_check("/x", kind), Ok(TypeCheck::Required));
-            for found in ALL {
+            for found in FileKind::ALL {
                 let result = check_type("/x", kind, found);
                 match found {
                     FileKind::Missing if create.is_some() => assert_eq!(result.ok(), create),

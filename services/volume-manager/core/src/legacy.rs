@@ -8,6 +8,7 @@ pub use fields::{FieldError, LegacyError};
 pub use removed::{Disabled, Removed};
 
 use crate::objects::{PersistentVolume, Strings, VolumeNodeAffinity};
+use crate::sources::SecretReference;
 use fields::Fields;
 use topology::TopologyKeys;
 
@@ -142,20 +143,11 @@ pub struct CsiSource {
     /// `volumeAttributes`.
     pub attributes: Strings,
     /// `nodeStageSecretRef`.
-    pub node_stage_secret: Option<SecretRef>,
+    pub node_stage_secret: Option<SecretReference>,
     /// `nodePublishSecretRef`.
-    pub node_publish_secret: Option<SecretRef>,
+    pub node_publish_secret: Option<SecretReference>,
     /// `nodeExpandSecretRef`.
-    pub node_expand_secret: Option<SecretRef>,
-}
-
-/// A reference to a secret.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SecretRef {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
+    pub node_expand_secret: Option<SecretReference>,
 }
 
 /// Translates the source with the wire name `kind` and the JSON `spec`.

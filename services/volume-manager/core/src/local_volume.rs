@@ -201,16 +201,6 @@ pub fn ownership(
 mod tests {
     use super::*;
 
-    const KINDS: [FileKind; 7] = [
-        FileKind::Missing,
-        FileKind::Directory,
-        FileKind::File,
-        FileKind::Socket,
-        FileKind::CharDevice,
-        FileKind::BlockDevice,
-        FileKind::Other,
-    ];
-
     #[test]
     fn a_local_path_is_absolute_and_has_no_parent_reference() {
         for (path, problem) in [
@@ -238,7 +228,7 @@ mod tests {
 
     #[test]
     fn only_a_directory_or_a_block_device_is_a_local_volume() {
-        for found in KINDS {
+        for found in FileKind::ALL {
             let files = usage("pv", "/d", Mode::Filesystem, found, "");
             let block = usage("pv", "/d", Mode::Block, found, "");
             match found {

@@ -219,8 +219,10 @@ pub struct ClaimStatus {
     pub conditions: Vec<Value>,
 }
 
-/// A null is a missing field.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+/// Reads a null as a missing field.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 

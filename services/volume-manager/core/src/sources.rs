@@ -1,9 +1,9 @@
 //! The sources of nfs, iscsi, fc, local and flexVolume volumes as the API writes them, in pods and in PersistentVolumes
 //! (volumes.md §10.3 to §10.6, §10.8). Unknown fields are ignored; a null is a missing field.
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::objects::Strings;
+use crate::objects::{Strings, or_default};
 
 /// The Secret of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -120,11 +120,6 @@ pub struct FlexSource {
     /// Options for the driver.
     #[serde(deserialize_with = "or_default")]
     pub options: Strings,
-}
-
-/// A null is a missing field.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
-    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! azureFile.
 
 use super::fields::{FieldError, Fields, LegacyError};
-use super::{Migrated, Origin, Plugin, READ_WRITE_MANY, SecretRef};
+use super::{Migrated, Origin, Plugin, READ_WRITE_MANY};
 use crate::objects::PersistentVolume;
+use crate::sources::SecretReference;
 
 pub(super) const PLUGIN: Plugin =
     Plugin { name: "kubernetes.io/azure-file", driver: "file.csi.azure.com", topology: None };
@@ -28,7 +29,8 @@ pub(super) fn migrate(fields: &Fields<'_>) -> Result<Migrated, LegacyError> {
     let handle = handle(fields, [group, account(secret), share, name, namespace])?;
     let mut csi = PLUGIN.volume(handle, "", fields.flag("readOnly")?);
     csi.attributes.insert("sharename".to_owned(), share.to_owned());
-    csi.node_stage_secret = Some(SecretRef { namespace: namespace.to_owned(), name: secret.to_owned() });
+    csi.node_stage_secret =
+        Some(SecretReference { namespace: namespace.to_owned(), name: secret.to_owned() });
     Ok(PLUGIN.migrated(fields.origin, csi, share, READ_WRITE_MANY))
 }
 

@@ -1,8 +1,9 @@
 //! portworxVolume.
 
 use super::fields::{Fields, LegacyError};
-use super::{Migrated, Origin, Plugin, READ_ONLY_MANY, READ_WRITE_ONCE, SecretRef};
+use super::{Migrated, Origin, Plugin, READ_ONLY_MANY, READ_WRITE_ONCE};
 use crate::objects::PersistentVolume;
+use crate::sources::SecretReference;
 
 pub(super) const PLUGIN: Plugin =
     Plugin { name: "kubernetes.io/portworx-volume", driver: "pxd.portworx.com", topology: None };
@@ -27,7 +28,7 @@ pub(super) fn migrate(fields: &Fields<'_>) -> Result<Migrated, LegacyError> {
 }
 
 /// The secret that both annotations name; with one alone there is none.
-fn secret(volume: &PersistentVolume) -> Option<SecretRef> {
+fn secret(volume: &PersistentVolume) -> Option<SecretReference> {
     let annotation = |key| volume.metadata.annotations.get(key).filter(|value| !value.is_empty()).cloned();
-    Some(SecretRef { namespace: annotation(SECRET_NAMESPACE)?, name: annotation(SECRET_NAME)? })
+    Some(SecretReference { namespace: annotation(SECRET_NAMESPACE)?, name: annotation(SECRET_NAME)? })
 }

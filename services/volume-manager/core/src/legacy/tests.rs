@@ -59,8 +59,8 @@ fn strings(pairs: &[(&str, &str)]) -> Strings {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn secret(namespace: &str, name: &str) -> Option<SecretRef> {
-    Some(SecretRef { namespace: namespace.to_owned(), name: name.to_owned() })
+fn secret(namespace: &str, name: &str) -> Option<SecretReference> {
+    Some(SecretReference { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
 #[test]
