@@ -102,6 +102,13 @@ impl PodConfig for Server {
         Ok(Response::new(self.until_shutdown(stream)))
     }
 
+    async fn get_live(
+        &self,
+        _: Request<pb::GetLiveRequest>,
+    ) -> Result<Response<pb::GetLiveResponse>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
+
     async fn get_object(
         &self,
         request: Request<pb::GetObjectRequest>,

@@ -34,11 +34,15 @@
 mod actions;
 mod atomic;
 mod fsgroup;
+mod live_objects;
 mod manager;
 mod measure;
 mod metrics;
+mod mounter;
 mod mounts;
+mod node_facts;
 mod objects;
+mod plugins;
 mod prepare;
 mod remove;
 mod selinux;

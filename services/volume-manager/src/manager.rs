@@ -26,7 +26,7 @@ impl Manager {
                 if actual.on_disk.is_empty() && !actual.subpaths { Phase::Unmounted } else { Phase::Mounted };
             let pod = PodRef { uid: uid.clone(), ..PodRef::default() };
             let message = "found on disk at startup; pod-sync has not named the pod yet".into();
-            let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message };
+            let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message, waits: Vec::new() };
             let folder = Arc::new(Mutex::new(PodFolder { has_subpaths: actual.subpaths }));
             env.hub.set(uid.clone(), status.clone());
             let worker = |assignments| Worker::new(Arc::clone(&env), assignments, actual).run();

@@ -192,6 +192,28 @@ impl VolumeManager for Service {
     type MountPodStream = ResponseStream<pb::MountPodResponse>;
     type WatchPodVolumesStream = ResponseStream<pb::WatchPodVolumesResponse>;
     type PodVolumeStatsStream = ResponseStream<pb::PodVolumeStatsResponse>;
+    type WatchVolumesInUseStream = ResponseStream<pb::WatchVolumesInUseResponse>;
+
+    async fn watch_volumes_in_use(
+        &self,
+        _: Request<pb::WatchVolumesInUseRequest>,
+    ) -> Result<Response<Self::WatchVolumesInUseStream>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
+
+    async fn list_orphans(
+        &self,
+        _: Request<pb::ListOrphansRequest>,
+    ) -> Result<Response<pb::ListOrphansResponse>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
+
+    async fn clean_orphan(
+        &self,
+        _: Request<pb::CleanOrphanRequest>,
+    ) -> Result<Response<pb::CleanOrphanResponse>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
 
     async fn prepare_container(
         &self,

@@ -84,7 +84,7 @@ fn message(desire: &PodDesire, action: &Action, walk: Option<&Walk>) -> String {
     match action {
         Action::CreateFolders => format!("creating the pod's folders takes longer than {seconds} s"),
         Action::SetUp(i) | Action::Refresh(i) => {
-            let Some(Volume { name, source }) = desire.volumes.get(*i) else { return String::new() };
+            let Some(Volume { name, source, .. }) = desire.volumes.get(*i) else { return String::new() };
             if let Some(walk) = walk {
                 let seconds = walk.started.elapsed().max(SLOW_AFTER).as_secs();
                 return format!(

@@ -169,6 +169,9 @@ impl Store {
                 Ok(ReadyVolume { host_path: PathBuf::from(path), read_only: false })
             }
             Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, sources),
+            Source::Claim { .. } | Source::Plugin { .. } => {
+                Err(StoreError::Unsupported { kind: "a plugin".to_owned() })
+            }
             Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
         }
     }

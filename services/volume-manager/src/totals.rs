@@ -148,7 +148,7 @@ pub(crate) fn plugin_of(volume: &Volume) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef};
+    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef, VolumeUse};
     use keelson_volume_manager_core::names::VolumeKey;
 
     use super::*;
@@ -161,7 +161,11 @@ mod tests {
     }
 
     fn empty_dir(name: &str) -> Volume {
-        Volume { name: name.into(), source: Source::EmptyDir { medium: Medium::Disk, size_limit: None } }
+        Volume {
+            name: name.into(),
+            source: Source::EmptyDir { medium: Medium::Disk, size_limit: None },
+            used: VolumeUse::default(),
+        }
     }
 
     #[test]
@@ -171,7 +175,11 @@ mod tests {
         let value = |state| line(&metrics, "kubernetes.io/empty-dir", state);
         let host_paths = |state| line(&metrics, "kubernetes.io/host-path", state);
         let host_path = Source::HostPath { path: "/a".into(), kind: String::new() };
-        let volumes = vec![empty_dir("a"), empty_dir("b"), Volume { name: "c".into(), source: host_path }];
+        let volumes = vec![
+            empty_dir("a"),
+            empty_dir("b"),
+            Volume { name: "c".into(), source: host_path, used: VolumeUse::default() },
+        ];
         let header = DesireHeader { pod: PodRef::default(), revision: 0, want: Want::Run };
         let mut desire = PodDesire { volumes, ..header.into() };
         let mut actual = ActualState::default();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use keelson_volume_manager_core::desire::{PodRef, Want};
 use keelson_volume_manager_core::measurement::MeasureSpec;
+use keelson_volume_manager_core::wait_owner::WaitOwner;
 use tokio::sync::Mutex;
 
 /// A volume that is ready to be mounted into containers.
@@ -13,6 +14,18 @@ pub(crate) struct MountedVolume {
     pub(crate) host_path: String,
     /// Containers may only read it.
     pub(crate) read_only: bool,
+    /// The name of the volume's folder in the pod's folder, under which subPaths are mounted.
+    pub(crate) inner_name: String,
+    /// The plugin, `vendor/name`.
+    pub(crate) plugin: String,
+    /// Name of the claim in the pod's namespace; empty without one.
+    pub(crate) claim: String,
+    /// Name of the PersistentVolume; empty without one.
+    pub(crate) persistent_volume: String,
+    /// `host_path` is a link to a block device.
+    pub(crate) is_block_device: bool,
+    /// The group that the PersistentVolume adds to the pod's supplemental groups.
+    pub(crate) supplemental_group: Option<i64>,
     /// Whether it is an emptyDir.
     pub(crate) is_empty_dir: bool,
     /// How its usage is measured.
@@ -59,6 +72,19 @@ pub(crate) struct PodVolumeStatus {
     pub(crate) mounts: Vec<MountedVolume>,
     /// What the volumes wait for, or why they failed.
     pub(crate) message: String,
+    /// The volumes of plugins that are not mounted, and why.
+    pub(crate) waits: Vec<VolumeWait>,
+}
+
+/// Why a volume of a plugin is not mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolumeWait {
+    /// `spec.volumes[].name`.
+    pub(crate) volume: String,
+    /// What it waits for.
+    pub(crate) message: String,
+    /// Who has to act.
+    pub(crate) owner: WaitOwner,
 }
 
 /// The state of a pod's folder. It is locked while something is prepared for a container and while volumes are torn

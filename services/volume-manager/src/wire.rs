@@ -6,17 +6,20 @@ use keelson_pod_reconciler::Item;
 use keelson_pod_reconciler::wire::{MissingField, header, positive};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
+use keelson_volume_manager_core::desire::{
+    FsGroupPolicy, Medium, PodDesire, PodRef, Source, Volume, VolumeUse,
+};
 use keelson_volume_manager_core::names::is_path_component;
 use keelson_volume_manager_core::payload::{
     DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind, TokenFile,
 };
 use keelson_volume_manager_core::token::TokenName;
+use keelson_volume_manager_core::wait_owner::WaitOwner;
 
 use crate::prepare::{ContainerRequest, FileKey, FileKeyValue, PreparedContainer};
 use crate::stats::{PodStats, VolumeStats};
 use crate::subpath::SubPath;
-use crate::view::{MountedVolume, PodVolumeStatus};
+use crate::view::{MountedVolume, PodVolumeStatus, VolumeWait};
 
 /// Why a message is invalid; names the field.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +64,8 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             memory_limit: positive(message.memory_limit_bytes),
             huge_pages: message.huge_page_sizes.into_iter().filter_map(positive).collect(),
             storage_limited: message.storage_limited,
+            fs_group_policy: fs_group_policy(&message.fs_group_change_policy)?,
+            service_account: message.service_account,
         }))
     }
 }
@@ -86,9 +91,29 @@ fn volume(message: pb::Volume) -> Result<Volume, WireError> {
         },
         pb::volume::Source::HostPath(host) => Source::HostPath { path: host.path, kind: host.r#type },
         pb::volume::Source::Files(volume) => Source::Files(files(volume)?),
+        pb::volume::Source::Claim(claim) => self::claim(claim)?,
+        pb::volume::Source::Plugin(plugin) => Source::Plugin { kind: plugin.kind, json: plugin.source_json },
         pb::volume::Source::Unsupported(kind) => Source::Unsupported(kind),
     };
-    Ok(Volume { name, source })
+    let used = VolumeUse { mounts: message.mounted, devices: message.device };
+    Ok(Volume { name, source, used })
+}
+
+fn claim(message: pb::ClaimVolume) -> Result<Source, WireError> {
+    let field = "pod.volumes.claim.claim_name";
+    let name = match (message.ephemeral, message.claim_name) {
+        (true, _) => None,
+        (false, name) => Some(path_component(field, &name)?),
+    };
+    Ok(Source::Claim { name, read_only: message.read_only })
+}
+
+fn fs_group_policy(text: &str) -> Result<FsGroupPolicy, WireError> {
+    match text {
+        "" | "Always" => Ok(FsGroupPolicy::Always),
+        "OnRootMismatch" => Ok(FsGroupPolicy::OnRootMismatch),
+        _ => Err(WireError::UnknownValue { field: "pod.fs_group_change_policy", value: text.to_owned() }),
+    }
 }
 
 fn files(message: pb::FileVolume) -> Result<Files, WireError> {
@@ -199,6 +224,8 @@ pub(crate) fn pod_stats(stats: PodStats) -> pb::PodVolumeStatsResponse {
             local_ephemeral: stats.measure.local_ephemeral,
             size_limit_bytes: i64::try_from(limit).unwrap_or(i64::MAX),
             message: stats.message,
+            claim: String::new(),
+            abnormal: None,
         }
     };
     pb::PodVolumeStatsResponse {
@@ -211,7 +238,16 @@ pub(crate) fn pod_stats(stats: PodStats) -> pb::PodVolumeStatsResponse {
 pub(crate) fn mounts(mounts: Vec<MountedVolume>) -> Vec<pb::VolumeMount> {
     mounts
         .into_iter()
-        .map(|m| pb::VolumeMount { name: m.name, host_path: m.host_path, read_only: m.read_only })
+        .map(|m| pb::VolumeMount {
+            name: m.name,
+            host_path: m.host_path,
+            read_only: m.read_only,
+            block_device: m.is_block_device,
+            supplemental_group: m.supplemental_group,
+            plugin: m.plugin,
+            claim: m.claim,
+            persistent_volume: m.persistent_volume,
+        })
         .collect()
 }
 
@@ -222,7 +258,19 @@ pub(crate) fn pod_volumes(uid: String, status: PodVolumeStatus) -> pb::PodVolume
         state: status.phase.as_str().to_owned(),
         volumes: mounts(status.mounts),
         message: status.message,
+        namespace: status.pod.namespace,
+        name: status.pod.name,
+        waits: status.waits.into_iter().map(wait).collect(),
     }
+}
+
+fn wait(wait: VolumeWait) -> pb::VolumeWait {
+    let VolumeWait { volume, message, owner } = wait;
+    let owner = match owner {
+        WaitOwner::VolumeManager => String::new(),
+        owner => owner.to_string(),
+    };
+    pb::VolumeWait { volume, message, owner }
 }
 
 #[cfg(test)]

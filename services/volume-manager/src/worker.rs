@@ -367,8 +367,11 @@ impl Worker {
                                     name: volume.name.clone(),
                                     host_path: ready.host_path.to_string_lossy().into_owned(),
                                     read_only: ready.read_only,
+                                    inner_name: volume.name.clone(),
+                                    plugin: plugin_of(volume).unwrap_or_default(),
                                     is_empty_dir: matches!(volume.source, Source::EmptyDir { .. }),
                                     measure: measure_spec(&volume.source, desire.storage_limited),
+                                    ..MountedVolume::default()
                                 };
                                 self.mounted.insert(volume.name.clone(), mounted);
                             }
@@ -448,6 +451,7 @@ impl Worker {
             phase,
             mounts,
             message: details.message.clone(),
+            waits: Vec::new(),
         };
         if !details.gone {
             self.env.hub.set_if_changed(self.assignments.uid.clone(), status.clone());

@@ -149,7 +149,12 @@ fn get_images_shows_the_pods_that_use_them() {
 #[test]
 fn get_volumes_shows_volumes_of_unknown_pods_with_all_namespaces() {
     let orphan = PodVolumes { uid: "u99".into(), state: "unmounting".into(), ..PodVolumes::default() };
-    let mount = VolumeMount { name: "data".into(), host_path: "/v/data".into(), read_only: true };
+    let mount = VolumeMount {
+        name: "data".into(),
+        host_path: "/v/data".into(),
+        read_only: true,
+        ..Default::default()
+    };
     let orphan = PodVolumes { volumes: vec![mount], ..orphan };
     let fake = Fake::start(World { volumes: vec![orphan], ..world() });
     let mine = keelson(&fake.run_dir, &["get", "volumes"]).ok();

@@ -248,12 +248,13 @@ fn volumes_and_volume_watch_show_what_they_wait_for() {
             {"name": "data", "emptyDir": {}}, {"name": "key", "secret": {"secretName": "tls"}}]},
     });
     let mount =
-        |name: &str| VolumeMount { name: name.into(), host_path: format!("/v/{name}"), read_only: false };
+        |name: &str| VolumeMount { name: name.into(), host_path: format!("/v/{name}"), ..Default::default() };
     let held = |state: &str, message: &str, mounted: &[&str]| PodVolumes {
         uid: "u1".into(),
         state: state.into(),
         message: message.into(),
         volumes: mounted.iter().map(|name| mount(name)).collect(),
+        ..PodVolumes::default()
     };
     let world = || World {
         pods: vec![document("default", "web-edge", "u1", pod.clone())],

@@ -89,15 +89,20 @@ impl DesiredState {
         let pod = &desired.pod;
         let allocatable = self.node.allocatable();
         let config = pod_cgroup_values(pod, 100_000, true);
+        let security = pod.spec.security_context.as_ref();
         volume::PodDesire {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,
             want: Want::Run as i32,
             volumes: shrunk(volume_messages::messages(pod, &allocatable, has_cluster(&self.context.config))),
-            fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
+            fs_group: security.and_then(|s| s.fs_group),
             memory_limit_bytes: config.memory_limit.unwrap_or(0),
             huge_page_sizes: volume_messages::huge_page_sizes(pod),
             storage_limited: is_storage_limited(pod),
+            fs_group_change_policy: security
+                .and_then(|s| s.fs_group_change_policy.clone())
+                .unwrap_or_default(),
+            service_account: pod.spec.service_account_name.clone(),
         }
     }
 

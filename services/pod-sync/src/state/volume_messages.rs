@@ -22,6 +22,8 @@ pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volu
     let message = |volume: &Volume| volume::Volume {
         name: volume.name.clone(),
         source: Some(source(pod, volume, allocatable, tokens)),
+        mounted: is_mounted(pod, &volume.name),
+        device: is_device(pod, &volume.name),
     };
     used.map(message).collect()
 }
@@ -44,10 +46,15 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 fn is_used(pod: &Pod, name: &str) -> bool {
-    containers(pod).any(|container| {
-        container.volume_mounts.iter().any(|mount| mount.name == name)
-            || container.volume_devices.iter().any(|device| device.name == name)
-    })
+    is_mounted(pod, name) || is_device(pod, name)
+}
+
+fn is_mounted(pod: &Pod, name: &str) -> bool {
+    containers(pod).any(|container| container.volume_mounts.iter().any(|mount| mount.name == name))
+}
+
+fn is_device(pod: &Pod, name: &str) -> bool {
+    containers(pod).any(|container| container.volume_devices.iter().any(|device| device.name == name))
 }
 
 fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 pub use keelson_desired_set::{Desire, DesireHeader, PodRef, Want};
 
+pub use crate::claims::VolumeUse;
 use crate::names::VolumeKey;
 use crate::payload::Files;
 
@@ -24,6 +25,20 @@ pub struct PodDesire {
     pub huge_pages: BTreeSet<u64>,
     /// A container or the pod as a whole has a limit for local ephemeral storage.
     pub storage_limited: bool,
+    /// `spec.securityContext.fsGroupChangePolicy`.
+    pub fs_group_policy: FsGroupPolicy,
+    /// `spec.serviceAccountName`.
+    pub service_account: String,
+}
+
+/// `spec.securityContext.fsGroupChangePolicy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FsGroupPolicy {
+    /// The ownership of all files is changed at each set-up.
+    #[default]
+    Always,
+    /// It is changed only if the volume's root does not have it yet.
+    OnRootMismatch,
 }
 
 impl Desire for PodDesire {
@@ -41,6 +56,8 @@ impl From<DesireHeader> for PodDesire {
             memory_limit: None,
             huge_pages: BTreeSet::new(),
             storage_limited: false,
+            fs_group_policy: FsGroupPolicy::Always,
+            service_account: String::new(),
         }
     }
 }
@@ -52,6 +69,8 @@ pub struct Volume {
     pub name: String,
     /// Where the volume's content comes from.
     pub source: Source,
+    /// How the pod's containers use it.
+    pub used: VolumeUse,
 }
 
 impl Volume {
@@ -62,15 +81,28 @@ impl Volume {
             Source::Files(files) => {
                 Some(VolumeKey { plugin: files.kind.plugin().to_owned(), name: self.name.clone() })
             }
-            Source::HostPath { .. } | Source::Unsupported(_) => None,
+            Source::HostPath { .. }
+            | Source::Claim { .. }
+            | Source::Plugin { .. }
+            | Source::Unsupported(_) => None,
         }
+    }
+
+    /// Whether a plugin provides it: it may need a device that pods share, and it is set up beside the pod's other
+    /// volumes ([`world`](crate::world)).
+    pub const fn has_plugin(&self) -> bool {
+        matches!(self.source, Source::Claim { .. } | Source::Plugin { .. })
     }
 
     /// The volume's files, if they come from the API.
     pub fn files(&self) -> Option<&Files> {
         match &self.source {
             Source::Files(files) => Some(files),
-            Source::EmptyDir { .. } | Source::HostPath { .. } | Source::Unsupported(_) => None,
+            Source::EmptyDir { .. }
+            | Source::HostPath { .. }
+            | Source::Claim { .. }
+            | Source::Plugin { .. }
+            | Source::Unsupported(_) => None,
         }
     }
 }
@@ -94,6 +126,20 @@ pub enum Source {
     },
     /// Files whose content comes from the API.
     Files(Files),
+    /// A PersistentVolume, through a claim in the pod's namespace.
+    Claim {
+        /// `persistentVolumeClaim.claimName`; `None` for `ephemeral`, whose claim is named after pod and volume.
+        name: Option<String>,
+        /// `persistentVolumeClaim.readOnly`.
+        read_only: bool,
+    },
+    /// A plugin, without a claim.
+    Plugin {
+        /// The field of the spec: `nfs`, `csi`…
+        kind: String,
+        /// The field's value as JSON.
+        json: Vec<u8>,
+    },
     /// An unsupported kind, by its name in the spec.
     Unsupported(String),
 }

@@ -47,7 +47,9 @@ pub fn measure_spec(source: &Source, storage_limited: bool) -> MeasureSpec {
             MeasureSpec { method: Method::FileSystem, ..MeasureSpec::default() }
         }
         Source::Files(_) => MeasureSpec { method: Method::Walk, local_ephemeral: true, ..base },
-        Source::HostPath { .. } | Source::Unsupported(_) => MeasureSpec::default(),
+        Source::HostPath { .. } | Source::Claim { .. } | Source::Plugin { .. } | Source::Unsupported(_) => {
+            MeasureSpec::default()
+        }
     }
 }
 

@@ -41,7 +41,10 @@ mod tests {
 
     fn wants(names: &[&str]) -> PodDesire {
         let source = || Source::EmptyDir { medium: Medium::Disk, size_limit: None };
-        let volumes = names.iter().map(|name| Volume { name: (*name).into(), source: source() }).collect();
+        let volumes = names
+            .iter()
+            .map(|name| Volume { name: (*name).into(), source: source(), used: VolumeUse::default() })
+            .collect();
         let header = DesireHeader { pod: PodRef::default(), revision: 0, want: Want::Run };
         PodDesire { volumes, ..header.into() }
     }

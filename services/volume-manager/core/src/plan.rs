@@ -170,6 +170,7 @@ mod tests {
         let volume = |name: &&str| Volume {
             name: (*name).to_owned(),
             source: Source::EmptyDir { medium: Medium::Disk, size_limit: None },
+            used: VolumeUse::default(),
         };
         let pod = PodRef { uid: "u".into(), ..PodRef::default() };
         PodDesire {

@@ -137,7 +137,7 @@ pub fn desire(uid: &str, revision: u64, want: common::Want, volumes: Vec<pb::Vol
 }
 
 pub fn volume(name: &str, source: pb::volume::Source) -> pb::Volume {
-    pb::Volume { name: name.into(), source: Some(source) }
+    pb::Volume { name: name.into(), source: Some(source), ..pb::Volume::default() }
 }
 
 pub fn empty_dir(name: &str, medium: &str, size_limit_bytes: i64) -> pb::Volume {

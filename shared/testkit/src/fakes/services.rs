@@ -55,6 +55,7 @@ fake_service! {
     FakePodConfig implements PodConfig, served by PodConfigServer:
     unary {
         get_object(pod_config::GetObjectRequest) -> pod_config::GetObjectResponse;
+        get_live(pod_config::GetLiveRequest) -> pod_config::GetLiveResponse;
         review_token(pod_config::ReviewTokenRequest) -> pod_config::ReviewTokenResponse;
         review_access(pod_config::ReviewAccessRequest) -> pod_config::ReviewAccessResponse;
         get_service_env(pod_config::GetServiceEnvRequest) -> pod_config::GetServiceEnvResponse;
@@ -116,11 +117,14 @@ fake_service! {
     unary {
         unmount_pod(volume_manager::UnmountPodRequest) -> volume_manager::UnmountPodResponse;
         prepare_container(volume_manager::PrepareContainerRequest) -> volume_manager::PrepareContainerResponse;
+        list_orphans(volume_manager::ListOrphansRequest) -> volume_manager::ListOrphansResponse;
+        clean_orphan(volume_manager::CleanOrphanRequest) -> volume_manager::CleanOrphanResponse;
     }
     streams {
         mount_pod as MountPodStream(volume_manager::MountPodRequest) -> volume_manager::MountPodResponse;
         pod_volume_stats as PodVolumeStatsStream(volume_manager::PodVolumeStatsRequest) -> volume_manager::PodVolumeStatsResponse;
         watch_pod_volumes as WatchPodVolumesStream(volume_manager::WatchPodVolumesRequest) -> volume_manager::WatchPodVolumesResponse;
+        watch_volumes_in_use as WatchVolumesInUseStream(volume_manager::WatchVolumesInUseRequest) -> volume_manager::WatchVolumesInUseResponse;
     }
     bidi {
         sync as SyncStream(volume_manager::SyncRequest) -> common::SyncAck;

@@ -148,10 +148,16 @@ mod tests {
         let mount = |name: &&str| VolumeMount {
             name: (*name).into(),
             host_path: format!("/v/{name}"),
-            read_only: false,
+            ..VolumeMount::default()
         };
         let volumes = mounted.iter().map(mount).collect();
-        PodVolumes { uid: "u1".into(), state: state.into(), volumes, message: message.into() }
+        PodVolumes {
+            uid: "u1".into(),
+            state: state.into(),
+            volumes,
+            message: message.into(),
+            ..PodVolumes::default()
+        }
     }
 
     /// Name, kind, state and message of each row.
