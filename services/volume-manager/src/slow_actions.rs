@@ -111,7 +111,7 @@ mod tests {
 
     use keelson_proto::keelson::events::v1::ListEventsRequest;
     use keelson_proto::keelson::events::v1::events_server::Events as _;
-    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef, Want};
+    use keelson_volume_manager_core::desire::{DesireHeader, Medium, PodRef, VolumeUse, Want};
     use tokio::sync::oneshot;
 
     use super::*;
@@ -119,7 +119,7 @@ mod tests {
     fn desire() -> PodDesire {
         let pod = PodRef { uid: "u-1".into(), namespace: "default".into(), name: "web".into() };
         let source = Source::EmptyDir { medium: Medium::Disk, size_limit: None };
-        let volumes = vec![Volume { name: "data".into(), source }];
+        let volumes = vec![Volume { name: "data".into(), source, used: VolumeUse::default() }];
         PodDesire { volumes, ..DesireHeader { pod, revision: 0, want: Want::Run }.into() }
     }
 

@@ -290,11 +290,15 @@ mod tests {
                     medium: "Memory".into(),
                     size_limit_bytes: 0,
                 })),
+                mounted: true,
+                device: false,
             }],
             fs_group: Some(5),
             memory_limit_bytes: 7,
             huge_page_sizes: vec![2 << 20, 0],
             storage_limited: true,
+            fs_group_change_policy: "OnRootMismatch".into(),
+            service_account: "web".into(),
         }
     }
 
@@ -305,7 +309,38 @@ mod tests {
         assert_eq!(desire.memory_limit, Some(7));
         assert_eq!(desire.huge_pages, [2 << 20].into());
         let source = Source::EmptyDir { medium: Medium::Memory, size_limit: None };
-        assert_eq!(desire.volumes, [Volume { name: "v".into(), source }]);
+        let used = VolumeUse { mounts: true, devices: false };
+        assert_eq!(desire.volumes, [Volume { name: "v".into(), source, used }]);
+        let other = (desire.fs_group_policy, desire.service_account.as_str());
+        assert_eq!(other, (FsGroupPolicy::OnRootMismatch, "web"));
+    }
+
+    #[test]
+    fn claims_and_plugins_are_converted_from_the_wire() {
+        let claim = |claim_name: &str, ephemeral| pb::ClaimVolume {
+            claim_name: claim_name.into(),
+            ephemeral,
+            read_only: true,
+        };
+        let read =
+            |source| volume(pb::Volume { name: "v".into(), source: Some(source), ..pb::Volume::default() });
+        let claims = [(claim("data", false), Some("data".to_owned())), (claim("", true), None)];
+        for (message, name) in claims {
+            let volume = read(pb::volume::Source::Claim(message)).unwrap();
+            assert_eq!(volume.source, Source::Claim { name, read_only: true });
+        }
+        for name in ["", "..", "a/b"] {
+            assert!(read(pb::volume::Source::Claim(claim(name, false))).is_err(), "{name:?}");
+        }
+        let plugin = pb::PluginVolume { kind: "nfs".into(), source_json: b"{}".to_vec() };
+        let volume = read(pb::volume::Source::Plugin(plugin)).unwrap();
+        assert_eq!(volume.source, Source::Plugin { kind: "nfs".into(), json: b"{}".to_vec() });
+    }
+
+    #[test]
+    fn an_unknown_fs_group_change_policy_is_refused() {
+        let message = pb::PodDesire { fs_group_change_policy: "Never".into(), ..message() };
+        assert!(PodDesireFromWire::try_from(message).is_err());
     }
 
     fn files_of(sources: Vec<pb::FileSource>) -> pb::volume::Source {

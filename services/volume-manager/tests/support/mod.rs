@@ -133,6 +133,7 @@ pub fn desire(uid: &str, revision: u64, want: common::Want, volumes: Vec<pb::Vol
         memory_limit_bytes: 0,
         huge_page_sizes: Vec::new(),
         storage_limited: false,
+        ..pb::PodDesire::default()
     }
 }
 
