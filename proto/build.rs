@@ -10,12 +10,15 @@ use prost_reflect::prost::Message as _;
 use prost_reflect::prost_types::method_options::IdempotencyLevel;
 use prost_reflect::{DescriptorPool, FileDescriptor, Value};
 
+/// The messages with secrets. `src/redacted.rs` implements `Debug` for them.
+const WITH_SECRETS: [&str; 3] =
+    [".csi.v1.NodeStageVolumeRequest", ".csi.v1.NodePublishVolumeRequest", ".csi.v1.NodeExpandVolumeRequest"];
+
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let mut files = Vec::new();
-    collect(Path::new("keelson"), &mut files)?;
-    collect(Path::new("containerd"), &mut files)?;
-    for dir in ["keelson", "containerd"] {
+    for dir in ["keelson", "containerd", "csi", "pluginregistration"] {
+        collect(Path::new(dir), &mut files)?;
         println!("cargo:rerun-if-changed={dir}");
     }
     let descriptor = out.join("keelson.bin");
@@ -24,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .include_file("keelson.rs")
         .bytes("pod_json")
         .bytes("status_json")
+        .skip_debug(WITH_SECRETS)
         .compile_protos(&files, &[PathBuf::from(".")])?;
 
     raise_limits(&out)?;

@@ -5,8 +5,12 @@
 //! - [`CALLERS`] says who may call which method; it is read from the method options.
 //! - [`REPEATABLE`] lists the reads (`idempotency_level = NO_SIDE_EFFECTS`) that a client may repeat by itself. Watches
 //!   are not among them, as their readers reconnect anyway; nor is what asks for health, which must fail fast.
+//! - [`containerd`], [`csi`] and [`pluginregistration`] are APIs of others, as far as they are used here. They have no
+//!   callers.
 
 #![allow(missing_docs, clippy::doc_lazy_continuation, clippy::large_enum_variant, clippy::too_many_lines)]
+
+mod redacted;
 
 include!(concat!(env!("OUT_DIR"), "/keelson.rs"));
 include!(concat!(env!("OUT_DIR"), "/callers.rs"));

@@ -4,6 +4,7 @@
 
 pub mod bystander;
 pub mod cluster;
+pub mod csi_driver;
 pub mod disk;
 pub mod duplicates;
 pub mod http;

@@ -133,7 +133,10 @@ fn refuse_upgrade(node: &mut Node, before: &str) {
     assert!(output.contains("keelson: this release refuses the configuration"), "{output}");
     assert!(output.contains("systemctl restart keelson.target"), "no remedy: {output}");
     let now: Vec<u32> = ServiceName::supervised().map(|service| node.pid(service)).collect();
-    assert_eq!(now, pids, "the services keep running");
+    if now != pids {
+        let log = node.sh("journalctl -b --no-pager -n 200 -u 'keelson*' -u init.scope");
+        panic!("a service was restarted: {pids:?}, then {now:?}\n{log}");
+    }
     assert_pods_unaffected(node, before, 0);
 
     node.sh("cp /root/kubelet.yaml /etc/keelson/");

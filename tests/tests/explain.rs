@@ -73,11 +73,11 @@ async fn a_volume_of_an_unsupported_kind_waits_for_you() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let mount = "    volumeMounts:\n    - name: share\n      mountPath: /share\n";
-    let volume = "  volumes:\n  - name: share\n    nfs:\n      server: 127.0.0.1\n      path: /export\n";
+    let volume = "  volumes:\n  - name: share\n    rbd:\n      image: disk\n      monitors: [127.0.0.1]\n";
     agent.write_manifest("web.yaml", &pod_with("web", mount, volume)).unwrap();
     let step = until_retried(&agent, "web", "volumes", "you", "share").await;
     assert_eq!(step["state"], "failed");
-    until_event(&agent, "FailedMount", "share").await.unwrap();
+    until_event(&agent, "FailedMount", "rbd").await.unwrap();
     agent.write_manifest("web.yaml", &pod_with("web", "", "")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();

@@ -104,7 +104,11 @@ fn container_can_be_asked_for(
     users: Option<UserNamespace>,
 ) {
     let node_ips = NODE_IPS.map(str::to_owned);
-    let path = |name: &str| VolumePath { host_path: format!("/volumes/{name}"), read_only: false };
+    let path = |name: &str| VolumePath {
+        host_path: format!("/volumes/{name}"),
+        read_only: false,
+        block_device: false,
+    };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();
     let mut inputs = ContainerInputs {
         attempt: 0,
@@ -154,6 +158,8 @@ fn may_be(error: &ConfigError, pod: &Pod) -> bool {
         ConfigError::Resource { container, .. } => pod.container(container).is_none(),
         // Only the image says who would run, and only the environment what an expression becomes.
         ConfigError::NonRoot { .. } | ConfigError::SubPath { .. } => true,
+        // Only the claim says whether a volume is a block device.
+        ConfigError::VolumeDevice { .. } => true,
         ConfigError::FqdnTooLong { .. }
         | ConfigError::ObjectMissing { .. }
         | ConfigError::ObjectUnreadable { .. }

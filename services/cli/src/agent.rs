@@ -34,7 +34,9 @@ use keelson_proto::keelson::supervisor::v1::supervisor_client::SupervisorClient;
 use keelson_proto::keelson::supervisor::v1::{ListServicesRequest, Service};
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_proto::keelson::volume_manager::v1::watch_pod_volumes_response::Item as VolumesItem;
-use keelson_proto::keelson::volume_manager::v1::{PodVolumes, WatchPodVolumesRequest};
+use keelson_proto::keelson::volume_manager::v1::{
+    ListOrphansRequest, OrphanedPod, PodVolumes, WatchPodVolumesRequest,
+};
 use keelson_service_kit::server::OUTSIDE_REASON;
 use keelson_service_kit::status::reason;
 use keelson_service_kit::{Peer, PeerChannel};
@@ -269,6 +271,12 @@ impl Agent {
             Err(to_error(Status::unavailable("volume-manager ended the stream early")))
         };
         self.with_timeout(ServiceName::VolumeManager, read).await
+    }
+
+    /// The pods that have a directory, although no source names them and nothing of them runs.
+    pub(crate) async fn orphans(&self) -> Result<Vec<OrphanedPod>, CliError> {
+        let answer = self.volume_manager().list_orphans(self.request(ListOrphansRequest {})).await;
+        Ok(answer.map_err(|s| self.call_error(ServiceName::VolumeManager, s))?.into_inner().pods)
     }
 
     /// The pod sources, with the manifests that they refuse.

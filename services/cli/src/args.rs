@@ -4,6 +4,7 @@ mod candidates;
 mod change;
 mod container;
 mod etcd;
+mod orphans;
 mod services;
 mod show;
 mod start;
@@ -19,6 +20,7 @@ pub(crate) use self::candidates::Candidates;
 pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, RetryArgs};
 pub(crate) use self::container::{ExecArgs, LogsArgs};
 pub(crate) use self::etcd::EtcdArgs;
+pub(crate) use self::orphans::{OrphansArgs, OrphansWhat};
 pub(crate) use self::services::{
     ConfigArgs, ConfigWhat, GrpcArgs, GrpcCallArgs, GrpcListArgs, GrpcWhat, ServicesArgs, ServicesWhat,
     VersionArgs,
@@ -127,6 +129,12 @@ pub(crate) enum Command {
     /// The agent runs only the manifests of -f, none that `keelson apply` stored. The command is refused where the
     /// container runtime already runs pods.
     Run(RunArgs),
+    /// Show or remove the directories that pods have left on this node
+    ///
+    /// An orphaned pod has a directory, although no source names it and nothing of it runs. volume-manager removes such
+    /// directories by itself, unless something in them is mounted or cannot be removed safely.
+    #[command(visible_alias = "orphan")]
+    Orphans(OrphansArgs),
     /// Operate the services of the agent
     #[command(visible_alias = "service")]
     Services(ServicesArgs),

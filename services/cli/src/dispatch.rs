@@ -1,11 +1,13 @@
 //! Which command a command line runs.
 
 use crate::agent::Agent;
-use crate::args::{Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, PodNames, ServicesWhat};
+use crate::args::{
+    Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, OrphansWhat, PodNames, ServicesWhat,
+};
 use crate::cmd::{
     apply, completion, config, delete, describe_node, describe_pod, exec, explain, get_events, get_images,
-    get_node, get_pods, get_services, get_sources, get_volumes, grpc, logs, man, retry, run_once, services,
-    top, trace, up, version,
+    get_node, get_pods, get_services, get_sources, get_volumes, grpc, logs, man, orphans, retry, run_once,
+    services, top, trace, up, version,
 };
 use crate::error::CliError;
 use crate::fleet;
@@ -56,6 +58,10 @@ async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
             trace::run(session, &names).await
         }
         Command::Run(args) => run_once::run(session, &args).await,
+        Command::Orphans(args) => match args.what {
+            OrphansWhat::List => orphans::list(session).await,
+            OrphansWhat::Clean { uids, all, dry_run } => orphans::clean(session, &uids, all, dry_run).await,
+        },
         Command::Services(args) => {
             let ServicesWhat::Restart { names, all, timeout } = args.what;
             services::restart(session, &names, all, timeout).await
@@ -97,6 +103,7 @@ fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
         | Command::Top(_)
         | Command::Trace(_)
         | Command::Run(_)
+        | Command::Orphans(_)
         | Command::Config(_)
         | Command::Version(_) => return Ok(()),
     };

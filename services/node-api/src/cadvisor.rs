@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 
 use crate::cadvisor::families::{LABELLED, SIMPLE, memory};
-use crate::resource_metrics::{Family, escaped, write_family};
+use crate::metrics_text::{Family, escaped, write_family};
 use crate::{App, metrics, statistics};
 
 /// `GET /metrics/cadvisor`. Without statistics the response contains only the scrape errors, with value 1.

@@ -9,8 +9,8 @@
 //! | kubelet API | `/healthz`, `/healthz/{ping,log,syncloop}` | [`health`] |
 //! | | `/pods` | [`pods`]: a PodList, streamed from pod-sync |
 //! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
-//! | | `/metrics` | [`metrics`]: the metrics of all services, merged |
-//! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | usage statistics from resource-manager |
+//! | | `/metrics` | [`metrics`]: the metrics of all services, merged, and those of claims from [`volume_statistics`] |
+//! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | usage statistics from resource-manager; claims of volumes from volume-manager |
 //! | | `/metrics/slis` | [`slis`]: results of the checks of `/healthz` |
 //! | | `/runningpods/` | a PodList of the running pods, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in effect, from the file that init writes |
@@ -35,6 +35,7 @@ pub mod listen;
 mod log_target;
 pub mod logs;
 pub mod metrics;
+mod metrics_text;
 pub mod pods;
 mod refusal_log;
 mod request_metrics;
@@ -49,6 +50,7 @@ mod streams;
 mod summary;
 mod tls_parameters;
 mod unauthorized_slots;
+mod volume_statistics;
 mod zpages;
 
 use std::net::{IpAddr, SocketAddr};

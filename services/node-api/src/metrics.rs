@@ -7,14 +7,14 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1::GetMetricsRequest;
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use keelson_service_kit::Peer;
 use tonic::Request;
 
-use crate::App;
+use crate::{App, volume_statistics};
 
 /// How long each service may take to answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -45,8 +45,9 @@ const FROZEN: [&str; 11] = [
 
 /// `GET /metrics`. A service that does not answer within a second is missing from the text and has `keelson_service_up` 0.
 pub(crate) async fn all(State(app): State<App>) -> Response {
-    let fetched = join_all(app.peers.iter().map(fetch)).await;
-    let own = (ServiceName::NodeApi.as_str(), Some(app.ctx.metrics.text()));
+    let (fetched, volumes) =
+        join(join_all(app.peers.iter().map(fetch)), volume_statistics::metrics(&app)).await;
+    let own = (ServiceName::NodeApi.as_str(), Some(app.ctx.metrics.text() + &volumes));
     let texts: Vec<(&str, Option<String>)> = fetched.into_iter().chain([own]).collect();
     response(&texts, |family| !family.starts_with(PROBES))
 }

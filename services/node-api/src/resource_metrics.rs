@@ -1,12 +1,11 @@
 //! `/metrics/resource`: CPU and memory for autoscaling (node-and-api.md §15.4).
 
-use std::fmt::{Display, Write as _};
-
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 
+use crate::metrics_text::{Family, escaped, write_family};
 use crate::{App, metrics, statistics};
 
 /// `GET /metrics/resource`. Without statistics the response contains only `resource_scrape_error` 1.
@@ -20,9 +19,6 @@ pub(crate) async fn get(State(app): State<App>) -> Response {
     };
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
-
-/// A metric family: name, type, help text.
-pub(crate) type Family = (&'static str, &'static str, &'static str);
 
 /// Reads the value of a family from the usage of a cgroup.
 type Getter = fn(&rm::Usage) -> Option<f64>;
@@ -104,11 +100,6 @@ fn containers(pod: &rm::PodStatsResponse) -> impl Iterator<Item = (String, &rm::
     })
 }
 
-/// Escapes a label value. Names of API objects need no escaping; values from a runtime may.
-pub(crate) fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 fn write_usage_family<'a>(
     text: &mut String,
     family: &Family,
@@ -120,25 +111,6 @@ fn write_usage_family<'a>(
         Some((labels, getter(usage)?, Some(usage.taken_unix_nanos / 1_000_000)))
     });
     write_family(text, family, samples);
-}
-
-/// Writes a family, unless it has no samples. The timestamp of a sample is in milliseconds since 1970.
-pub(crate) fn write_family<L: Display>(
-    text: &mut String,
-    (name, kind, help): &Family,
-    samples: impl IntoIterator<Item = (L, f64, Option<i64>)>,
-) {
-    let mut is_first = true;
-    for (labels, value, time) in samples {
-        if std::mem::take(&mut is_first) {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        }
-        let _ = write!(text, "{name}{labels} {value}");
-        let _ = match time {
-            Some(millis) => writeln!(text, " {millis}"),
-            None => writeln!(text),
-        };
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::health::Check;
-use crate::resource_metrics::{Family, write_family};
+use crate::metrics_text::{Family, write_family};
 use crate::{App, metrics};
 
 const LAST: Family = ("kubernetes_healthcheck", "gauge", "1 if the check passed the last time, else 0");

@@ -4,32 +4,38 @@ use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::join;
 use jiff::Timestamp;
 use keelson_proto::keelson::resource_manager::v1 as rm;
+use keelson_proto::keelson::volume_manager::v1::VolumeStats;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
+use crate::volume_statistics::VolumesByPod;
 use crate::{App, statistics};
 
 /// The interface whose counters are also in the fields besides `interfaces`.
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// `GET` or `POST /stats/summary`; `only_cpu_and_memory=true` omits the rest. The summary is complete or, as in a kubelet, the
-/// response is 500.
+/// response is 500. Only the claims of volumes are missing while volume-manager does not answer.
 pub(crate) async fn get(
     State(app): State<App>,
     Query(query): Query<Vec<(String, String)>>,
     form: Bytes,
 ) -> Result<Response, ApiError> {
     let cpu_and_memory_only = only_cpu_and_memory(&query, &form);
-    let (node, pods) = statistics::all(&app, cpu_and_memory_only).await.map_err(|status| {
+    let volumes =
+        async { if cpu_and_memory_only { VolumesByPod::default() } else { VolumesByPod::read(&app).await } };
+    let (answer, volumes) = join(statistics::all(&app, cpu_and_memory_only), volumes).await;
+    let (node, pods) = answer.map_err(|status| {
         let is_named = status.message().contains("resource-manager");
         let service = if is_named { "" } else { "resource-manager: " };
         let text = format!("Internal Error: {service}{}", status.message());
         tracing::warn!(error = status.message(), "cannot read the statistics for /stats/summary");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
     })?;
-    let body = summary(&app.ctx.config.node_name, &node, pods);
+    let body = summary(&app.ctx.config.node_name, &node, pods, &volumes);
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
@@ -44,13 +50,18 @@ fn only_cpu_and_memory(query: &[(String, String)], form: &[u8]) -> bool {
 }
 
 /// The JSON text of a Summary. Pods are serialized one by one, so that only one is in memory as a tree.
-fn summary(node_name: &str, node: &rm::NodeStatsResponse, pods: Vec<rm::PodStatsResponse>) -> String {
+fn summary(
+    node_name: &str,
+    node: &rm::NodeStatsResponse,
+    pods: Vec<rm::PodStatsResponse>,
+    volumes: &VolumesByPod,
+) -> String {
     let mut text = format!("{{\"node\":{},\"pods\":[", self::node(node_name, node));
     for (index, pod) in pods.into_iter().enumerate() {
         if index > 0 {
             text.push(',');
         }
-        text.push_str(&self::pod(pod).to_string());
+        text.push_str(&self::pod(pod, volumes).to_string());
     }
     text.push_str("]}");
     text
@@ -87,8 +98,13 @@ fn node(name: &str, node: &rm::NodeStatsResponse) -> Value {
     fields.into()
 }
 
-fn pod(pod: rm::PodStatsResponse) -> Value {
+fn pod(pod: rm::PodStatsResponse, volumes: &VolumesByPod) -> Value {
     let pod_ref = pod.pod.unwrap_or_default();
+    let volumes: Vec<Value> = pod
+        .volumes
+        .iter()
+        .map(|usage| volume(usage, &pod_ref.namespace, volumes.find(&pod_ref.uid, &usage.name)))
+        .collect();
     let containers: Vec<Value> = pod.containers.iter().map(container).collect();
     let mut fields = Map::new();
     fields.insert(
@@ -102,7 +118,7 @@ fn pod(pod: rm::PodStatsResponse) -> Value {
     }
     fields.extend(object([
         ("network", pod.network.as_ref().map(network)),
-        ("volume", (!pod.volumes.is_empty()).then(|| pod.volumes.iter().map(volume).collect())),
+        ("volume", (!volumes.is_empty()).then(|| volumes.into())),
         ("ephemeral-storage", pod.ephemeral_storage.as_ref().map(filesystem)),
         ("process_stats", pod.processes.map(|count| json!({"process_count": count}))),
     ]));
@@ -124,10 +140,17 @@ fn container(container: &rm::ContainerStats) -> Value {
     fields.into()
 }
 
-/// The filesystem usage of a volume, and its name.
-fn volume(volume: &rm::VolumeUsage) -> Value {
-    let mut fields = volume.filesystem.as_ref().map(filesystem).unwrap_or_else(|| json!({}));
-    fields["name"] = volume.name.as_str().into();
+/// The filesystem usage of a volume, its name, its claim in the `namespace` of the pod, and its health. `stats` is what
+/// volume-manager knows about it.
+fn volume(usage: &rm::VolumeUsage, namespace: &str, stats: Option<&VolumeStats>) -> Value {
+    let mut fields = usage.filesystem.as_ref().map(filesystem).unwrap_or_else(|| json!({}));
+    fields["name"] = usage.name.as_str().into();
+    if let Some(claim) = stats.map(|stats| stats.claim.as_str()).filter(|claim| !claim.is_empty()) {
+        fields["pvcRef"] = json!({"name": claim, "namespace": namespace});
+    }
+    if let Some(abnormal) = stats.and_then(|stats| stats.abnormal) {
+        fields["volumeHealthStats"] = json!({"abnormal": abnormal});
+    }
     fields
 }
 
@@ -254,7 +277,7 @@ mod tests {
 
     #[test]
     fn missing_statistics_are_omitted() {
-        let text = summary("n1", &rm::NodeStatsResponse::default(), Vec::new());
+        let text = summary("n1", &rm::NodeStatsResponse::default(), Vec::new(), &VolumesByPod::default());
         assert_eq!(text, r#"{"node":{"nodeName":"n1","startTime":null},"pods":[]}"#);
         let usage = rm::Usage { cpu_nanos: Some(5), ..Default::default() };
         let shown = Value::from(self::usage(&usage));

@@ -1,6 +1,7 @@
-//! The inputs from other services: the machine from resource-manager, the runtime and its images from runtime-shim.
+//! The inputs from other services: the machine from resource-manager, the runtime and its images from runtime-shim, the volumes
+//! in use from volume-manager.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::sync::Arc;
 
@@ -11,6 +12,8 @@ use keelson_proto::keelson::resource_manager::v1::resource_manager_client::Resou
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_proto::keelson::runtime::v1::watch_pods_response::Item;
+use keelson_proto::keelson::volume_manager::v1 as vm;
+use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::watch;
 
@@ -18,7 +21,7 @@ use crate::images::{self, CriImages};
 use crate::observed_state::ObservedState;
 use crate::peer_health::Clock;
 
-/// Follows both until the shutdown, and lists the images.
+/// Follows all three until the shutdown, and lists the images.
 pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<ObservedState>) {
     let handle = ctx.progress.register("inputs");
     let observed = Arc::new(observed);
@@ -26,6 +29,7 @@ pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<Obse
     tokio::select! {
         () = follow_machine(&ctx, Arc::clone(&observed)) => {}
         () = follow_runtime(&ctx, clock, Arc::clone(&observed)) => {}
+        () = follow_volumes_in_use(&ctx, Arc::clone(&observed)) => {}
         () = images::run(&ctx, CriImages::new(&ctx), observed) => {}
         () = heartbeat(handle) => {}
     }
@@ -74,6 +78,29 @@ async fn follow_runtime(ctx: &Context, clock: Clock, observed: Arc<watch::Sender
                 let before = observed.clone();
                 observed.store_runtime(runtime_of(state), clock.now_ms());
                 *observed != before
+            });
+        }
+        ready(())
+    };
+    follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
+}
+
+/// While volume-manager is down, its last list stays in effect.
+async fn follow_volumes_in_use(ctx: &Context, observed: Arc<watch::Sender<ObservedState>>) {
+    let peer = ctx.peer(ServiceName::VolumeManager);
+    let name = peer.name().to_owned();
+    let open = move || {
+        let mut client = VolumeManagerClient::new(peer.channel());
+        async move { client.watch_volumes_in_use(vm::WatchVolumesInUseRequest {}).await }
+    };
+    let on = move |signal: Signal<vm::WatchVolumesInUseResponse>| {
+        if let Signal::Message(message) = signal {
+            let names: BTreeSet<String> = message.names.into_iter().collect();
+            let names: Option<Arc<[String]>> = Some(names.into_iter().collect());
+            observed.send_if_modified(|observed| {
+                let changed = observed.volumes_in_use != names;
+                observed.volumes_in_use = names;
+                changed
             });
         }
         ready(())

@@ -215,8 +215,7 @@ mod tests {
     use std::sync::Mutex;
 
     use keelson_config::{Config, Etcd};
-    use keelson_kube_model::Node;
-    use keelson_node_status_core::PodUpdate;
+    use keelson_node_status_core::{NodeReport, PodUpdate};
     use tokio::time::Instant;
 
     use super::*;
@@ -242,7 +241,7 @@ mod tests {
             if tried.len() > self.times { Ok(()) } else { Err(failed()) }
         }
 
-        async fn write_node(&self, _: &Node) -> Result<(), WriteError> {
+        async fn write_node(&self, _: &NodeReport) -> Result<(), WriteError> {
             Ok(())
         }
 

@@ -1,13 +1,13 @@
 //! node-status: reports this node to the control plane.
 //!
-//! It builds the Node object from the reports of resource-manager and runtime-shim and from whether the services make progress,
-//! follows the pods of pod-sync, drains the events of all services, and hands all of it to one [`ControlPlaneWriter`]. Without a
-//! control plane, that writer is [`NoControlPlane`]: it counts and discards. With etcd alone it writes below the node's keys, and
-//! the node's lease is an etcd lease.
+//! It builds the Node object from the reports of resource-manager, runtime-shim and volume-manager and from whether the services
+//! make progress, follows the pods of pod-sync, drains the events of all services, and hands all of it to one
+//! [`ControlPlaneWriter`]. Without a control plane, that writer is [`NoControlPlane`]: it counts and discards. With etcd alone it
+//! writes below the node's keys, and the node's lease is an etcd lease.
 //!
 //! | loop | wakes | does |
 //! |---|---|---|
-//! | `inputs` | on changes, every 30 s | follows `ResourceManager.WatchMachine` and `Runtime.WatchPods` (the runtime's own state only); lists the images |
+//! | `inputs` | on changes, every 30 s | follows `ResourceManager.WatchMachine`, `VolumeManager.WatchVolumesInUse` and `Runtime.WatchPods` (the runtime's own state only); lists the images |
 //! | `neighbours` | every 10 s; sooner while one does not answer | `GetProgress` of the services that Ready depends on |
 //! | `node` | on changes, every 10 s | builds the Node, publishes and writes it |
 //! | `pods` | on changes | reports each changed pod status |
@@ -52,7 +52,7 @@ use tonic::service::Routes;
 use crate::etcd::EtcdWriter;
 use crate::kubernetes::KubernetesWriter;
 
-pub use keelson_node_status_core::{PodReport, PodUpdate};
+pub use keelson_node_status_core::{NodeReport, PodReport, PodUpdate};
 pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, ReportState, WriteError};
 
 /// Builds the service with the writer that the configuration asks for, and starts its loops.

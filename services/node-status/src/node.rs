@@ -10,7 +10,8 @@ use keelson_config::Paths;
 use keelson_kube_model::{Node, NodeAddress, NodeCondition, annotations};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
-    AddressInputs, NodeInputs, RuntimeState, Watchdog, build_node, report_after_ms, worth_reporting,
+    AddressInputs, NodeInputs, NodeReport, RuntimeState, Watchdog, build_node, report_after_ms,
+    worth_reporting,
 };
 use keelson_service_kit::{Context, LoopHandle, is_local_address, now_unix_nanos, preferred_route_address};
 use prometheus_client::metrics::family::Family;
@@ -42,7 +43,7 @@ pub(crate) struct NodeLoop {
     /// When the Node of this name was first built, unix seconds.
     created: i64,
     /// The Node written last, and when it is written again without a change.
-    written: Option<(Arc<Node>, Instant)>,
+    written: Option<(NodeReport, Instant)>,
 }
 
 impl NodeLoop {
@@ -93,7 +94,7 @@ impl NodeLoop {
             let watchdog = health.borrow_and_update().clone();
             let node = Arc::new(self.build(&seen, &watchdog));
             published.send_replace(Some(Arc::clone(&node)));
-            self.write(&node).await;
+            self.write(NodeReport { node, has_volumes_in_use: seen.volumes_in_use.is_some() }).await;
             let next = self.next_turn(&seen, &watchdog);
             // Cancel-safe: the channels keep a change until it is borrowed.
             let open = tokio::select! {
@@ -144,6 +145,7 @@ impl NodeLoop {
                 addresses: unusable.is_none().then_some(addresses),
                 machine: observed.machine.as_ref(),
                 images: observed.images.as_deref().unwrap_or_default(),
+                volumes_in_use: observed.volumes_in_use.as_deref(),
                 runtime: if down.is_some() { Some(&down_runtime) } else { observed.runtime.as_ref() },
                 service_errors: &service_errors,
                 created_unix_seconds: self.created,
@@ -180,17 +182,17 @@ impl NodeLoop {
         self.ctx.progress.condition("node address", result);
     }
 
-    async fn write(&mut self, node: &Arc<Node>) {
+    async fn write(&mut self, report: NodeReport) {
         let last = self.written.as_ref();
-        let changed = worth_reporting(last.map(|(node, _)| &**node), node);
+        let changed = worth_reporting(last.map(|(report, _)| report), &report);
         if !changed && last.is_some_and(|(_, due)| Instant::now() < *due) {
             return;
         }
-        match self.writer.write_node(node).await {
+        match self.writer.write_node(&report).await {
             Ok(()) => {
                 let every = self.ctx.config.node_status.status_report_ms;
                 let after = report_after_ms(every, changed, fastrand::f64());
-                self.written = Some((Arc::clone(node), Instant::now() + Duration::from_millis(after)));
+                self.written = Some((report, Instant::now() + Duration::from_millis(after)));
                 self.ctx.progress.condition("node report", Ok(()));
             }
             Err(error) => self.ctx.progress.condition("node report", Err(error.to_string())),
@@ -458,6 +460,25 @@ mod tests {
         images::store(&bench.observed, vec![image]);
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert_eq!(bench.writer.taken("node"), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_changed_list_of_volumes_in_use_is_written_at_once() {
+        let mut bench = bench(Checkpoint::default());
+        bench.all_well();
+        let node = bench.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert!(node.status.volumes_in_use.is_empty());
+        // The first list is empty, but the control plane may have another one.
+        for (written, list) in [(2, vec![]), (3, vec!["a".to_owned(), "b".to_owned()]), (4, vec![])] {
+            let started = Instant::now();
+            let volumes: Arc<[String]> = list.clone().into();
+            bench.observed.send_modify(|observed| observed.volumes_in_use = Some(volumes));
+            bench.node.changed().await.unwrap();
+            let node = bench.node.borrow_and_update().clone().unwrap();
+            assert_eq!(node.status.volumes_in_use, list);
+            tokio::task::yield_now().await;
+            assert_eq!((bench.writer.taken("node"), started.elapsed()), (written, Duration::ZERO));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,11 +1,12 @@
-//! The last data of the machine, the runtime and its images.
+//! The last data of the machine, the runtime, its images and the volumes in use.
 
 use std::sync::Arc;
 
 use keelson_kube_model::ContainerImage;
 use keelson_node_status_core::{Machine, RuntimeState};
 
-/// The last data of resource-manager and runtime-shim. It stays in effect while they are down, which the watchdog reports.
+/// The last data of resource-manager, runtime-shim and volume-manager. It stays in effect while they are down, which the watchdog
+/// reports.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ObservedState {
     pub(crate) machine: Option<Machine>,
@@ -14,6 +15,8 @@ pub(crate) struct ObservedState {
     pub(crate) runtime_unknown_since_ms: Option<u64>,
     /// The runtime's images that the Node lists; `None` before the first answer. Only the first list wakes watchers.
     pub(crate) images: Option<Arc<[ContainerImage]>>,
+    /// The attachable volumes that this node uses, sorted; `None` before volume-manager has reported.
+    pub(crate) volumes_in_use: Option<Arc<[String]>>,
 }
 
 impl ObservedState {

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 
-use keelson_kube_model::Node;
-use keelson_node_status_core::PodUpdate;
+use keelson_node_status_core::{NodeReport, PodUpdate};
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -21,7 +20,7 @@ pub trait ControlPlaneWriter: Send + Sync + 'static {
     async fn renew_lease(&self) -> Result<(), WriteError>;
 
     /// Writes the Node.
-    async fn write_node(&self, node: &Node) -> Result<(), WriteError>;
+    async fn write_node(&self, report: &NodeReport) -> Result<(), WriteError>;
 
     /// Whether it writes pods of this source themselves, and not only their status.
     fn writes_pods_of(&self, _source: &str) -> bool {
@@ -126,7 +125,7 @@ impl ControlPlaneWriter for NoControlPlane {
         Ok(())
     }
 
-    async fn write_node(&self, _: &Node) -> Result<(), WriteError> {
+    async fn write_node(&self, _: &NodeReport) -> Result<(), WriteError> {
         self.count("node", 1);
         Ok(())
     }

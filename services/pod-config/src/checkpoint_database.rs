@@ -13,6 +13,7 @@ const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");
 const NAME_OWNERS: Table = TableDefinition::new("holders");
 const LAST_CONTACT: Table = TableDefinition::new("heard");
+const BINDINGS: Table = TableDefinition::new("bindings");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
 const FILE_NAME: &str = "checkpoint.redb";
@@ -59,6 +60,8 @@ pub enum Row {
     NameOwner(String),
     /// The last contact with a control plane, by source.
     LastContact(String),
+    /// The claim of a PersistentVolume, by the name of the PersistentVolume.
+    Binding(String),
 }
 
 type RowConstructor = fn(String) -> Row;
@@ -122,11 +125,12 @@ pub fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, C
             return Ok((version, BTreeMap::new()));
         }
         let mut content = BTreeMap::new();
-        let tables: [(Table, RowConstructor); 4] = [
+        let tables: [(Table, RowConstructor); 5] = [
             (MANIFESTS, Row::Manifest),
             (PODS, Row::Pod),
             (NAME_OWNERS, Row::NameOwner),
             (LAST_CONTACT, Row::LastContact),
+            (BINDINGS, Row::Binding),
         ];
         for (table, constructor) in tables {
             let table = match transaction.open_table(table) {
@@ -170,19 +174,21 @@ pub fn write(
         let mut pods = transaction.open_table(PODS)?;
         let mut name_owners = transaction.open_table(NAME_OWNERS)?;
         let mut last_contact = transaction.open_table(LAST_CONTACT)?;
+        let mut bindings = transaction.open_table(BINDINGS)?;
         for (row, content) in pending {
             let (table, key) = match row {
                 Row::Manifest(path) => (&mut manifests, path),
                 Row::Pod(uid) => (&mut pods, uid),
                 Row::NameOwner(name) => (&mut name_owners, name),
                 Row::LastContact(source) => (&mut last_contact, source),
+                Row::Binding(volume) => (&mut bindings, volume),
             };
             match content {
                 Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
             }
         }
-        drop((manifests, pods, name_owners, last_contact));
+        drop((manifests, pods, name_owners, last_contact, bindings));
         transaction.commit()?;
         Ok(())
     };

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
+use keelson_pod_config_core::binder::Bindings;
 use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::files::{SourceError, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergeError, Op};
@@ -19,6 +20,8 @@ use crate::checkpoint::Checkpoint;
 use crate::metrics::SourceMetrics;
 use crate::sent_pod::SentPod;
 use crate::source_state::SourceState;
+pub use crate::volume_objects::ObjectLookup;
+use crate::volume_objects::VolumeObjects;
 
 /// Name of the source that `staticPodPath` configures.
 pub const FILE: &str = "file";
@@ -45,17 +48,6 @@ pub enum WatchValue {
     Ready,
 }
 
-/// The result of looking up an object in the sources.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ObjectLookup {
-    /// The object as JSON.
-    Object(Arc<[u8]>),
-    /// All sources have been read, and none has the object.
-    NotFound,
-    /// No source has the object so far, and some have not been read yet.
-    SourcesNotRead,
-}
-
 /// The desired state of the node. Cheap to clone; sources publish into it, one at a time.
 #[derive(Debug, Clone)]
 pub struct DesiredState(Arc<Inner>);
@@ -65,6 +57,7 @@ struct Inner {
     hub: WatchHub<WatchKey, WatchValue>,
     state: Mutex<State>,
     checkpoint: Checkpoint,
+    volumes: VolumeObjects,
     events: EventRing,
     metrics: SourceMetrics,
     node_name: String,
@@ -81,13 +74,16 @@ struct State {
 
 impl DesiredState {
     /// A state without pods. `sources` are the configured sources with their locations, in order of precedence. `restored` are
-    /// the records of the run before the restart, by UID; `checkpoint` stores those of this run.
+    /// the records of the run before the restart, by UID, and `bindings` its bindings of claims; `checkpoint` stores those of this
+    /// run.
     pub fn new(
         ctx: &Context,
         sources: &[(&str, String)],
         checkpoint: Checkpoint,
         restored: BTreeMap<String, SentRecord>,
+        bindings: Bindings,
     ) -> Self {
+        let volumes = VolumeObjects::new(&ctx.config, checkpoint.clone(), bindings);
         let state =
             |(name, location): &(&str, String)| ((*name).to_owned(), SourceState::new(location.clone()));
         Self(Arc::new(Inner {
@@ -97,6 +93,7 @@ impl DesiredState {
                 sources: sources.iter().map(state).collect(),
             }),
             checkpoint,
+            volumes,
             events: ctx.events.clone(),
             metrics: SourceMetrics::register(&ctx.metrics),
             node_name: ctx.config.node_name.clone(),
@@ -138,6 +135,7 @@ impl DesiredState {
         let newly_ready = settled && !entry.ready;
         entry.ready |= settled;
         if objects_changed || newly_ready {
+            self.bind_volumes(state, now);
             self.0.object_changes.send_modify(|count| *count += 1);
         }
         for change in outcome.changes {
@@ -153,6 +151,35 @@ impl DesiredState {
         }
         for (origin, warning) in &new_warnings {
             self.report_warning(&state.merge, source, origin, warning);
+        }
+    }
+
+    /// Binds the claims and PersistentVolumes of all sources to each other.
+    fn bind_volumes(&self, state: &mut State, now: i64) {
+        let sources: Vec<&SourceState> =
+            self.0.configured.iter().filter_map(|source| state.sources.get(source)).collect();
+        let complete = sources.iter().all(|source| source.ready);
+        let mut objects = BTreeMap::new();
+        for object in sources.iter().flat_map(|source| source.objects.values()) {
+            if object.key.kind.is_volume_object() {
+                objects.entry(object.key.clone()).or_insert_with(|| Arc::clone(object));
+            }
+        }
+        let mut warnings = self.0.volumes.update(objects, complete);
+        // A warning belongs to the source whose claim is used.
+        for source in &self.0.configured {
+            let Some(source_state) = state.sources.get_mut(source) else { continue };
+            let own = source_state.objects.iter().filter_map(|(key, object)| {
+                let message = warnings.remove(key)?;
+                let warning = ManifestWarning { line: object.line, pod: None, message };
+                Some((object.origin.clone(), warning))
+            });
+            let own: Vec<_> = own.collect();
+            // At the start each claim is pending for a moment.
+            for (origin, warning) in source_state.replace_claim_warnings(own, now).iter().filter(|_| complete)
+            {
+                self.report_warning(&state.merge, source, origin, warning);
+            }
         }
     }
 
@@ -271,8 +298,16 @@ impl DesiredState {
         }
     }
 
-    /// Looks up a Secret or ConfigMap in the sources, in order of precedence.
+    /// The PersistentVolumes and claims of the sources, as they are bound to each other.
+    pub fn volume_objects(&self) -> VolumeObjects {
+        self.0.volumes.clone()
+    }
+
+    /// Looks up an object other than a pod in the sources, in order of precedence.
     pub fn object(&self, key: &ObjectKey) -> ObjectLookup {
+        if key.kind.is_volume_object() {
+            return self.0.volumes.get(key.kind.as_str(), &key.namespace, &key.name);
+        }
         let state = self.state();
         let sources = || self.0.configured.iter().filter_map(|source| state.sources.get(source));
         match sources().find_map(|source| source.objects.get(key)) {
@@ -287,7 +322,7 @@ impl DesiredState {
         self.0.object_changes.subscribe()
     }
 
-    /// The origin of a Secret or ConfigMap in `source`.
+    /// The origin of an object other than a pod in `source`.
     pub fn object_origin(&self, source: &str, key: &ObjectKey) -> Option<String> {
         self.state().sources.get(source)?.objects.get(key).map(|object| object.origin.clone())
     }

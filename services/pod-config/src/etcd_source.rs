@@ -1,8 +1,8 @@
-//! The control plane `etcd`: the pods, Secrets and ConfigMaps under this node's keys (architecture §6).
+//! The control plane `etcd`: the pods and other objects under this node's keys (architecture §6).
 //!
 //! Secrets are kept over a restart in memory; everything else is in the checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -10,10 +10,14 @@ use futures_util::stream::BoxStream;
 use keelson_config::{Config, Etcd as Settings, ServiceName};
 use keelson_etcd::keys::KeyKind;
 use keelson_etcd::{Change, Entry, Etcd, EtcdListWatch, Follower, NodeKeys};
+use keelson_kube_model::Pod;
 use keelson_kube_model::pod_ext::ETCD;
+use keelson_pod_config_core::binder::ClaimKey;
+use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::files::{NameOwners, SourceFiles, SourceSet};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::offline::SingleRun;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::stored::{ExpectedObject, parse_stored};
 use keelson_pod_config_core::{FileContent, ManifestError, ManifestErrorKind};
@@ -34,17 +38,26 @@ pub struct EtcdControlPlane {
     checkpoint: Checkpoint,
     /// Taken when the pods are first requested.
     restored: Mutex<RestoredState>,
+    /// The claims that the run before the restart bound to paths of this node.
+    node_local_claims: BTreeSet<ClaimKey>,
 }
 
 impl EtcdControlPlane {
-    /// For the node of `ctx`; `restored` is from the checkpoint.
-    pub fn new(ctx: &Context, settings: &Settings, checkpoint: Checkpoint, restored: RestoredState) -> Self {
+    /// For the node of `ctx`; `restored` and `node_local_claims`, those bound to paths of this node, are from the checkpoint.
+    pub fn new(
+        ctx: &Context,
+        settings: &Settings,
+        checkpoint: Checkpoint,
+        restored: RestoredState,
+        node_local_claims: BTreeSet<ClaimKey>,
+    ) -> Self {
         Self {
             config: Arc::clone(&ctx.config),
             etcd: Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig))),
             progress: ctx.progress.clone(),
             checkpoint,
             restored: Mutex::new(restored),
+            node_local_claims,
         }
     }
 
@@ -78,6 +91,7 @@ impl ControlPlane for EtcdControlPlane {
             checkpoint: self.checkpoint.clone(),
             secrets,
             restored: values,
+            node_local_claims: self.node_local_claims.clone(),
             files: SourceFiles::restore(NameOwners::new()),
             known: BTreeMap::new(),
         };
@@ -117,6 +131,7 @@ struct EtcdObjects {
     secrets: Secrets,
     /// Restored values of keys that have not been read yet.
     restored: BTreeMap<String, Vec<u8>>,
+    node_local_claims: BTreeSet<ClaimKey>,
     files: SourceFiles,
     known: BTreeMap<String, Revisions>,
 }
@@ -133,7 +148,8 @@ impl PodStore for EtcdObjects {
         for key in keys {
             let bytes = self.restored.get(&key).cloned();
             let Some((_, mut content)) = self.restore_content(&key) else { continue };
-            content.pods.retain(|pod| match start.hold_back(pod) {
+            let local = &self.node_local_claims;
+            content.pods.retain(|pod| match start.hold_back(&without_node_local_claims(pod, local)) {
                 Some(reason) => {
                     let pod = format!("{}/{}", pod.namespace, pod.name);
                     tracing::info!(event = "pod_waits_offline", pod, %reason, "after the reboot the pod waits for etcd");
@@ -220,18 +236,30 @@ impl EtcdObjects {
 
     fn read(&self, key: &str, value: &[u8], create: i64) -> Result<FileContent, Vec<ManifestError>> {
         let wrong_kind = |text: String| Err(vec![ManifestError::file(ManifestErrorKind::WrongKind, text)]);
+        if let Some(name) = volume_name(&self.keys, key) {
+            let expected = ExpectedObject { kind: Kind::PersistentVolume, namespace: "", name };
+            return parse_stored(value, key, expected, create, &self.rules);
+        }
         let expected = match self.keys.named(key) {
             Some(KeyKind::Pod { namespace, name }) => ExpectedObject { kind: Kind::Pod, namespace, name },
             Some(KeyKind::Object { kind, namespace, name }) => match Kind::parse(kind) {
-                Some(kind) if kind != Kind::Pod => ExpectedObject { kind, namespace, name },
-                _ => {
-                    return wrong_kind(format!("there are keys for Secret and ConfigMap, none for {kind:?}"));
+                Some(Kind::Pod) | None => {
+                    return wrong_kind(format!(
+                        "there are keys for Secret, ConfigMap, PersistentVolumeClaim and PersistentVolume, none for {kind:?}"
+                    ));
                 }
+                Some(Kind::PersistentVolume) => {
+                    return wrong_kind(
+                        "a PersistentVolume has no namespace; its key is objects/PersistentVolume/<name>"
+                            .to_owned(),
+                    );
+                }
+                Some(kind) => ExpectedObject { kind, namespace, name },
             },
             _ => {
                 return wrong_kind(
                     "this is no key of a pod (pods/<namespace>/<name>) nor of an object \
-                     (objects/<kind>/<namespace>/<name>)"
+                     (objects/<kind>/<namespace>/<name>, objects/PersistentVolume/<name>)"
                         .to_owned(),
                 );
             }
@@ -274,6 +302,27 @@ impl EtcdObjects {
             }
         }
     }
+}
+
+/// The pod, where a claim to a path of this node is no reason to run only once: no other node can use it.
+fn without_node_local_claims(pod: &DesiredPod, node_local_claims: &BTreeSet<ClaimKey>) -> DesiredPod {
+    let mut pod = pod.clone();
+    if let Some(SingleRun::Claim { .. }) = pod.single_run
+        && let Ok(decoded) = serde_json::from_slice::<Pod>(&pod.json)
+    {
+        let namespace = pod.namespace.clone();
+        pod.single_run = SingleRun::with_node_local_claims(&decoded, |name| {
+            let key = ClaimKey { namespace: namespace.clone(), name: name.to_owned() };
+            node_local_claims.contains(&key)
+        });
+    }
+    pod
+}
+
+/// The PersistentVolume of the key `objects/PersistentVolume/<name>`; `None` for another key.
+fn volume_name<'a>(keys: &NodeKeys, key: &'a str) -> Option<&'a str> {
+    let name = key.strip_prefix(keys.prefix())?.strip_prefix("objects/PersistentVolume/")?;
+    (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
 /// Encodes a checkpoint row: the create revision of the key, a newline, the value.

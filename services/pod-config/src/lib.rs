@@ -40,6 +40,7 @@ mod kubernetes_node;
 mod kubernetes_objects;
 mod kubernetes_source;
 mod last_contact;
+mod live_objects;
 mod manifest_files;
 mod manifest_store;
 mod metrics;
@@ -53,9 +54,10 @@ mod sent_pod;
 mod server;
 mod source_state;
 mod url_source;
+mod volume_objects;
 mod watcher;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -63,6 +65,7 @@ use futures_util::StreamExt as _;
 use keelson_config::{Config, ControlPlane as ControlPlaneConfig, ServiceName};
 use keelson_etcd::keys::NODES;
 use keelson_kube_model::pod_ext::{API, ETCD};
+use keelson_pod_config_core::binder::{ClaimKey, node_local_claims};
 use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
 use keelson_service_kit::server::CallerPolicy;
@@ -96,9 +99,10 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", error.map_or(Ok(()), |e| Err(checkpoint::condition_message(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
-    let Restored { manifests: rows, pods, name_owners, last_contact } = restored;
+    let Restored { manifests: rows, pods, name_owners, last_contact, bindings } = restored;
     let rows = RestoredRows::of(rows);
-    let desired = DesiredState::new(&ctx, &sources, checkpoint.clone(), pods);
+    let node_local_claims = node_local_claims(&bindings);
+    let desired = DesiredState::new(&ctx, &sources, checkpoint.clone(), pods, bindings);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
@@ -109,7 +113,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     }
     start_url_source(&ctx, &desired, &checkpoint, rows.url);
     let StartedControlPlane { control_plane, cluster, reviewer } =
-        start_control_plane(&ctx, &checkpoint, rows.etcd, rows.api, &last_contact);
+        start_control_plane(&ctx, &checkpoint, rows.etcd, rows.api, &last_contact, node_local_claims);
     let node = WatchHub::incomplete();
     ctx.spawn(
         "control-plane",
@@ -180,13 +184,14 @@ struct StartedControlPlane {
 }
 
 /// Connects to the configured control plane. The restored rows of other ones are deleted. `last_contact` is that of each
-/// source, in seconds since 1970.
+/// source, in seconds since 1970; `node_local_claims` are the claims that were bound to paths of this node.
 fn start_control_plane(
     ctx: &Context,
     checkpoint: &Checkpoint,
     etcd_rows: Rows,
     mut api_rows: Rows,
     last_contact: &BTreeMap<String, i64>,
+    node_local_claims: BTreeSet<ClaimKey>,
 ) -> StartedControlPlane {
     let remove = |rows: &Rows| rows.keys().for_each(|key| checkpoint.remove(key));
     let restored = |source, values| RestoredState { values, last_contact: last_contact.get(source).copied() };
@@ -211,7 +216,8 @@ fn start_control_plane(
         ControlPlaneConfig::Etcd(etcd) => {
             remove(&api_rows);
             let restored = restored(ETCD, etcd_rows);
-            let control_plane = EtcdControlPlane::new(ctx, etcd, checkpoint.clone(), restored);
+            let control_plane =
+                EtcdControlPlane::new(ctx, etcd, checkpoint.clone(), restored, node_local_claims);
             ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), control_plane.etcd()));
             StartedControlPlane { control_plane: Arc::new(control_plane), cluster: None, reviewer: None }
         }

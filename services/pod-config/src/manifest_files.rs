@@ -14,6 +14,9 @@ pub fn file_name(kind: Kind, namespace: &str, name: &str) -> String {
         // Names have no underscore, so these never collide with the file of a pod.
         Kind::Secret => format!("{namespace}_{name}_secret.json"),
         Kind::ConfigMap => format!("{namespace}_{name}_configmap.json"),
+        Kind::PersistentVolumeClaim => format!("{namespace}_{name}_persistentvolumeclaim.json"),
+        // It has no namespace: the name begins with an underscore, as that of no other object.
+        Kind::PersistentVolume => format!("_{name}_persistentvolume.json"),
     }
 }
 

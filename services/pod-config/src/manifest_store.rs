@@ -9,7 +9,6 @@ use keelson_files::create_private_folder;
 use keelson_kube_model::PodFullName;
 use keelson_pod_config_core::files::SourceFiles;
 use keelson_pod_config_core::manifest::{Document, read_manifest};
-use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{
@@ -100,7 +99,7 @@ impl ManifestStore {
         answer.await.map_err(|_| StoreError::ShuttingDown)?
     }
 
-    /// Deletes a pod, or else the Secrets and ConfigMaps of this name. Returns the pod's UID, empty for an object.
+    /// Deletes a pod, or else the other objects of this name in the namespace, or else the PersistentVolume of this name. Returns the pod's UID, empty for an object.
     pub async fn delete(&self, namespace: String, name: String) -> Result<String, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.0
@@ -297,16 +296,18 @@ impl StoreLoop {
         let text =
             |pointer: &str| value.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
         let name = text("/metadata/name");
-        let namespace =
-            Some(text("/metadata/namespace")).filter(|n| !n.is_empty()).unwrap_or("default".into());
+        let written = Some(text("/metadata/namespace")).filter(|n| !n.is_empty());
+        let namespace = kind.is_namespaced().then(|| written.unwrap_or_else(|| "default".to_owned()));
         if let Some(object) = value.as_object_mut() {
             object.entry("apiVersion").or_insert(json!("v1"));
             object.entry("kind").or_insert(json!(kind.as_str()));
-            if let Some(metadata) = object.get_mut("metadata").and_then(|m| m.as_object_mut()) {
+            if let Some(metadata) = object.get_mut("metadata").and_then(|m| m.as_object_mut())
+                && let Some(namespace) = &namespace
+            {
                 metadata.insert("namespace".into(), json!(namespace));
             }
         }
-        let path = self.folder.join(file_name(kind, &namespace, &name));
+        let path = self.folder.join(file_name(kind, namespace.as_deref().unwrap_or_default(), &name));
         let mut bytes = format!("{value:#}").into_bytes();
         bytes.push(b'\n');
         let content = parse_file(&bytes, &path.to_string_lossy(), &self.rules)?;
@@ -336,7 +337,7 @@ impl StoreLoop {
         for object in &file.content.objects {
             let of = |source| self.desired.object_origin(source, &object.key);
             if let Some(origin) = CONFIGURED.into_iter().find_map(of) {
-                return Err(StoreError::OwnedBySource { what: describe(&object.key), origin });
+                return Err(StoreError::OwnedBySource { what: format!("the {}", object.key), origin });
             }
         }
         Ok(())
@@ -363,8 +364,8 @@ impl StoreLoop {
         Ok(uid)
     }
 
-    /// The UID and the files of a name: the pod with exactly this name, else with the node's name appended, else Secrets and
-    /// ConfigMaps.
+    /// The UID and the files of a name: the pod with exactly this name, else with the node's name appended, else the other objects
+    /// of the namespace, else the PersistentVolume.
     fn stored(&self, namespace: &str, name: &str) -> Result<(String, Vec<String>), StoreError> {
         let names = [name.to_owned(), self.rules.name_on_node(name)];
         for name in &names {
@@ -387,25 +388,25 @@ impl StoreLoop {
                 });
             }
         }
-        let of_name = |content: &FileContent| {
-            content.pods.is_empty()
-                && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
-        };
-        let objects: Vec<String> = self
-            .files
-            .paths()
-            .filter(|path| self.files.content(path).is_some_and(of_name))
-            .map(ToOwned::to_owned)
-            .collect();
+        let mut objects = self.object_paths(namespace, name);
+        if objects.is_empty() {
+            objects = self.object_paths("", name);
+        }
         if objects.is_empty() {
             return Err(StoreError::Unknown { namespace: namespace.to_owned(), name: name.to_owned() });
         }
         Ok((String::new(), objects))
     }
-}
 
-fn describe(key: &ObjectKey) -> String {
-    format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name)
+    /// The files of the objects with this name, except pods; `namespace` is empty for PersistentVolumes.
+    fn object_paths(&self, namespace: &str, name: &str) -> Vec<String> {
+        let of_name = |content: &FileContent| {
+            content.pods.is_empty()
+                && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
+        };
+        let paths = self.files.paths().filter(|path| self.files.content(path).is_some_and(of_name));
+        paths.map(ToOwned::to_owned).collect()
+    }
 }
 
 /// The messages of the warnings about one pod.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
 use keelson_kube_api::KubeError;
+use keelson_pod_config_core::mutation::is_object_name;
 use keelson_pod_config_core::token::TokenRequest;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -19,6 +20,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired_state::{DesiredState, ObjectLookup, WatchKey, WatchValue};
+use crate::live_objects::{self, LiveObjects};
 use crate::manifest_store::{ManifestStore, StoreError};
 use crate::mutations::{self, mutate};
 use crate::objects::{self, Objects};
@@ -55,6 +57,15 @@ impl Server {
         stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
     ) -> ResponseStream<T> {
         Box::pin(stream.take_until(self.shutdown.clone().cancelled_owned()))
+    }
+
+    fn live_objects(&self) -> LiveObjects<'_> {
+        LiveObjects {
+            api: self.cluster.as_ref().map(Cluster::api),
+            control_plane: self.objects.control_plane.name(),
+            node_name: &self.node_name,
+            manifests: self.desired.volume_objects(),
+        }
     }
 
     #[allow(clippy::result_large_err, reason = "a Status is what an RPC answers")]
@@ -104,9 +115,11 @@ impl PodConfig for Server {
 
     async fn get_live(
         &self,
-        _: Request<pb::GetLiveRequest>,
+        request: Request<pb::GetLiveRequest>,
     ) -> Result<Response<pb::GetLiveResponse>, Status> {
-        Err(Status::unimplemented("not served yet"))
+        let read = self.live_objects().read(&request.into_inner()).await;
+        let object_json = read.map_err(|cause| live_objects::status(&cause))?;
+        Ok(Response::new(pb::GetLiveResponse { object_json }))
     }
 
     async fn get_object(
@@ -306,12 +319,6 @@ fn token_request(request: pb::CreateTokenRequest) -> Result<TokenRequest, Status
         ));
     }
     Ok(TokenRequest { namespace, service_account, pod_name, pod_uid, audiences, expiration_seconds })
-}
-
-/// Whether it is a valid object name.
-fn is_object_name(name: &str) -> bool {
-    let is_object_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
-    !name.is_empty() && !name.starts_with('.') && name.chars().all(is_object_name)
 }
 
 fn token_status(cause: &TokenError) -> Status {

@@ -18,15 +18,20 @@ pub struct SourceState {
     location: String,
     /// Whether it has been read.
     pub ready: bool,
-    /// Its Secrets and ConfigMaps.
+    /// Its objects except pods.
     pub objects: BTreeMap<ObjectKey, Arc<StoredObject>>,
     /// Errors, each with the time since when it is known.
     errors: BTreeMap<SourceError, i64>,
     /// Waiting pods, each with the time since when it waits.
     waiting: BTreeMap<WaitingPod, i64>,
     /// Warnings with their files, each with the time since when it is known.
-    warnings: BTreeMap<(String, ManifestWarning), i64>,
+    warnings: BTreeMap<SourceWarning, i64>,
+    /// Warnings about the bindings of its claims, in the same form.
+    claim_warnings: BTreeMap<SourceWarning, i64>,
 }
+
+/// A warning with its file.
+pub type SourceWarning = (String, ManifestWarning);
 
 impl SourceState {
     /// A source at `location` that has not been read.
@@ -48,7 +53,12 @@ impl SourceState {
             pods: u32::try_from(pods).unwrap_or(u32::MAX),
             problems: self.errors.iter().map(|(error, since)| source_problem(error, *since)).collect(),
             waiting: self.waiting.iter().map(|(pod, since)| waiting_pod(name, pod, *since)).collect(),
-            warnings: self.warnings.iter().map(|(warning, since)| source_warning(warning, *since)).collect(),
+            warnings: self
+                .warnings
+                .iter()
+                .chain(&self.claim_warnings)
+                .map(|(warning, since)| source_warning(warning, *since))
+                .collect(),
         }
     }
 
@@ -85,22 +95,31 @@ impl SourceState {
     }
 
     /// Replaces the warnings and returns the new ones.
-    pub fn replace_warnings(
-        &mut self,
-        warnings: Vec<(String, ManifestWarning)>,
-        now: i64,
-    ) -> Vec<(String, ManifestWarning)> {
-        let old = std::mem::take(&mut self.warnings);
-        let mut new_warnings = Vec::new();
-        for warning in warnings {
-            let since = old.get(&warning).copied();
-            if since.is_none() {
-                new_warnings.push(warning.clone());
-            }
-            self.warnings.insert(warning, since.unwrap_or(now));
-        }
-        new_warnings
+    pub fn replace_warnings(&mut self, warnings: Vec<SourceWarning>, now: i64) -> Vec<SourceWarning> {
+        replace(&mut self.warnings, warnings, now)
     }
+
+    /// Replaces the warnings about the bindings of claims and returns the new ones.
+    pub fn replace_claim_warnings(&mut self, warnings: Vec<SourceWarning>, now: i64) -> Vec<SourceWarning> {
+        replace(&mut self.claim_warnings, warnings, now)
+    }
+}
+
+fn replace(
+    known: &mut BTreeMap<SourceWarning, i64>,
+    warnings: Vec<SourceWarning>,
+    now: i64,
+) -> Vec<SourceWarning> {
+    let old = std::mem::take(known);
+    let mut new_warnings = Vec::new();
+    for warning in warnings {
+        let since = old.get(&warning).copied();
+        if since.is_none() {
+            new_warnings.push(warning.clone());
+        }
+        known.insert(warning, since.unwrap_or(now));
+    }
+    new_warnings
 }
 
 fn waiting_pod(source: &str, pod: &WaitingPod, since: i64) -> pb::WaitingPod {
@@ -114,7 +133,7 @@ fn waiting_pod(source: &str, pod: &WaitingPod, since: i64) -> pb::WaitingPod {
     }
 }
 
-fn source_warning((origin, warning): &(String, ManifestWarning), since: i64) -> pb::SourceWarning {
+fn source_warning((origin, warning): &SourceWarning, since: i64) -> pb::SourceWarning {
     let full = |name: &PodFullName| format!("{}/{}", name.namespace, name.name);
     pb::SourceWarning {
         origin: origin.clone(),

@@ -20,7 +20,7 @@ fn reboot(node: &Node) {
     fs::create_dir_all(node.config.paths.socket_dir(ServiceName::PodConfig)).unwrap();
 }
 
-/// `web` has no restrictions, `set-0` belongs to a StatefulSet. A pod of etcd cannot have a claim yet.
+/// `web` has no restrictions, `set-0` belongs to a StatefulSet. volumes.rs has a pod with a claim.
 async fn two_pods(fleet: &Fleet) {
     fleet.put_pod("web", "i:1").await;
     let owner = "  ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: set, uid: u}]\nspec:";

@@ -85,7 +85,7 @@ impl Manager {
     fn handle(&mut self, command: Command) {
         match self.pods.take(command) {
             Some(PodEvent::Desired(desire)) => self.assign(desire),
-            Some(PodEvent::Complete) => self.set_complete = true,
+            Some(PodEvent::Complete { .. }) => self.set_complete = true,
             Some(PodEvent::Request(ManagerRequest::Admit { uid, reply })) => {
                 let _ = reply.send(self.admit(&uid));
             }

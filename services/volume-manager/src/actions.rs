@@ -66,6 +66,8 @@ pub(crate) fn carry_out(
                 None => Ok(None),
             },
             Action::RemoveSubpaths => store.remove_subpaths(uid).map(|()| None),
+            // The worker requests it.
+            Action::ReleasePlugins => Ok(None),
             Action::TearDown(key) => store.tear_down(uid, key).map(|()| None),
             Action::RemoveFolder => store.remove_pod_folder(uid).map(|()| None),
         };
@@ -96,6 +98,8 @@ fn operation_of(desire: &PodDesire, action: &Action) -> Option<(String, Operatio
             Some((plugin_of(desire.volumes.get(*i)?)?, Operation::Mount))
         }
         Action::TearDown(key) => Some((unescape(&key.plugin), Operation::Unmount)),
-        Action::CreateFolders | Action::RemoveSubpaths | Action::RemoveFolder => None,
+        Action::CreateFolders | Action::RemoveSubpaths | Action::ReleasePlugins | Action::RemoveFolder => {
+            None
+        }
     }
 }

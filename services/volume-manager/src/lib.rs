@@ -15,6 +15,8 @@
 //! | `view` | the status of a pod's volumes, as a worker publishes it |
 //! | `store` | the pod folders and volumes on disk |
 //! | `atomic` | replaces all files of a volume at once |
+//! | `block` | maps devices for pods: volumes of the mode `Block` |
+//! | `mounter` | mounts and foreign filesystems, in processes that may hang |
 //! | `fsgroup`, `walks` | changes the ownership of a volume to the pod's fsGroup, and tracks the progress |
 //! | `objects` | the cache of ConfigMaps and Secrets that pods refer to, watched in pod-config |
 //! | `tokens` | service account tokens, renewed before they expire |
@@ -33,7 +35,10 @@
 
 mod actions;
 mod atomic;
+mod block;
+mod csi;
 mod fsgroup;
+mod legacy;
 mod live_objects;
 mod manager;
 mod measure;
@@ -42,11 +47,18 @@ mod mounter;
 mod mounts;
 mod node_facts;
 mod objects;
+mod orphans;
+mod plugin_error;
+mod plugin_set;
 mod plugins;
+mod pod_plugins;
 mod prepare;
+mod quantities;
 mod remove;
+mod resolver;
 mod selinux;
 mod server;
+mod shared_volumes;
 mod slow_actions;
 mod stats;
 mod store;
@@ -58,4 +70,5 @@ mod walks;
 mod wire;
 mod worker;
 
+pub use mounter::helper::{ARGUMENT as HELPER_ARGUMENT, main as run_helper};
 pub use server::build;

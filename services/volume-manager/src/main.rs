@@ -7,6 +7,10 @@ use keelson_proto::descriptors;
 use keelson_service_kit::ServiceSpec;
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == keelson_volume_manager::HELPER_ARGUMENT)
+    {
+        return keelson_volume_manager::run_helper();
+    }
     keelson_service_kit::run(
         ServiceSpec {
             name: ServiceName::VolumeManager,

@@ -1,6 +1,7 @@
 //! The task that owns the set of desired pods and a slot per pod. All other tasks send it commands.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use keelson_pod_reconciler::{PodEvent, Pods};
 use keelson_service_kit::{CancellationToken, LoopHandle};
@@ -56,7 +57,13 @@ impl Manager {
                     drop(self.env.hub.remove(&uid));
                 }
                 Some(PodEvent::Request(never)) => match never {},
-                Some(PodEvent::Complete) => self.env.orphans.start_round(),
+                Some(PodEvent::Complete { sources_ready }) => {
+                    self.env.orphans.start_round();
+                    if sources_ready {
+                        self.env.is_set_complete.store(true, Ordering::Relaxed);
+                        self.env.resolver.shared.set_populated();
+                    }
+                }
                 None => {}
             }
         }

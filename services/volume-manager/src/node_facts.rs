@@ -114,6 +114,6 @@ mod tests {
             br#"{"metadata": {"labels": null}, "status": {"volumesInUse": null, "volumesAttached": null}}"#;
         assert_eq!(parse(json, false).unwrap(), NodeFacts::default());
         assert_eq!(parse(br#"{"metadata": {}}"#, false).unwrap(), NodeFacts::default());
-        assert!(parse(b"[]", false).is_err());
+        assert!(parse(b"7", false).is_err());
     }
 }

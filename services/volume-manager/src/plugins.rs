@@ -3,6 +3,20 @@
 //! A plugin knows one kind of volume. What it does is called by `shared_volumes`, which decides when; a plugin keeps no state
 //! besides what is on disk, and each of its calls may be repeated.
 
+pub(crate) mod csi;
+pub(crate) mod disk;
+#[cfg(test)]
+mod fake;
+pub(crate) mod fc;
+pub(crate) mod flexvolume;
+pub(crate) mod host;
+pub(crate) mod host_path;
+pub(crate) mod iscsi;
+pub(crate) mod local;
+pub(crate) mod multipath;
+pub(crate) mod nfs;
+pub(crate) mod secrets;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,10 +26,10 @@ use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::desire::{FsGroupPolicy, PodRef};
 use keelson_volume_manager_core::objects::PersistentVolume;
 use keelson_volume_manager_core::operations::{PodUid, VolumeName};
-use keelson_volume_manager_core::wait_owner::WaitOwner;
-use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel, MountStep, Shape};
+use keelson_volume_manager_core::world::{Learned, MountLabel, Shape};
 use serde_json::Value;
 
+pub(crate) use crate::plugin_error::PluginError;
 use crate::walks::FsGroupWalks;
 
 /// A volume as a pod or a PersistentVolume describes it.
@@ -49,6 +63,21 @@ pub(crate) struct VolumeSpec {
     pub(crate) fs_group: Option<u32>,
     /// When the fsGroup is applied.
     pub(crate) fs_group_policy: FsGroupPolicy,
+}
+
+impl VolumeSpec {
+    /// Who or what provides the volume, for people: the driver, the server or the path.
+    pub(crate) fn origin(&self) -> String {
+        let text = |name: &str| self.source[name].as_str().unwrap_or_default().to_owned();
+        match self.field.as_str() {
+            "csi" => format!("the CSI driver {}", text("driver")),
+            "flexVolume" => format!("the flexVolume driver {}", text("driver")),
+            "nfs" => format!("the NFS server {}", text("server")),
+            "iscsi" => format!("the iSCSI portal {}", text("targetPortal")),
+            "local" | "hostPath" => format!("the file system at {}", text("path")),
+            field => field.to_owned(),
+        }
+    }
 }
 
 /// What a plugin says about a volume before anything is done for it.
@@ -171,52 +200,6 @@ pub(crate) struct FoundFolder {
     pub(crate) is_block: bool,
 }
 
-/// Why a call of a plugin failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PluginError {
-    /// Whether something may be left of it.
-    pub(crate) class: FailureClass,
-    /// The step of the mount that failed, if it is not the one of the call.
-    pub(crate) step: Option<MountStep>,
-    /// Who has to act.
-    pub(crate) owner: WaitOwner,
-    /// What is wrong, and the way out.
-    pub(crate) message: String,
-}
-
-impl PluginError {
-    /// An error that leaves nothing behind, and that this service retries.
-    pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self {
-            class: FailureClass::Final,
-            step: None,
-            owner: WaitOwner::VolumeManager,
-            message: message.into(),
-        }
-    }
-
-    /// The same error, for a person to mend.
-    pub(crate) fn for_you(self) -> Self {
-        Self { owner: WaitOwner::You, ..self }
-    }
-
-    /// The same error of another class.
-    pub(crate) fn of_class(self, class: FailureClass) -> Self {
-        Self { class, ..self }
-    }
-
-    /// The same error of another step.
-    pub(crate) fn at(self, step: MountStep) -> Self {
-        Self { step: Some(step), ..self }
-    }
-}
-
-impl fmt::Display for PluginError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
 /// The answer of a plugin.
 pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, PluginError>>;
 
@@ -225,6 +208,16 @@ pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, PluginError>>;
 pub(crate) trait Plugin: fmt::Debug + Send + Sync {
     /// `vendor/name`: `kubernetes.io/nfs`.
     fn name(&self) -> &'static str;
+
+    /// The name of the plugin of one volume, `vendor/name`. Only flexVolume has several.
+    fn plugin_name(&self, _: &VolumeSpec) -> String {
+        self.name().to_owned()
+    }
+
+    /// Whether it is the plugin with this name, `vendor/name`. Only flexVolume has several names: those of its drivers.
+    fn serves(&self, name: &str) -> bool {
+        self.name() == name
+    }
 
     /// The field of the source: `nfs`.
     fn field(&self) -> &'static str;
@@ -294,8 +287,9 @@ impl Plugins {
         self.0.iter().find(|plugin| plugin.field() == field)
     }
 
-    /// The plugin with a name, `vendor/name`.
+    /// The plugin with a name, `vendor/name`. A plugin's own name wins over that of a flexVolume driver.
     pub(crate) fn named(&self, name: &str) -> Option<&Arc<dyn Plugin>> {
-        self.0.iter().find(|plugin| plugin.name() == name)
+        let own = self.0.iter().find(|plugin| plugin.name() == name);
+        own.or_else(|| self.0.iter().find(|plugin| plugin.serves(name)))
     }
 }

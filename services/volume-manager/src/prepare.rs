@@ -54,6 +54,11 @@ pub(crate) enum PrepareError {
     /// The pod has no such volume mounted.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     VolumeNotMounted { container: String, volume: String },
+    /// The volume is a block device.
+    #[error(
+        "volume {volume:?} is a block device, which has no subPath; container {container:?} can use all of it in volumeDevices"
+    )]
+    BlockDevice { container: String, volume: String },
     /// A subPath cannot be mounted.
     #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
     SubPath { container: String, mount: String, source: SubPathError },
@@ -91,8 +96,13 @@ pub(crate) fn prepare(
         let Some(mounted) = volume(&subpath.volume) else {
             return Err(PrepareError::VolumeNotMounted { container, volume: subpath.volume.clone() });
         };
+        if mounted.is_block_device {
+            return Err(PrepareError::BlockDevice { container, volume: subpath.volume.clone() });
+        }
         let root = Path::new(&mounted.host_path);
-        match subpath::prepare(pod_folder, &request.container, root, subpath) {
+        // Below the name of the volume's folder, which is not the pod's name for a PersistentVolume (volumes.md §2).
+        let in_folder = SubPath { volume: mounted.inner_name.clone(), ..subpath.clone() };
+        match subpath::prepare(pod_folder, &request.container, root, &in_folder) {
             Ok(path) => subpaths.push((subpath.index, path)),
             Err(source) => {
                 let path = source.path().map(|path| path.display().to_string());
@@ -163,8 +173,13 @@ mod tests {
         fs::write(volume.join("large"), vec![b'#'; 1 + (1 << 20)]).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", volume.join("out")).unwrap();
         let host_path = volume.to_string_lossy().into_owned();
-        let mounted =
-            MountedVolume { name: "v".into(), host_path, is_empty_dir: true, ..MountedVolume::default() };
+        let mounted = MountedVolume {
+            name: "v".into(),
+            inner_name: "v".into(),
+            host_path,
+            is_empty_dir: true,
+            ..MountedVolume::default()
+        };
         assert_eq!(value_of_key(&mounted, "env", "B"), FileKeyValue::Found("two\nlines".into()));
         assert_eq!(value_of_key(&mounted, "env", "C"), FileKeyValue::Missing);
         assert_eq!(value_of_key(&mounted, "none/env", "A"), FileKeyValue::Missing);

@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::Stream;
-use keelson_config::{Config, ServiceName};
+use futures_util::{Stream, StreamExt as _};
+use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_kube_model::Quantity;
 use keelson_pod_reconciler::{
     Acks, DESIRED_TIMEOUT, ManagerHandle, QUEUE, Runtime, View as _, not_desired_error, wait_until,
@@ -17,19 +18,28 @@ use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeMa
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Context, ObjectRef, WatchHub, WatchItem, answer_by};
 use keelson_volume_manager_core::desire::{PodDesire, Want};
+use keelson_volume_manager_core::operations::VolumeName;
+use keelson_volume_manager_core::plan::ActualState;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
+use crate::live_objects::LiveObjects;
 use crate::manager::Manager;
 use crate::metrics::{OperationMetrics, OrphanMetrics};
+use crate::mounter::Mounter;
 use crate::mounts::MountError;
+use crate::node_facts::watch_node;
 use crate::objects::ObjectCache;
+use crate::orphans::{clean, left_of};
+use crate::plugin_set;
 use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
+use crate::resolver::Resolver;
 use crate::selinux;
+use crate::shared_volumes::{Environment, SharedVolumes, SharedVolumesTask, find_volumes};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::tokens::TokenClient;
@@ -37,6 +47,9 @@ use crate::totals::VolumeTotals;
 use crate::view::{Phase, PodView, PodVolumeStatus};
 use crate::wire::{self, path_component};
 use crate::worker::Env;
+
+/// How long the folder of an orphaned pod may take to be read or removed.
+const ORPHAN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Lists the pod folders on disk and builds the service.
 ///
@@ -56,6 +69,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let watch =
         objects.clone().follow(ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
     ctx.spawn("objects", watch);
+    let operations = OperationMetrics::register(&ctx.metrics);
+    let tokens = TokenClient::new(ctx.peer(ServiceName::PodConfig));
+    let (found, resolver) = start_plugins(&ctx, &store, found, &operations, &tokens).await;
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -64,13 +80,15 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             "volumes stay mounted",
         ),
         objects,
-        tokens: TokenClient::new(ctx.peer(ServiceName::PodConfig)),
+        tokens,
         hub: hub.clone(),
         events: ctx.events.clone(),
         orphans: OrphanMetrics::register(&ctx.metrics),
-        operations: OperationMetrics::register(&ctx.metrics),
+        operations,
+        resolver,
         totals: VolumeTotals::register(&ctx.metrics),
         commands: commands.clone(),
+        is_set_complete: AtomicBool::new(false),
     });
     let stats = Stats::new(&ctx.metrics);
     let period = Duration::from_millis(ctx.config.volumes.stats_period_ms);
@@ -88,6 +106,41 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
     let service = Service { manager: manager_handle, hub, env, stats };
     Ok(Routes::new(VolumeManagerServer::new(service)))
+}
+
+/// Starts the task that has the volumes of plugins, with those that are on disk, and returns the rest of the pods' folders.
+async fn start_plugins(
+    ctx: &Context,
+    store: &Store,
+    mut found: Vec<(String, ActualState)>,
+    metrics: &OperationMetrics,
+    tokens: &TokenClient,
+) -> (Vec<(String, ActualState)>, Resolver) {
+    let config = &ctx.config;
+    let live = LiveObjects::new(ctx.peer(ServiceName::PodConfig));
+    let mounter = Mounter::default();
+    let plugins = plugin_set::start(ctx, &mounter, &live, tokens);
+    let folders = store.take_plugin_folders(&mut found, &plugins);
+    let (shared, inbox) = SharedVolumes::new();
+    let (facts, node) = watch::channel(None);
+    let watch =
+        watch_node(facts, ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
+    ctx.spawn("node", watch);
+    let environment = Environment {
+        node_name: config.node_name.clone(),
+        root: config.paths.root_dir.clone(),
+        mounter,
+        live: live.clone(),
+        events: ctx.events.clone(),
+        metrics: metrics.clone(),
+        has_attach_controller: config.node_status.controller_attach_detach,
+        has_api_server: matches!(config.control_plane, ControlPlane::Kubernetes(_)),
+    };
+    let on_disk = find_volumes(&plugins, folders).await;
+    let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
+    let handle = ctx.progress.register("volumes of plugins");
+    ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
+    (found, Resolver { live, plugins, shared, events: ctx.events.clone() })
 }
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
@@ -172,10 +225,48 @@ impl Service {
     }
 }
 
+impl Service {
+    /// The UIDs of the pods that have a folder, sorted.
+    async fn pod_uids(&self) -> Result<Vec<String>, Status> {
+        let store = Arc::clone(&self.env.store);
+        let found = blocking("pods".to_owned(), move || store.scan()).await?;
+        let mut uids: Vec<String> = found.into_iter().map(|(uid, _)| uid).collect();
+        uids.sort();
+        Ok(uids)
+    }
+
+    /// Why an orphaned pod is still there; `None` for a pod that a source names, or may name.
+    async fn orphan_message(&self, uid: &str) -> Result<Option<String>, Status> {
+        if !self.env.is_set_complete.load(Ordering::Relaxed) {
+            let text = "pod-sync has not sent the pods of all sources yet; a pod may be named by one of them";
+            return Err(error(Code::Unavailable, "SET_NOT_COMPLETE", text));
+        }
+        let view = self.manager.watch(uid).await?;
+        let view = view.borrow();
+        let is_orphan = !matches!(view.desired(), Some((_, Want::Run | Want::Stop | Want::Unmount)));
+        Ok(is_orphan.then(|| view.status.message.clone()))
+    }
+}
+
+/// Runs work that may hang, on a thread of its own. `what` names it in the error.
+async fn blocking<T: Send + 'static, E: std::error::Error + Send + 'static>(
+    what: String,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, Status> {
+    let work = tokio::time::timeout(ORPHAN_DEADLINE, tokio::task::spawn_blocking(work)).await;
+    let text = match work {
+        Ok(Ok(Ok(done))) => return Ok(done),
+        Ok(Ok(Err(cause))) => chain(&cause),
+        Ok(Err(cause)) => cause.to_string(),
+        Err(_) => "a file system does not answer".to_owned(),
+    };
+    Err(error(Code::Unavailable, "ORPHANS_NOT_READ", format!("{what}: {text}")))
+}
+
 fn prepare_error_status(cause: &PrepareError) -> Status {
     let reason = match cause {
         PrepareError::VolumeNotMounted { .. } => "VOLUME_NOT_MOUNTED",
-        PrepareError::SubPath { .. } => "SUBPATH_NOT_USABLE",
+        PrepareError::SubPath { .. } | PrepareError::BlockDevice { .. } => "SUBPATH_NOT_USABLE",
     };
     error(Code::FailedPrecondition, reason, chain(cause))
 }
@@ -198,21 +289,66 @@ impl VolumeManager for Service {
         &self,
         _: Request<pb::WatchVolumesInUseRequest>,
     ) -> Result<Response<Self::WatchVolumesInUseStream>, Status> {
-        Err(Status::unimplemented("not served yet"))
+        let in_use = WatchStream::new(self.env.resolver.shared.in_use());
+        let message = |names: Option<Vec<VolumeName>>| {
+            let names = names?.iter().map(|name| name.as_str().to_owned()).collect();
+            Some(Ok(pb::WatchVolumesInUseResponse { names }))
+        };
+        let stream = in_use.filter_map(move |names| std::future::ready(message(names)));
+        Ok(Response::new(Box::pin(stream)))
     }
 
     async fn list_orphans(
         &self,
         _: Request<pb::ListOrphansRequest>,
     ) -> Result<Response<pb::ListOrphansResponse>, Status> {
-        Err(Status::unimplemented("not served yet"))
+        let mut pods = Vec::new();
+        for uid in self.pod_uids().await? {
+            if let Some(message) = self.orphan_message(&uid).await? {
+                let path = self.env.store.pod_folder(&uid);
+                let left = blocking(uid.clone(), {
+                    let path = path.clone();
+                    move || left_of(&path)
+                })
+                .await?;
+                let paths = wire::orphaned_paths(&path, left);
+                pods.push(pb::OrphanedPod { uid, path: path.display().to_string(), paths, message });
+            }
+        }
+        Ok(Response::new(pb::ListOrphansResponse { pods }))
     }
 
     async fn clean_orphan(
         &self,
-        _: Request<pb::CleanOrphanRequest>,
+        request: Request<pb::CleanOrphanRequest>,
     ) -> Result<Response<pb::CleanOrphanResponse>, Status> {
-        Err(Status::unimplemented("not served yet"))
+        let pb::CleanOrphanRequest { uid, dry_run } = request.into_inner();
+        let uid = path_component("uid", &uid).map_err(|cause| invalid_argument(&cause))?;
+        if !self.pod_uids().await?.contains(&uid) {
+            let text = format!("there is no folder of a pod with the UID {uid}");
+            return Err(error(Code::NotFound, "NO_ORPHAN", text));
+        }
+        let not_orphan = |why: &str| {
+            error(Code::FailedPrecondition, "NOT_AN_ORPHAN", format!("pod {uid} is not an orphan: {why}"))
+        };
+        if self.orphan_message(&uid).await?.is_none() {
+            return Err(not_orphan("a source of pods names it; delete the pod instead"));
+        }
+        self.env.runtime.nothing_runs(&uid).await.map_err(|why| not_orphan(&why))?;
+        let path = self.env.store.pod_folder(&uid);
+        let cleaned = blocking(uid.clone(), {
+            let path = path.clone();
+            move || clean(&path, dry_run)
+        })
+        .await?;
+        for why in &cleaned.errors {
+            tracing::warn!(event = "orphan_left", uid, "cannot remove all of an orphaned pod: {why}");
+        }
+        tracing::info!(event = "orphan_cleaned", uid, dry_run, removed = cleaned.removed.len());
+        Ok(Response::new(pb::CleanOrphanResponse {
+            removed: wire::orphaned_paths(&path, cleaned.removed),
+            left: wire::orphaned_paths(&path, cleaned.left),
+        }))
     }
 
     async fn prepare_container(
@@ -398,10 +534,13 @@ impl MountWait {
             )),
             Phase::Failed => MountState::Waiting(pb::MountProgress {
                 next_try_unix_nanos: view.next_try_unix_nanos,
-                owner: if view.user_can_fix { OWNER_USER.to_owned() } else { String::new() },
+                owner: if view.user_can_fix { OWNER_USER.to_owned() } else { view.owner.clone() },
                 ..waiting_for(&status.message)
             }),
-            Phase::Pending if !status.message.is_empty() => MountState::Waiting(waiting_for(&status.message)),
+            Phase::Pending if !status.message.is_empty() => MountState::Waiting(pb::MountProgress {
+                owner: view.owner.clone(),
+                ..waiting_for(&status.message)
+            }),
             Phase::Unknown | Phase::Pending | Phase::Unmounting | Phase::Unmounted => {
                 MountState::Waiting(waiting_for("volumes to be set up"))
             }

@@ -99,6 +99,7 @@ fn message(desire: &PodDesire, action: &Action, walk: Option<&Walk>) -> String {
             };
             format!("setting up volume \"{name}\" takes longer than {seconds} s{cause}")
         }
+        Action::ReleasePlugins => String::new(),
         Action::RemoveSubpaths => format!("unmounting subPaths takes longer than {seconds} s"),
         Action::TearDown(key) => format!("removing volume \"{}\" takes longer than {seconds} s", key.name),
         Action::RemoveFolder => format!("removing the pod's folder takes longer than {seconds} s"),

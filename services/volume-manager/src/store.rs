@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use keelson_files::remove_if_exists;
 use keelson_kube_model::kernel;
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
-use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_canonical};
+use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_canonical, unescape};
 use keelson_volume_manager_core::payload::{Files, SourceCache, collect};
 use keelson_volume_manager_core::plan::ActualState;
 use keelson_volume_manager_core::{hostpath, hugepages, tmpfs};
@@ -28,7 +28,9 @@ use crate::fsgroup::{self, Access, FsGroup};
 use crate::mounts::{
     MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
 };
+use crate::plugins::{FoundFolder, Plugins};
 use crate::remove::remove_tree;
+use crate::shared_volumes::PluginFolder;
 use crate::subpath;
 use crate::walks::FsGroupWalks;
 
@@ -132,6 +134,38 @@ impl Store {
             found.push((uid, actual));
         }
         Ok(found)
+    }
+
+    /// Takes the volumes of these plugins out of what was found on disk, and adds their block devices.
+    pub(crate) fn take_plugin_folders(
+        &self,
+        found: &mut [(String, ActualState)],
+        plugins: &Plugins,
+    ) -> Vec<PluginFolder> {
+        let mut folders = Vec::new();
+        let is_known = |key: &VolumeKey| plugins.named(&unescape(&key.plugin)).is_some();
+        for (uid, actual) in found {
+            let mut add = |key: &VolumeKey, is_block| {
+                let folder = FoundFolder { pod: uid.as_str().into(), inner_name: key.name.clone(), is_block };
+                folders.push(PluginFolder { plugin: key.plugin.clone(), folder });
+            };
+            actual.on_disk.retain(|key| {
+                if is_known(key) {
+                    add(key, false);
+                }
+                !is_known(key)
+            });
+            let devices = self.pod_folder(uid).join("volumeDevices");
+            for plugin in folders_in(&devices).unwrap_or_default() {
+                for name in names_in(&devices.join(&plugin)) {
+                    let key = VolumeKey { plugin: plugin.clone(), name };
+                    if is_known(&key) {
+                        add(&key, true);
+                    }
+                }
+            }
+        }
+        folders
     }
 
     /// Creates the pod's folder and its sub-folders.
@@ -314,6 +348,12 @@ impl Store {
         }
         remove_empty(&folder)
     }
+}
+
+/// The names in a folder; none if it cannot be read.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// Where the content of an emptyDir of a pod is stored.

@@ -49,7 +49,10 @@ impl TokenClient {
         Self { pod_config, turns: Turns::new(MAX_CONCURRENT, FAIRNESS) }
     }
 
-    async fn create_token(&self, message: pb::CreateTokenRequest) -> Result<pb::CreateTokenResponse, Status> {
+    pub(crate) async fn create_token(
+        &self,
+        message: pb::CreateTokenRequest,
+    ) -> Result<pb::CreateTokenResponse, Status> {
         let turn = self.turns.take(&message.pod_uid.as_str().into()).await;
         let mut request = Request::new(message);
         request.set_timeout(CALL_TIMEOUT);

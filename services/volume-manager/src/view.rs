@@ -107,6 +107,8 @@ pub(crate) struct PodView {
     pub(crate) permanent: bool,
     /// The error ends when somebody creates or fixes the objects that the pod refers to.
     pub(crate) user_can_fix: bool,
+    /// Who has to act, if it is neither this service nor the user.
+    pub(crate) owner: String,
     /// When the next retry is due, in unix nanoseconds; 0 without an error.
     pub(crate) next_try_unix_nanos: i64,
     /// The lock of the pod's folder.

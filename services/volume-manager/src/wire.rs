@@ -1,6 +1,6 @@
 //! Conversions between wire types and this service's types.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use keelson_pod_reconciler::Item;
 use keelson_pod_reconciler::wire::{MissingField, header, positive};
@@ -16,6 +16,7 @@ use keelson_volume_manager_core::payload::{
 use keelson_volume_manager_core::token::TokenName;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 
+use crate::orphans::{Left, LeftKind};
 use crate::prepare::{ContainerRequest, FileKey, FileKeyValue, PreparedContainer};
 use crate::stats::{PodStats, VolumeStats};
 use crate::subpath::SubPath;
@@ -262,6 +263,20 @@ pub(crate) fn pod_volumes(uid: String, status: PodVolumeStatus) -> pb::PodVolume
         name: status.pod.name,
         waits: status.waits.into_iter().map(wait).collect(),
     }
+}
+
+/// Converts what is left of an orphaned pod; the paths are relative to its folder.
+pub(crate) fn orphaned_paths(folder: &Path, left: Vec<Left>) -> Vec<pb::OrphanedPath> {
+    let path = |left: Left| {
+        let kind = match left.kind {
+            LeftKind::Mount => pb::orphaned_path::Kind::Mount,
+            LeftKind::Volume => pb::orphaned_path::Kind::Volume,
+            LeftKind::File => pb::orphaned_path::Kind::File,
+        };
+        let path = left.path.strip_prefix(folder).unwrap_or(&left.path).display().to_string();
+        pb::OrphanedPath { path, kind: kind.into() }
+    };
+    left.into_iter().map(path).collect()
 }
 
 fn wait(wait: VolumeWait) -> pb::VolumeWait {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use keelson_pod_reconciler::{Assignment, Assignments, Next, Runtime, Turn, running_pod_backoff};
@@ -14,17 +15,20 @@ use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{ObjectLookup, ObjectName, referenced_objects};
 use keelson_volume_manager_core::plan::{Action, ActualState, Plan, Settled, plan};
 use keelson_volume_manager_core::token::TokenLookup;
+use keelson_volume_manager_core::wait_owner::WaitOwner;
 use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 use tokio::task::JoinError;
 
 use crate::actions::{Outcome, VolumeSources, carry_out};
 use crate::metrics::{OperationMetrics, OrphanMetrics};
 use crate::objects::{ObjectCache, Subscription};
+use crate::pod_plugins::{PluginStatus, PodPlugins};
+use crate::resolver::Resolver;
 use crate::slow_actions::SlowActionWatch;
 use crate::store::{Store, StoreError};
 use crate::tokens::{self, PodTokens, TokenClient};
 use crate::totals::{PodCounts, VolumeTotals, plugin_of};
-use crate::view::{MountedVolume, Phase, PodFolder, PodView, PodVolumeStatus};
+use crate::view::{MountedVolume, Phase, PodFolder, PodView, PodVolumeStatus, VolumeWait};
 use crate::walks::FsGroupWalks;
 
 /// The back-off of a failed volume (volumes.md §3.1).
@@ -45,7 +49,10 @@ pub(crate) struct Env {
     pub(crate) orphans: OrphanMetrics,
     pub(crate) operations: OperationMetrics,
     pub(crate) totals: VolumeTotals,
+    pub(crate) resolver: Resolver,
     pub(crate) commands: mpsc::Sender<Command>,
+    /// pod-sync has sent a complete set of pods, with all sources ready.
+    pub(crate) is_set_complete: AtomicBool,
 }
 
 /// The task of one pod.
@@ -59,6 +66,9 @@ pub(crate) struct Worker {
     objects: Subscription,
     /// The tokens that the volumes contain.
     tokens: PodTokens,
+    /// The volumes that plugins provide.
+    plugins: PodPlugins,
+    plugin_status: PluginStatus,
     /// When this worker started.
     started: Instant,
     mount_waits: MountWaits,
@@ -75,7 +85,11 @@ struct StatusDetails {
     message: String,
     permanent: bool,
     user_can_fix: bool,
+    /// Who has to act, if it is neither this service nor the user.
+    owner: String,
     next_try: Option<Duration>,
+    /// The same, in unix nanoseconds; 0: none.
+    next_try_unix_nanos: i64,
     /// Nothing of the pod is left, so it is not listed any more.
     gone: bool,
 }
@@ -97,6 +111,7 @@ impl Worker {
     ) -> Self {
         let (objects, counts) = (env.objects.subscribe(), env.totals.count_pod(&actual));
         let tokens = PodTokens::new(env.tokens.clone());
+        let plugins = PodPlugins::new(env.resolver.clone(), &assignments.uid);
         Self {
             env,
             assignments,
@@ -104,6 +119,8 @@ impl Worker {
             mounted: BTreeMap::new(),
             objects,
             tokens,
+            plugins,
+            plugin_status: PluginStatus::default(),
             started: Instant::now(),
             mount_waits: MountWaits::default(),
             counted_foreign: BTreeSet::new(),
@@ -122,7 +139,9 @@ impl Worker {
                 let desire = &turn.assignment.desire;
                 self.objects.set(needed_objects(desire));
                 self.tokens.set(desire, &self.env.store.pod_folder(&self.assignments.uid));
+                self.plugins.set(desire);
             }
+            self.note_plugins(&turn.assignment.desire);
             if self.objects.has_changed() | self.tokens.has_changed() | turn.is_new {
                 self.actual.mark_files_stale(&turn.assignment.desire);
             }
@@ -131,16 +150,40 @@ impl Worker {
             // On the heap, so that a waiting worker, as most are, is small.
             let next = Box::pin(self.take_turn(&turn)).await;
             self.counts.update(&turn.assignment.desire, &self.actual);
-            let (objects, tokens) = (&self.objects, &self.tokens);
+            let (objects, tokens, plugins) = (&self.objects, &self.tokens, &self.plugins);
             let changed = async {
                 // Cancel-safe: neither future consumes anything.
                 tokio::select! {
                     changed = objects.changed() => changed,
                     changed = tokens.changed() => changed,
+                    changed = plugins.changed() => changed,
                 }
             };
             if !self.assignments.wait(next, changed).await {
                 return;
+            }
+        }
+    }
+
+    /// Takes over what is known of the volumes that plugins provide.
+    fn note_plugins(&mut self, desire: &PodDesire) {
+        self.plugin_status = self.plugins.status(desire);
+        self.actual.plugins.may_have_mounts = self.plugin_status.may_have_mounts;
+        if desire.header.want == Want::Run {
+            self.actual.plugins.released = false;
+        }
+        for volume in desire.volumes.iter().filter(|volume| volume.has_plugin()) {
+            match self.plugin_status.mounted.get(&volume.name) {
+                Some(mounted) => {
+                    self.actual.ready.insert(volume.name.clone());
+                    self.mounted.insert(volume.name.clone(), mounted.clone());
+                }
+                // Until the pod has ended its containers may use it.
+                None if desire.header.want == Want::Stop => {}
+                None => {
+                    self.actual.ready.remove(&volume.name);
+                    self.mounted.remove(&volume.name);
+                }
             }
         }
     }
@@ -227,6 +270,9 @@ impl Worker {
     async fn settle(&mut self, desire: &PodDesire, settled: Settled, number: u64) {
         let phase = match settled {
             Settled::Mounted => Phase::Mounted,
+            Settled::AwaitingPlugins | Settled::AwaitingTeardown => {
+                return self.await_plugins(desire, settled);
+            }
             Settled::Stopping if self.actual.on_disk.is_empty() && self.mounted.is_empty() => {
                 Phase::Unmounted
             }
@@ -246,6 +292,35 @@ impl Worker {
         if settled == Settled::Gone {
             let _ = self.env.commands.send(Command::Gone { uid: self.assignments.uid.clone(), number }).await;
         }
+    }
+
+    /// Publishes what the volumes of plugins wait for.
+    fn await_plugins(&mut self, desire: &PodDesire, settled: Settled) {
+        self.retry.reset();
+        let status = &self.plugin_status;
+        if settled == Settled::AwaitingTeardown {
+            let message = if status.teardown.is_empty() {
+                "the volumes of plugins are being torn down".to_owned()
+            } else {
+                status.teardown.clone()
+            };
+            self.publish(desire, Phase::Unmounting, &StatusDetails { message, ..StatusDetails::default() });
+            return;
+        }
+        let texts = status.waits.iter().map(|wait| format!("volume \"{}\": {}", wait.volume, wait.message));
+        let message = texts.collect::<Vec<_>>().join("; ");
+        let phase = if status.has_failed { Phase::Failed } else { Phase::Pending };
+        let user_can_fix = status.waits.iter().all(|wait| wait.owner == WaitOwner::You);
+        let others = |wait: &&VolumeWait| !matches!(wait.owner, WaitOwner::You | WaitOwner::VolumeManager);
+        let owner = status.waits.iter().find(others).map(|wait| wait.owner.to_string()).unwrap_or_default();
+        let details = StatusDetails {
+            message,
+            user_can_fix,
+            owner,
+            next_try_unix_nanos: status.next_try_unix_nanos,
+            ..StatusDetails::default()
+        };
+        self.publish(desire, phase, &details);
     }
 
     async fn check_runtime(&mut self, desire: &PodDesire) -> Next {
@@ -292,12 +367,22 @@ impl Worker {
                 return Next::After(delay);
             }
         };
+        let is_released = |o: &Outcome| o.action == Action::ReleasePlugins && o.result.is_ok();
+        let has_released = outcomes.iter().any(is_released);
         let errors = self.record_outcomes(desire, outcomes);
+        if has_released {
+            self.plugins.release().await;
+        }
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         if errors.is_empty() {
             tracing::debug!(uid = self.assignments.uid, elapsed_ms, "the volumes match the desired state");
             return Next::Now { is_quiet: false };
         }
+        self.report_errors(desire, errors, elapsed_ms)
+    }
+
+    /// Logs and publishes the errors of actions. They are tried again after the back-off.
+    fn report_errors(&mut self, desire: &PodDesire, errors: Vec<ActionError>, elapsed_ms: u64) -> Next {
         // Fixing the objects does not help while the spec itself causes an error.
         let permanent = errors.iter().all(|error| error.permanent || error.user_can_fix)
             && errors.iter().any(|error| error.permanent);
@@ -318,7 +403,13 @@ impl Worker {
             Want::Run => Phase::Failed,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
         };
-        let details = StatusDetails { message, permanent, user_can_fix, next_try: Some(delay), gone: false };
+        let details = StatusDetails {
+            message,
+            permanent,
+            user_can_fix,
+            next_try: Some(delay),
+            ..StatusDetails::default()
+        };
         self.publish(desire, phase, &details);
         Next::After(delay)
     }
@@ -437,6 +528,7 @@ impl Worker {
                 text
             }
             Action::RemoveSubpaths => format!("cannot unmount subPaths: {cause}"),
+            Action::ReleasePlugins => cause,
             Action::TearDown(key) => {
                 format!("UnmountVolume.TearDown failed for volume \"{}\" : {cause}", key.name)
             }
@@ -451,12 +543,12 @@ impl Worker {
             phase,
             mounts,
             message: details.message.clone(),
-            waits: Vec::new(),
+            waits: self.plugin_status.waits.clone(),
         };
         if !details.gone {
             self.env.hub.set_if_changed(self.assignments.uid.clone(), status.clone());
         }
-        let next_try_unix_nanos = details.next_try.map_or(0, |delay| {
+        let next_try_unix_nanos = details.next_try.map_or(details.next_try_unix_nanos, |delay| {
             now_unix_nanos().saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
         });
         self.assignments.view.send_modify(|view| {
@@ -464,6 +556,7 @@ impl Worker {
             view.status = status;
             view.permanent = details.permanent;
             view.user_can_fix = details.user_can_fix;
+            view.owner.clone_from(&details.owner);
             view.next_try_unix_nanos = next_try_unix_nanos;
         });
     }

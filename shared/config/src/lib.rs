@@ -317,11 +317,16 @@ pub struct Volumes {
     /// Milliseconds between two measurements of a pod's volumes (`volumeStatsAggPeriod`), extended at random up to twice
     /// that; 0: never.
     pub stats_period_ms: u64,
+    /// The folder of flexVolume drivers (`volumePluginDir`).
+    pub plugin_dir: PathBuf,
 }
 
 impl Default for Volumes {
     fn default() -> Self {
-        Self { stats_period_ms: 60_000 }
+        Self {
+            stats_period_ms: 60_000,
+            plugin_dir: "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/".into(),
+        }
     }
 }
 

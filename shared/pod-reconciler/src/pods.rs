@@ -84,8 +84,11 @@ pub enum Command<D, V, A = Infallible> {
 pub enum PodEvent<D, A> {
     /// The latest stream contains a pod: the service must call [`Pods::assign`].
     Desired(D),
-    /// The set of the latest stream is complete, whether or not all sources were ready.
-    Complete,
+    /// The set of the latest stream is complete.
+    Complete {
+        /// All sources of pods were ready.
+        sources_ready: bool,
+    },
     /// The pod with this UID is cleaned up.
     Removed(String),
     /// A request of the service's own.
@@ -208,7 +211,7 @@ impl<D: Desire, V: View, N: Copy + Default> Pods<D, V, N> {
                     self.sweep(&uid);
                 }
                 let _ = reply.send(());
-                self.set.is_latest(stream).then_some(PodEvent::Complete)
+                self.set.is_latest(stream).then_some(PodEvent::Complete { sources_ready })
             }
             Command::Watch { uid, reply } => {
                 let _ = reply.send(self.slot_or_new(&uid).view.subscribe());
@@ -391,7 +394,7 @@ mod tests {
     fn complete(pods: &mut TestPods, stream: StreamId) {
         let command: TestCommand =
             Command::Complete { stream, sources_ready: true, reply: oneshot::channel().0 };
-        assert_eq!(pods.take(command), Some(PodEvent::Complete));
+        assert_eq!(pods.take(command), Some(PodEvent::Complete { sources_ready: true }));
     }
 
     /// Names a pod; what its worker would have if it were made now.

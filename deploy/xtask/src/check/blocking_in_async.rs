@@ -39,7 +39,7 @@ fn is_exempt(file: &Path) -> bool {
 /// A file that its parent includes under `#[cfg(test)]`.
 fn is_test_module(file: &Path) -> bool {
     let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    name == "tests" || name.ends_with("_tests") || name.starts_with("fake")
+    name == "tests" || name == "testing" || name.ends_with("_tests") || name.starts_with("fake")
 }
 
 fn blocking_calls(source: &Source) -> Vec<Finding> {

@@ -11,6 +11,8 @@ pub(crate) enum Candidates {
     Services,
     /// The services that init can restart.
     SupervisedServices,
+    /// The UIDs of the orphaned pods of the agent that the line selects.
+    Orphans,
 }
 
 impl ArgExt for Candidates {}

@@ -1,8 +1,8 @@
 //! `keelson completion`: the completion scripts, and the answers to their requests.
 //!
 //! The script that a shell reads once calls this command with [`VARIABLE`] set for each line to
-//! complete. Names of pods come from the agent that the line selects; if it does not answer at once,
-//! no names are offered.
+//! complete. Names of pods and UIDs of orphaned pods come from the agent that the line selects; if it
+//! does not answer at once, none are offered.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -61,6 +61,7 @@ fn with_candidates(command: Command) -> Command {
         Some(Candidates::Pods) => arg.add(ArgValueCandidates::new(pods)),
         Some(Candidates::Services) => arg.add(ArgValueCandidates::new(services)),
         Some(Candidates::SupervisedServices) => arg.add(ArgValueCandidates::new(supervised)),
+        Some(Candidates::Orphans) => arg.add(ArgValueCandidates::new(orphans)),
         None => arg,
     };
     command.mut_args(look_up).mut_subcommands(with_candidates)
@@ -78,22 +79,31 @@ fn supervised() -> Vec<CompletionCandidate> {
 
 /// The pods in the namespace and agent that the line selects.
 fn pods() -> Vec<CompletionCandidate> {
-    let line: Vec<String> =
-        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    let target = LineTarget::of(&line, std::env::var_os("KEELSON_RUN_DIR"));
-    let agent = Agent::new(target.run_dir, TIMEOUT);
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-        return Vec::new();
-    };
-    let list = async { tokio::time::timeout(TIMEOUT, pods::list(&agent)).await };
-    let Ok(Ok(all)) = runtime.block_on(list) else { return Vec::new() };
+    let Some((all, scope)) = ask(async |agent| pods::list(agent).await) else { return Vec::new() };
     all.iter()
-        .filter(|pod| target.scope.contains(&pod.document.namespace))
+        .filter(|pod| scope.contains(&pod.document.namespace))
         .map(|pod| {
             let namespace = format!("in {}", pod.document.namespace);
             CompletionCandidate::new(&pod.document.name).help(Some(namespace.into()))
         })
         .collect()
+}
+
+/// The UIDs of the orphaned pods of the agent that the line selects.
+fn orphans() -> Vec<CompletionCandidate> {
+    let Some((orphans, _)) = ask(async |agent| agent.orphans().await) else { return Vec::new() };
+    orphans.into_iter().map(|orphan| CompletionCandidate::new(orphan.uid)).collect()
+}
+
+/// The answer of the agent that the line selects, and the namespaces that the line selects; `None` if there is no answer in time.
+fn ask<T>(question: impl AsyncFnOnce(&Agent) -> Result<T, CliError>) -> Option<(T, Scope)> {
+    let line: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let target = LineTarget::of(&line, std::env::var_os("KEELSON_RUN_DIR"));
+    let agent = Agent::new(target.run_dir, TIMEOUT);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    let answer = runtime.block_on(async { tokio::time::timeout(TIMEOUT, question(&agent)).await });
+    Some((answer.ok()?.ok()?, target.scope))
 }
 
 /// The agent and namespace that an incomplete line selects, which the parser would refuse.

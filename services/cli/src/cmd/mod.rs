@@ -19,6 +19,7 @@ pub(crate) mod grpc;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod manifests;
+pub(crate) mod orphans;
 pub(crate) mod retry;
 pub(crate) mod run_once;
 pub(crate) mod services;

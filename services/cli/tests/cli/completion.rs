@@ -37,6 +37,13 @@ fn completion_offers_pods_services_and_flags() {
 }
 
 #[test]
+fn completion_offers_the_uids_of_orphaned_pods() {
+    let fake = Fake::start(crate::orphans::world_with_orphans());
+    assert_eq!(completed(&fake.run_dir, &["keelson", "orphans", "clean", "u"]), ["u8", "u9"]);
+    assert_eq!(completed(&fake.run_dir, &["keelson", "orphans", "clean", "u8", "g"]), ["gone"]);
+}
+
+#[test]
 fn completion_is_empty_without_an_agent_that_answers() {
     let folder = tempfile::tempdir().unwrap();
     let line = ["keelson", "logs", "w"];

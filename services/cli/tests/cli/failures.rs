@@ -35,13 +35,16 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn error_without_an_agent_names_the_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 18] = [
         &["get", "pods"],
         &["get", "node"],
         &["get", "events"],
         &["get", "sources"],
         &["get", "volumes"],
         &["get", "images"],
+        &["orphans", "list"],
+        &["orphans", "clean", "u9"],
+        &["orphans", "clean", "--all"],
         &["logs", "web"],
         &["exec", "web", "--", "ls"],
         &["describe", "pod", "web"],

@@ -32,6 +32,7 @@ pub struct World {
     pub log: Vec<&'static str>,
     pub images: Vec<runtime::RuntimeImage>,
     pub volumes: Vec<volumes::PodVolumes>,
+    pub orphans: Vec<volumes::OrphanedPod>,
     /// Whether pods remain after their deletion.
     pub keeps_deleted: bool,
     pub events: EventRing,

@@ -153,6 +153,8 @@ fn get_volumes_shows_volumes_of_unknown_pods_with_all_namespaces() {
         name: "data".into(),
         host_path: "/v/data".into(),
         read_only: true,
+        claim: "disk".into(),
+        persistent_volume: "pv-7".into(),
         ..Default::default()
     };
     let orphan = PodVolumes { volumes: vec![mount], ..orphan };
@@ -161,7 +163,25 @@ fn get_volumes_shows_volumes_of_unknown_pods_with_all_namespaces() {
     assert!(mine.contains("web-edge   data") && !mine.contains("u99"), "{mine}");
     let all = keelson(&fake.run_dir, &["get", "volumes", "-A", "-o", "wide"]).ok();
     let last: Vec<&str> = all.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(last, ["<unknown>", "u99", "data", "<unknown>", "unmounting", "-", "/v/data", "true", "u99"]);
+    assert_eq!(
+        last,
+        [
+            "<unknown>",
+            "u99",
+            "data",
+            "<unknown>",
+            "unmounting",
+            "-",
+            "-",
+            "/v/data",
+            "true",
+            "disk",
+            "pv-7",
+            "u99"
+        ]
+    );
+    let header = all.lines().next().unwrap();
+    assert!(header.ends_with("READ ONLY   CLAIM   PV     UID"), "{header}");
     let result = keelson(&fake.run_dir, &["get", "volumes", "-n", "nowhere"]);
     assert_eq!((result.out.as_str(), result.err.as_str(), result.code), ("", "No volumes found.\n", Some(0)));
     assert!(keelson(&fake.run_dir, &["get", "volumes", "nope"]).failed(1).0.contains("no pod"));

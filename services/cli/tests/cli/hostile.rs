@@ -115,6 +115,7 @@ fn hostile_world() -> World {
     world.explanation = crate::explain::explanation();
     world.sources = crate::explain::world_with_a_refused_manifest().sources;
     world.images = crate::get::world_with_images().images;
+    world.orphans = crate::orphans::world_with_orphans().orphans;
     let all = |name: &str| format!("keelson.{name}");
     for pod in &mut world.pods {
         *pod = with_escapes(&pool, &all("pod_sync.v1.PodDocument"), pod);
@@ -124,6 +125,9 @@ fn hostile_world() -> World {
     }
     for source in &mut world.sources {
         *source = with_escapes(&pool, &all("pod_config.v1.Source"), source);
+    }
+    for orphan in &mut world.orphans {
+        *orphan = with_escapes(&pool, &all("volume_manager.v1.OrphanedPod"), orphan);
     }
     for image in &mut world.images {
         *image = with_escapes(&pool, &all("runtime.v1.RuntimeImage"), image);
@@ -163,6 +167,8 @@ fn no_command_prints_control_characters() {
         &["get", "volumes", "-A"],
         &["get", "events", "-A"],
         &["get", "sources"],
+        &["orphans", "list"],
+        &["orphans", "clean", "--all"],
         &["explain", "pod", "web-edge"],
         &["describe", "pod", "web-edge"],
         &["describe", "node"],

@@ -18,6 +18,7 @@ mod fleet_watch;
 mod get;
 mod hostile;
 mod manifests;
+mod orphans;
 mod running;
 mod services;
 mod up;

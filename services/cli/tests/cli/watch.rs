@@ -6,7 +6,7 @@ use keelson_config::{Config, ServiceName};
 use keelson_proto::keelson::pod_sync::v1::{PodDocument, WatchPodsResponse, watch_pods_response};
 use keelson_proto::keelson::supervisor::v1::{Service, WatchServicesResponse, watch_services_response};
 use keelson_proto::keelson::volume_manager::v1::{
-    PodVolumes, VolumeMount, WatchPodVolumesResponse, watch_pod_volumes_response,
+    PodVolumes, VolumeMount, VolumeWait, WatchPodVolumesResponse, watch_pod_volumes_response,
 };
 use keelson_service_kit::ObjectRef;
 use serde_json::{Value, json};
@@ -239,6 +239,22 @@ fn node_watch_shows_changes_but_not_heartbeats() {
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }
 
+/// The volumes of the pod `u1`, of which these are mounted.
+fn held(state: &str, message: &str, mounted: &[&str]) -> PodVolumes {
+    let mount = |name: &&str| VolumeMount {
+        name: (*name).into(),
+        host_path: format!("/v/{name}"),
+        ..VolumeMount::default()
+    };
+    PodVolumes {
+        uid: "u1".into(),
+        state: state.into(),
+        message: message.into(),
+        volumes: mounted.iter().map(mount).collect(),
+        ..PodVolumes::default()
+    }
+}
+
 #[test]
 fn volumes_and_volume_watch_show_what_they_wait_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -247,41 +263,37 @@ fn volumes_and_volume_watch_show_what_they_wait_for() {
         "spec": {"nodeName": "edge", "volumes": [
             {"name": "data", "emptyDir": {}}, {"name": "key", "secret": {"secretName": "tls"}}]},
     });
-    let mount =
-        |name: &str| VolumeMount { name: name.into(), host_path: format!("/v/{name}"), ..Default::default() };
-    let held = |state: &str, message: &str, mounted: &[&str]| PodVolumes {
-        uid: "u1".into(),
-        state: state.into(),
-        message: message.into(),
-        volumes: mounted.iter().map(|name| mount(name)).collect(),
-        ..PodVolumes::default()
-    };
     let world = || World {
         pods: vec![document("default", "web-edge", "u1", pod.clone())],
         keeps_deleted: true,
         ..World::default()
     };
     let _pods = start_one(folder.path(), world(), ServiceName::PodSync);
-    let waiting = || World { volumes: vec![held("failed", "no secret tls", &["data"])], ..World::default() };
+    let wait = VolumeWait { volume: "key".into(), message: "no secret tls".into(), owner: "you".into() };
+    let waiting = || {
+        let held = PodVolumes { waits: vec![wait.clone()], ..held("failed", "1 volume waits", &["data"]) };
+        World { volumes: vec![held], ..World::default() }
+    };
     let fake = start_one(folder.path(), waiting(), ServiceName::VolumeManager);
     assert_eq!(
         keelson(folder.path(), &["get", "volumes", "web"]).ok(),
-        "POD        VOLUME   KIND       STATE     WAITS FOR       PATH\n\
-         web-edge   data     emptyDir   mounted   -               /v/data\n\
-         web-edge   key      secret     failed    no secret tls   -\n"
+        "POD        VOLUME   KIND       STATE     OWNER   WAITS FOR       PATH\n\
+         web-edge   data     emptyDir   mounted   -       -               /v/data\n\
+         web-edge   key      secret     failed    you     no secret tls   -\n"
     );
     let list = keelson(folder.path(), &["get", "vol", "-o", "json"]).json();
     assert_eq!(
         list["items"][1],
         json!({"namespace": "default", "pod": "web-edge", "uid": "u1", "volume": "key", "kind": "secret",
-               "state": "failed", "message": "no secret tls", "path": null, "read_only": null})
+               "state": "failed", "message": "no secret tls", "owner": "you", "path": null, "read_only": null,
+               "claim": null, "persistent_volume": null})
     );
 
     let watch = Running::start(folder.path(), &["get", "volumes", "-w"]);
     for line in [
-        "POD VOLUME KIND STATE WAITS FOR PATH",
-        "web-edge data emptyDir mounted - /v/data",
-        "web-edge key secret failed no secret tls -",
+        "POD VOLUME KIND STATE OWNER WAITS FOR PATH",
+        "web-edge data emptyDir mounted - - /v/data",
+        "web-edge key secret failed you no secret tls -",
     ] {
         assert_eq!(watch.words(), line);
     }
@@ -293,9 +305,9 @@ fn volumes_and_volume_watch_show_what_they_wait_for() {
         fake.services.volume_manager.watch_pod_volumes.push(WatchPodVolumesResponse { item: Some(item) })
     };
     send(watch_pod_volumes_response::Item::Pod(held("mounted", "", &["data", "key"])));
-    assert_eq!(watch.words(), "web-edge key secret mounted - /v/key");
+    assert_eq!(watch.words(), "web-edge key secret mounted - - /v/key");
     send(watch_pod_volumes_response::Item::GoneUid("u1".into()));
-    assert_eq!(watch.words(), "web-edge data emptyDir pending - -");
-    assert_eq!(watch.words(), "web-edge key secret pending - -");
+    assert_eq!(watch.words(), "web-edge data emptyDir pending - - -");
+    assert_eq!(watch.words(), "web-edge key secret pending - - -");
     assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
 }

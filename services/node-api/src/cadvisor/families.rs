@@ -3,7 +3,7 @@
 use keelson_proto::keelson::resource_manager::v1 as rm;
 
 use super::Stats;
-use crate::resource_metrics::{Family, escaped};
+use crate::metrics_text::{Family, escaped};
 
 /// Reads the value of a family from the statistics of a cgroup.
 pub(super) type Getter = fn(&Stats) -> Option<f64>;

@@ -21,7 +21,7 @@ use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::error;
 use keelson_testkit::fakes::{
-    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, StreamAnswer,
+    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, FakeVolumeManager, StreamAnswer,
 };
 use rt::stream_request::Item as RequestItem;
 use rt::stream_response::Item as ResponseItem;
@@ -42,12 +42,13 @@ pub struct World {
     pub pod_sync: FakePodSync,
     pub runtime: FakeRuntime,
     pub resource_manager: FakeResourceManager,
+    pub volume_manager: FakeVolumeManager,
     servers: Vec<FakeServer>,
     _dir: tempfile::TempDir,
 }
 
 impl World {
-    /// Starts fakes of pod-sync, runtime-shim and resource-manager; other services are unreachable.
+    /// Starts fakes of pod-sync, runtime-shim, resource-manager and volume-manager; other services are unreachable.
     pub async fn start() -> Self {
         let mut world = Self::without_peers();
         let admin = || Routes::new(world.admin.server());
@@ -55,6 +56,7 @@ impl World {
             (ServiceName::PodSync, admin().add_service(world.pod_sync.server())),
             (ServiceName::RuntimeShim, admin().add_service(world.runtime.server())),
             (ServiceName::ResourceManager, admin().add_service(world.resource_manager.server())),
+            (ServiceName::VolumeManager, admin().add_service(world.volume_manager.server())),
         ];
         for (service, routes) in peers {
             world.servers.push(world.serve(service, routes).await);
@@ -75,6 +77,7 @@ impl World {
             pod_sync: FakePodSync::default(),
             runtime: FakeRuntime::default(),
             resource_manager: FakeResourceManager::default(),
+            volume_manager: FakeVolumeManager::default(),
             servers: Vec::new(),
             _dir: dir,
         };
@@ -87,7 +90,7 @@ impl World {
         FakeServer::start(&self.ctx.config, service, routes).await.unwrap()
     }
 
-    /// Nothing is stuck, nothing runs, and resource-manager has no statistics.
+    /// Nothing is stuck, nothing runs, and there are no statistics.
     fn answer_by_default(&self) {
         self.set_silent_ms(0);
         self.set_metrics("");
@@ -102,6 +105,7 @@ impl World {
         self.resource_manager.node_stats.fail(no_cgroups.clone());
         self.resource_manager.cgroup_stats.fail(no_cgroups);
         self.resource_manager.pod_stats.list([]);
+        self.volume_manager.pod_volume_stats.list([]);
         self.resource_manager.watch_machine.list([rm::Machine {
             capacity: [("cpu".to_owned(), 2000)].into(),
             boot_id: "b1".into(),

@@ -8,6 +8,7 @@ use keelson_config::{Config, ConfigExtras};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_proto::keelson::volume_manager::v1 as vm;
 use keelson_service_kit::store_config;
 use keelson_testkit::fakes::StreamAnswer;
 use serde_json::{Map, Value, json};
@@ -85,6 +86,20 @@ fn fill(world: &World) {
         }],
     });
     world.resource_manager.pod_stats.list([pod_stats()]);
+    world.volume_manager.pod_volume_stats.list([volume_stats()]);
+}
+
+/// What volume-manager knows about the volumes of the pod: `data` belongs to the claim `disk`.
+fn volume_stats() -> vm::PodVolumeStatsResponse {
+    let scratch = vm::VolumeStats { name: "scratch".into(), ..Default::default() };
+    let data = vm::VolumeStats {
+        name: "data".into(),
+        claim: "disk".into(),
+        abnormal: Some(true),
+        used_bytes: 5,
+        ..Default::default()
+    };
+    vm::PodVolumeStatsResponse { pod: pod_stats().pod, volumes: vec![data, scratch] }
 }
 
 fn pod_stats() -> rm::PodStatsResponse {
@@ -102,11 +117,10 @@ fn pod_stats() -> rm::PodStatsResponse {
         }],
         network: network(),
         processes: Some(3),
-        volumes: vec![rm::VolumeUsage {
-            name: "scratch".into(),
-            filesystem: filesystem(),
-            local_ephemeral: true,
-        }],
+        volumes: vec![
+            rm::VolumeUsage { name: "scratch".into(), filesystem: filesystem(), local_ephemeral: true },
+            rm::VolumeUsage { name: "data".into(), filesystem: filesystem(), local_ephemeral: false },
+        ],
         ephemeral_storage: filesystem(),
         hosts_file: filesystem(),
     }
@@ -161,7 +175,8 @@ fn expected_paths() -> BTreeSet<String> {
     all.extend(below("node.runtime.imageFs", filesystem));
     all.extend(below("node.runtime.containerFs", filesystem));
     all.extend(below("pods[].volume[]", filesystem));
-    all.extend(below("pods[].volume[]", ["name"]));
+    all.extend(below("pods[].volume[]", ["name", "volumeHealthStats.abnormal"]));
+    all.extend(below("pods[].volume[].pvcRef", ["name", "namespace"]));
     all.extend(below("pods[].ephemeral-storage", filesystem));
     all.extend(below("pods[].containers[].rootfs", filesystem));
     all.extend(below("pods[].containers[].logs", filesystem));
@@ -216,7 +231,45 @@ async fn summary_has_exactly_the_kubelets_fields() {
         (&pod["network"]["txErrors"], &pod["network"]["interfaces"][0]["rxBytes"]),
         (&json!(4), &json!(1))
     );
+    assert_eq!(pod["volume"][1]["pvcRef"], json!({"name": "disk", "namespace": "default"}));
+    assert_eq!(pod["volume"][1]["volumeHealthStats"], json!({"abnormal": true}));
+    assert!(pod["volume"][0].get("pvcRef").is_none() && pod["volume"][0].get("volumeHealthStats").is_none());
     assert_eq!(world.cpu_and_memory_only(), [false, false]);
+}
+
+#[tokio::test]
+async fn summary_without_volume_manager_lacks_only_the_claims() {
+    let world = World::start().await;
+    fill(&world);
+    world.volume_manager.pod_volume_stats.fail(peer_error(Code::Unavailable, "gone"));
+    let reply = get(world.api().await, "/stats/summary").await;
+    assert_eq!(reply.status, 200);
+    let summary: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
+    let volume = &summary["pods"][0]["volume"][1];
+    assert_eq!(
+        (&volume["name"], &volume["usedBytes"], volume.get("pvcRef")),
+        (&json!("data"), &json!(5), None)
+    );
+}
+
+#[tokio::test]
+async fn metrics_have_the_figures_of_claims_and_survive_a_silent_volume_manager() {
+    let world = World::start().await;
+    fill(&world);
+    let api = world.api().await;
+    let used = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"disk\"} 5";
+    for path in ["/metrics", "/metrics/probes"] {
+        let text = get(api, path).await.text().await.unwrap();
+        assert_eq!(
+            text.lines().filter(|line| *line == used).count(),
+            usize::from(path == "/metrics"),
+            "{text}"
+        );
+    }
+    // It does not answer in time.
+    let _held = world.volume_manager.pod_volume_stats.hold();
+    let text = get(api, "/metrics").await.text().await.unwrap();
+    assert!(!text.contains("kubelet_volume_stats") && text.contains("keelson_service_up{"), "{text}");
 }
 
 #[tokio::test]
@@ -227,6 +280,7 @@ async fn summary_with_only_cpu_and_memory_requests_no_more() {
     let reply = request(api, "POST", "/stats/summary?only_cpu_and_memory=true").await;
     assert_eq!(reply.status, 200);
     assert_eq!(world.cpu_and_memory_only(), [true, true]);
+    assert!(world.volume_manager.pod_volume_stats.requests().is_empty());
 }
 
 #[tokio::test]

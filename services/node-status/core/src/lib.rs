@@ -49,7 +49,7 @@ pub use configuration::configuration_event;
 pub use events::{Cursor, CursorUpdate, Page};
 pub use health::{Progress, Watchdog};
 pub use images::{RuntimeImage, listed_images};
-pub use node::{NodeInputs, build_node, report_after_ms, worth_reporting};
+pub use node::{NodeInputs, NodeReport, build_node, report_after_ms, worth_reporting};
 pub use pods::{PodDocument, PodUpdate, ReportedPods};
 pub use report::{Deletion, NotAPod, PodReport, ReportedPod, ReportedStatus, Termination};
 pub use reports::{Machine, RuntimeHandler, RuntimeState};

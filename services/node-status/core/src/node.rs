@@ -1,6 +1,7 @@
 //! The Node object.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use keelson_kube_model::quantity::QuantityFormat;
 use keelson_kube_model::time::format_seconds;
@@ -9,6 +10,7 @@ use keelson_kube_model::{
     NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo, ObjectMeta,
     Quantity, ResourceList,
 };
+use serde_json::{Value, json};
 
 use crate::addresses::{AddressInputs, PROVIDED_NODE_IP};
 use crate::conditions::{ReadyInputs, node_conditions};
@@ -38,6 +40,8 @@ pub struct NodeInputs<'a> {
     pub runtime: Option<&'a RuntimeState>,
     /// The runtime's images that are listed (see [`crate::listed_images`]).
     pub images: &'a [ContainerImage],
+    /// The attachable volumes that this node uses, sorted; `None` before volume-manager has reported.
+    pub volumes_in_use: Option<&'a [String]>,
     /// Errors of the services (see [`crate::Watchdog::errors`]).
     pub service_errors: &'a [String],
     /// When the first Node of this name was built here, in seconds since 1970-01-01 UTC; 0: not known.
@@ -59,8 +63,8 @@ pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed
 ///
 /// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their transition times.
 ///
-/// Parity: node-and-api.md §9.1 to §9.5. Volumes in use are left out: no volume is of an attachable kind. A control plane with
-/// API objects sets `creationTimestamp`; without one it is when this node was first built.
+/// Parity: node-and-api.md §9.1 to §9.5. A control plane with API objects sets `creationTimestamp`; without one it is when this
+/// node was first built.
 pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
     let (capacity, allocatable) = resources(inputs);
     let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
@@ -92,6 +96,7 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
             },
             node_info: node_info(inputs),
             images: inputs.images.to_vec(),
+            volumes_in_use: inputs.volumes_in_use.unwrap_or_default().to_vec(),
             runtime_handlers: inputs.runtime.map(handlers).unwrap_or_default(),
             features: inputs
                 .runtime
@@ -202,10 +207,37 @@ fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
     }
 }
 
+/// A Node as it is written to the control plane.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeReport {
+    /// The Node.
+    pub node: Arc<Node>,
+    /// Whether `status.volumesInUse` is known. If it is not, the control plane keeps the list that it has: a list without a
+    /// volume would permit its detachment (volumes.md §3.15).
+    pub has_volumes_in_use: bool,
+}
+
+impl NodeReport {
+    /// The Node as JSON. `status.volumesInUse` is an empty list if no volume is in use, and absent if the list is not known.
+    ///
+    /// # Errors
+    /// The Node cannot be encoded.
+    pub fn to_json(&self) -> serde_json::Result<Value> {
+        let mut json = serde_json::to_value(&*self.node)?;
+        if self.has_volumes_in_use {
+            json["status"]["volumesInUse"] = json!(self.node.status.volumes_in_use);
+        }
+        Ok(json)
+    }
+}
+
 /// Whether a Node is written at once: none was written before, or it differs from the last written one in more than heartbeat
 /// times.
-pub fn worth_reporting(written: Option<&Node>, node: &Node) -> bool {
-    written.is_none_or(|written| without_heartbeats(written) != without_heartbeats(node))
+pub fn worth_reporting(written: Option<&NodeReport>, report: &NodeReport) -> bool {
+    written.is_none_or(|written| {
+        written.has_volumes_in_use != report.has_volumes_in_use
+            || without_heartbeats(&written.node) != without_heartbeats(&report.node)
+    })
 }
 
 /// How long an unchanged Node waits until it is written again, in milliseconds (node-and-api.md §9.8). After a change it is from

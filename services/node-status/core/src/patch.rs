@@ -34,7 +34,9 @@ const OWN_LABELS: [&str; 11] = [
 
 /// Fields of a Node's status that another client may change. Others are not compared: an older server may not know them, so that
 /// they would always differ.
-const CONTESTED: [&str; 4] = ["conditions", "addresses", "capacity", "allocatable"];
+const CONTESTED: [&str; 5] = ["conditions", "addresses", "capacity", "allocatable", VOLUMES_IN_USE];
+/// The volumes that the controller must not detach. The server keeps its list while ours is not known.
+const VOLUMES_IN_USE: &str = "volumesInUse";
 
 /// Fields of a pod's status that the agent owns; other fields are left alone.
 const OWN_FIELDS: [&str; 13] = [
@@ -131,6 +133,7 @@ pub fn node_patch(live: &Value, ours: &Value, external_cloud: bool) -> Option<Va
             }
             // Sent whole: otherwise the server would keep the heartbeat times of some.
             "conditions" => drop(status.insert(field.clone(), value.clone())),
+            VOLUMES_IN_USE if is_empty(value) => drop(status.insert(field.clone(), Value::Null)),
             _ => drop(status.insert(field.clone(), merge_patch(old, value))),
         }
     }

@@ -395,6 +395,26 @@ fn a_node_drifts_by_changes_of_other_clients_and_not_by_heartbeats() {
 }
 
 #[test]
+fn the_server_keeps_its_volumes_in_use_until_ours_are_known() {
+    let with = |volumes: &[&str]| {
+        let mut node = node();
+        node["status"]["volumesInUse"] = json!(volumes);
+        node
+    };
+    let mut live = registered();
+    live["status"]["volumesInUse"] = json!(["a", "b"]);
+    assert_eq!(node_patch(&live, &node(), false), None, "not known");
+    assert_eq!(node_patch(&live, &with(&["a", "b"]), false), None);
+    for (ours, sent) in [(with(&["b"]), json!(["b"])), (with(&[]), json!(null))] {
+        let patch = json!({"status": {"volumesInUse": sent}});
+        assert_eq!(node_patch(&live, &ours, false), Some(patch));
+        assert!(node_drifts(&live, &ours, false), "another client has changed the list");
+    }
+    assert!(!node_drifts(&live, &node(), false), "not known");
+    assert_eq!(node_patch(&registered(), &with(&[]), false), None, "absent and empty are the same");
+}
+
+#[test]
 fn an_own_annotation_that_is_no_longer_reported_is_removed() {
     let mut live = registered();
     let attach = "volumes.kubernetes.io/controller-managed-attach-detach";

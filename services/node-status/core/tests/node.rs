@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use keelson_kube_model::{ContainerImage, Node};
 use keelson_node_status_core::{
-    AddressInputs, Machine, NodeInputs, RuntimeHandler, RuntimeImage, RuntimeState, build_node,
+    AddressInputs, Machine, NodeInputs, NodeReport, RuntimeHandler, RuntimeImage, RuntimeState, build_node,
     listed_images, report_after_ms, worth_reporting,
 };
 use serde_json::{Value, json};
@@ -56,6 +57,7 @@ struct Fixture {
     machine: Option<Machine>,
     runtime: Option<RuntimeState>,
     images: Vec<ContainerImage>,
+    volumes_in_use: Option<Vec<String>>,
     address: Option<&'static str>,
     name: &'static str,
     created: i64,
@@ -70,6 +72,7 @@ impl Fixture {
             machine: Some(machine()),
             runtime: Some(runtime()),
             images: Vec::new(),
+            volumes_in_use: None,
             address: Some("192.168.7.2"),
             name: "edge-1",
             created: 1_600_000_000,
@@ -94,6 +97,7 @@ impl Fixture {
                 machine: self.machine.as_ref(),
                 runtime: self.runtime.as_ref(),
                 images: &self.images,
+                volumes_in_use: self.volumes_in_use.as_deref(),
                 service_errors: &[],
                 created_unix_seconds: self.created,
                 now_unix_seconds: self.now,
@@ -329,15 +333,18 @@ fn a_changed_heartbeat_time_alone_is_not_written_early() {
         new.last_transition_time.clone_from(&old.last_transition_time);
     }
     assert_ne!(written, later);
-    assert!(worth_reporting(None, &later));
-    assert!(!worth_reporting(Some(&written), &later));
+    let written = report(written, true);
+    assert!(worth_reporting(None, &report(later.clone(), true)));
+    assert!(!worth_reporting(Some(&written), &report(later.clone(), true)));
+    assert!(worth_reporting(Some(&written), &report(later.clone(), false)), "whether the list is known");
     type Change = fn(&mut Node);
-    let changes: [Change; 9] = [
+    let changes: [Change; 10] = [
         |n| n.metadata.labels.clear(),
         |n| n.spec.unschedulable = Some(true),
         |n| n.status.addresses.clear(),
         |n| n.status.capacity.clear(),
         |n| n.status.images.push(ContainerImage::default()),
+        |n| n.status.volumes_in_use.push("v".into()),
         |n| n.status.node_info.boot_id.clear(),
         |n| n.status.features = Some(Default::default()),
         |n| n.status.conditions[3].message.clear(),
@@ -346,10 +353,27 @@ fn a_changed_heartbeat_time_alone_is_not_written_early() {
     for (at, change) in changes.iter().enumerate() {
         let mut changed = later.clone();
         change(&mut changed);
-        assert!(worth_reporting(Some(&written), &changed), "change {at}");
+        assert!(worth_reporting(Some(&written), &report(changed, true)), "change {at}");
     }
     later.status.conditions.pop();
-    assert!(worth_reporting(Some(&written), &later));
+    assert!(worth_reporting(Some(&written), &report(later, true)));
+}
+
+fn report(node: Node, has_volumes_in_use: bool) -> NodeReport {
+    NodeReport { node: Arc::new(node), has_volumes_in_use }
+}
+
+#[test]
+fn volumes_in_use_are_absent_while_unknown_and_an_empty_list_if_there_are_none() {
+    let volumes = |volumes_in_use: Option<&[&str]>| {
+        let volumes_in_use = volumes_in_use.map(|names| names.iter().map(ToString::to_string).collect());
+        let has_volumes_in_use = volumes_in_use.is_some();
+        let node = Fixture { volumes_in_use, ..Fixture::good() }.node();
+        report(node, has_volumes_in_use).to_json().unwrap()["status"].get("volumesInUse").cloned()
+    };
+    assert_eq!(volumes(None), None);
+    assert_eq!(volumes(Some(&[])), Some(json!([])));
+    assert_eq!(volumes(Some(&["a", "b"])), Some(json!(["a", "b"])));
 }
 
 #[test]

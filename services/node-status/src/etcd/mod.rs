@@ -20,8 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_config::{Etcd as Settings, ServiceName};
 use keelson_etcd::{Etcd, EtcdError, NodeKeys};
-use keelson_kube_model::Node;
-use keelson_node_status_core::{PodReport, PodUpdate};
+use keelson_node_status_core::{NodeReport, PodReport, PodUpdate};
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, EventRing};
@@ -142,8 +141,8 @@ impl ControlPlaneWriter for EtcdWriter {
         renewed
     }
 
-    async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
-        let json = serde_json::to_vec(node).map_err(|error| WriteError::Refused {
+    async fn write_node(&self, report: &NodeReport) -> Result<(), WriteError> {
+        let json = serde_json::to_vec(&*report.node).map_err(|error| WriteError::Refused {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;

@@ -237,7 +237,7 @@ mod unchanged_status_tests;
 mod tests {
     use keelson_config::{Config, Kubernetes};
     use keelson_kube_model::{Node, annotations};
-    use keelson_node_status_core::{PodDocument, PodUpdate};
+    use keelson_node_status_core::{NodeReport, PodDocument, PodUpdate};
     use keelson_service_kit::Context;
     use serde_json::json;
     use tokio::time::Instant;
@@ -272,6 +272,11 @@ mod tests {
         writer.write_pod(update).await.unwrap();
     }
 
+    /// A report of this Node whose volumes in use are not known.
+    fn node_report(node: Value) -> NodeReport {
+        NodeReport { node: serde_json::from_value::<Node>(node).unwrap().into(), has_volumes_in_use: false }
+    }
+
     /// The queued jobs.
     fn jobs(writer: &KubernetesWriter) -> Vec<String> {
         let mut queue = writer.queue();
@@ -287,8 +292,7 @@ mod tests {
         let writer = writer();
         report(&writer, "s", "file", "1").await;
         let next = || writer.next_job().map(|pending| pending.job);
-        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
-        writer.write_node(&node).await.unwrap();
+        writer.write_node(&node_report(json!({"metadata": {"name": "n1"}}))).await.unwrap();
         assert!(matches!(next(), Some(Job::Node(_))));
         // Without its Node it is deferred, and taken as soon as there is one.
         let mirror = writer.next_job().unwrap();
@@ -332,8 +336,7 @@ mod tests {
             let condition = json!({"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat});
             json!({"metadata": {"name": "n1", "uid": "u"}, "status": {"conditions": [condition]}})
         };
-        let of = |value: Value| serde_json::from_value::<Node>(value).unwrap();
-        writer.write_node(&of(node("True", "2026-01-01T00:00:00Z"))).await.unwrap();
+        writer.write_node(&node_report(node("True", "2026-01-01T00:00:00Z"))).await.unwrap();
         let own = jobs(&writer);
         assert_eq!(own.len(), 1);
         writer.observe_node(&node("True", "2026-01-01T00:05:00Z"));
@@ -369,7 +372,7 @@ mod tests {
         let node = |addresses: Value| json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
         report(&writer, "a", API, "").await;
         let own = node(json!([{"type": "Hostname", "address": "n1"}]));
-        writer.write_node(&serde_json::from_value(own).unwrap()).await.unwrap();
+        writer.write_node(&node_report(own)).await.unwrap();
         writer.requeue_drifted();
         jobs(&writer);
         let addresses = json!([{"type": "InternalIP", "address": "10.0.0.7"}]);

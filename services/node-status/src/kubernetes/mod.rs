@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use keelson_config::{CredentialRefusal, Kubernetes as Settings, ServiceName};
 use keelson_kube_api::{KubeApi, KubeError, Limiter, Object, Patch, Resource, RestMetrics};
+use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
-use keelson_kube_model::{Node, PodFullName};
 use keelson_node_status_core::drift::differs;
 use keelson_node_status_core::patch::{
     OwnStatus, add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
-use keelson_node_status_core::{PodReport, PodUpdate};
+use keelson_node_status_core::{NodeReport, PodReport, PodUpdate};
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
@@ -348,8 +348,8 @@ impl ControlPlaneWriter for KubernetesWriter {
         renewed.map_err(|error| write_error("the node's lease", &error))
     }
 
-    async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
-        let value = serde_json::to_value(node).map_err(|error| WriteError::Refused {
+    async fn write_node(&self, report: &NodeReport) -> Result<(), WriteError> {
+        let value = report.to_json().map_err(|error| WriteError::Refused {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;

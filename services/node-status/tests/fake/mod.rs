@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use keelson_config::{Config, ServiceName};
-use keelson_kube_model::Node;
-use keelson_node_status::{ControlPlaneWriter, GonePods, PodUpdate, ReportState, WriteError};
+use keelson_node_status::{ControlPlaneWriter, GonePods, NodeReport, PodUpdate, ReportState, WriteError};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::events::v1::Event;
@@ -24,7 +23,7 @@ use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
 use keelson_service_kit::{Context, EventRing, WatchHub, WatchItem};
 use keelson_testkit::fakes::{
-    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, StreamAnswer,
+    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, FakeVolumeManager, StreamAnswer,
 };
 use tonic::service::Routes;
 
@@ -56,6 +55,8 @@ pub struct FakePeers {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, ps::PodDocument>,
     pub images: FakeImages,
+    /// It has not reported the volumes in use.
+    pub volumes: FakeVolumeManager,
     machine: WatchHub<(), rm::Machine>,
     runtime: WatchHub<(), rt::RuntimeState>,
     admins: HashMap<ServiceName, FakeAdmin>,
@@ -70,6 +71,7 @@ impl FakePeers {
             dir: tempfile::tempdir().unwrap(),
             pods: WatchHub::new(),
             images: FakeImages::default(),
+            volumes: FakeVolumeManager::default(),
             machine: WatchHub::new(),
             runtime: WatchHub::new(),
             admins: all.iter().map(|name| (*name, FakeAdmin::default())).collect(),
@@ -78,6 +80,7 @@ impl FakePeers {
         };
         let own = peers.context(ServiceName::NodeStatus).config;
         std::fs::create_dir_all(own.paths.socket_dir(ServiceName::NodeStatus)).unwrap();
+        peers.volumes.watch_volumes_in_use.replay([]);
         for name in all {
             peers.stuck(*name, false);
             peers.restart(*name).await;
@@ -144,6 +147,7 @@ impl FakePeers {
                 .add_service(runtime_shim(&self.runtime).server())
                 .add_service(self.images.service.server()),
             ServiceName::ResourceManager => routes.add_service(resource_manager(&self.machine).server()),
+            ServiceName::VolumeManager => routes.add_service(self.volumes.server()),
             _ => routes,
         };
         let config = self.context(service).config;
@@ -252,7 +256,7 @@ impl ControlPlaneWriter for RecordingWriter {
         Ok(())
     }
 
-    async fn write_node(&self, _: &Node) -> Result<(), WriteError> {
+    async fn write_node(&self, _: &NodeReport) -> Result<(), WriteError> {
         Ok(())
     }
 

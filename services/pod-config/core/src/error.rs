@@ -13,7 +13,7 @@ pub enum ManifestErrorKind {
     Syntax,
     /// The document is an object of a kind that is not supported here.
     WrongKind,
-    /// A Pod, Secret or ConfigMap breaks a rule of the API or of static pods.
+    /// An object breaks a rule of the API or of static pods.
     Invalid,
     /// The object is valid, but another one has its name or UID already.
     Duplicate,

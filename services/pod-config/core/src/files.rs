@@ -48,7 +48,7 @@ pub struct SourceError {
 pub struct SourceSet {
     /// Its pods, ordered by path.
     pub pods: Vec<Arc<DesiredPod>>,
-    /// Its Secrets and ConfigMaps.
+    /// Its other objects.
     pub objects: BTreeMap<ObjectKey, Arc<StoredObject>>,
     /// Errors of rejected files and documents.
     pub errors: Vec<SourceError>,
@@ -197,7 +197,7 @@ impl SourceFiles {
         {
             let key = &object.key;
             if let Some(first) = set.objects.get(key) {
-                let what = format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name);
+                let what = format!("the {key}");
                 let first = format!("{}:{}", first.origin, first.line);
                 set.errors.push(duplicate(path, (object.document, object.line), &what, &first, None));
                 continue;
@@ -236,7 +236,7 @@ fn pod_key(namespace: &str, name: &str) -> String {
 }
 
 fn object_key(key: &ObjectKey) -> String {
-    format!("{} {}/{}", key.kind.as_str(), key.namespace, key.name)
+    key.to_string()
 }
 
 fn duplicate(path: &str, at: (u32, u32), what: &str, first: &str, pod: Option<PodFullName>) -> SourceError {

@@ -6,6 +6,9 @@
 //! | [`manifest`] | which objects a manifest contains, and where |
 //! | [`static_pod`] | how a Pod of a manifest is defaulted, named and validated for this node (pod-lifecycle.md §2.1) |
 //! | [`object`] | how a Secret or ConfigMap of a manifest is defaulted and validated |
+//! | `volume_object` | how a PersistentVolume or claim of a manifest is defaulted and validated |
+//! | [`volume_spec`] | what validation and binder read of a PersistentVolume or claim |
+//! | [`binder`] | which PersistentVolume each claim is bound to on a node without an API server |
 //! | [`stored`] | how the value of an etcd key is read (architecture §6) |
 //! | [`files`] | how the files of one source are combined: duplicates, last good versions, errors |
 //! | [`merge`] | which changes a new set of a source makes (pod-lifecycle.md §2.5) |
@@ -18,9 +21,10 @@
 //! | [`mutation`] | which service may change which objects at the API server |
 //! | [`node`] | the Node object until a control plane has one |
 //!
-//! [`parse_file`] combines [`manifest`], [`static_pod`] and [`object`].
+//! [`parse_file`] combines [`manifest`], [`static_pod`], [`object`] and the private `volume_object`.
 
 pub mod api_pod;
+pub mod binder;
 pub mod desired_pod;
 pub mod error;
 pub mod files;
@@ -39,6 +43,9 @@ pub mod service_env;
 pub mod static_pod;
 pub mod stored;
 pub mod token;
+mod volume_object;
+mod volume_rules;
+pub mod volume_spec;
 
 pub use error::{ManifestError, ManifestErrorKind};
 pub use parse::{FileContent, ManifestWarning, parse_file, validate_documents};

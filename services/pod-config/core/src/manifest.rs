@@ -1,7 +1,7 @@
 //! Reads the objects in a manifest.
 //!
 //! Parity: the kubelet takes one Pod per file; here a file may also contain a `PodList`, a `List`, several documents separated by
-//! `---`, and Secrets and ConfigMaps.
+//! `---`, and Secrets, ConfigMaps, PersistentVolumes and PersistentVolumeClaims.
 
 use std::borrow::Cow;
 
@@ -27,6 +27,10 @@ pub enum Kind {
     Secret,
     /// A ConfigMap that pods of this node may use.
     ConfigMap,
+    /// A volume that a claim of this node may be bound to. It has no namespace.
+    PersistentVolume,
+    /// A claim to a volume, which pods of this node may use.
+    PersistentVolumeClaim,
 }
 
 impl Kind {
@@ -36,12 +40,32 @@ impl Kind {
             Self::Pod => "Pod",
             Self::Secret => "Secret",
             Self::ConfigMap => "ConfigMap",
+            Self::PersistentVolume => "PersistentVolume",
+            Self::PersistentVolumeClaim => "PersistentVolumeClaim",
         }
     }
 
     /// Parses the value of the field `kind`.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Pod, Self::Secret, Self::ConfigMap].into_iter().find(|kind| kind.as_str() == text)
+        [Self::Pod, Self::Secret, Self::ConfigMap, Self::PersistentVolume, Self::PersistentVolumeClaim]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+    }
+
+    /// Whether objects of this kind have a namespace.
+    pub fn is_namespaced(self) -> bool {
+        match self {
+            Self::Pod | Self::Secret | Self::ConfigMap | Self::PersistentVolumeClaim => true,
+            Self::PersistentVolume => false,
+        }
+    }
+
+    /// Whether it is a PersistentVolume or a claim.
+    pub fn is_volume_object(self) -> bool {
+        match self {
+            Self::Pod | Self::Secret | Self::ConfigMap => false,
+            Self::PersistentVolume | Self::PersistentVolumeClaim => true,
+        }
     }
 }
 
@@ -386,7 +410,8 @@ fn kind_of(
             position,
             path,
             format!(
-                "cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets and ConfigMaps of v1"
+                "cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets, ConfigMaps, \
+                 PersistentVolumes and PersistentVolumeClaims of v1"
             ),
         )),
     }

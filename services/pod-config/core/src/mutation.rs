@@ -189,7 +189,7 @@ fn allowed_mutations(callers: &[&str]) -> String {
 }
 
 /// Whether it is a valid object name that is safe in a URL path.
-fn is_object_name(name: &str) -> bool {
+pub fn is_object_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     !name.is_empty() && name.len() <= 253 && !name.starts_with('.') && name.chars().all(is_plain)
 }

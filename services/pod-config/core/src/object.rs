@@ -1,5 +1,6 @@
 //! Secrets and ConfigMaps from manifests (architecture §6).
 
+use std::fmt;
 use std::sync::Arc;
 
 use keelson_kube_model::{base64, fill_nulls};
@@ -9,24 +10,35 @@ use crate::error::{ManifestError, ManifestErrorKind};
 use crate::manifest::{Document, Kind};
 use crate::object_rules;
 
-/// Identifies a Secret or ConfigMap.
+/// Identifies an object of a manifest other than a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Secret or ConfigMap.
+    /// Any kind except Pod.
     pub kind: Kind,
-    /// `metadata.namespace`.
+    /// `metadata.namespace`; empty for a PersistentVolume.
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
 }
 
-/// A Secret or ConfigMap as the API would return it.
+impl fmt::Display for ObjectKey {
+    /// `<kind> <namespace>/<name>`, or `<kind> <name>` if it has no namespace.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name } = self;
+        let kind = kind.as_str();
+        if namespace.is_empty() { write!(f, "{kind} {name}") } else { write!(f, "{kind} {namespace}/{name}") }
+    }
+}
+
+/// An object of a manifest other than a pod, as the API would return it; a PersistentVolume or claim before it is bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     /// Its kind, namespace and name.
     pub key: ObjectKey,
     /// The object as JSON.
     pub json: Arc<[u8]>,
+    /// Identifies what was written of a PersistentVolume or claim, also over restarts and releases; empty for other kinds.
+    pub digest: String,
     /// Document in its file, 1-based.
     pub document: u32,
     /// Line where its document begins, 1-based.
@@ -68,7 +80,9 @@ pub(crate) fn prepare(document: Document, origin: &str) -> Result<StoredObject, 
             object_rules::check(object, false, &mut fail);
             normalise(object, "binaryData");
         }
-        Kind::Pod => fail("kind", "a Pod is neither a Secret nor a ConfigMap"),
+        Kind::Pod | Kind::PersistentVolume | Kind::PersistentVolumeClaim => {
+            fail("kind", "neither a Secret nor a ConfigMap");
+        }
     }
     if !errors.is_empty() {
         return Err(errors);
@@ -78,13 +92,18 @@ pub(crate) fn prepare(document: Document, origin: &str) -> Result<StoredObject, 
     Ok(StoredObject {
         key: ObjectKey { kind, namespace, name },
         json: json.into(),
+        digest: String::new(),
         document: place.number,
         line: place.line,
         origin: origin.to_owned(),
     })
 }
 
-fn identity(object: &mut Map<String, Value>, fail: &mut impl FnMut(&str, &str)) -> (String, String) {
+/// Name and namespace of an object. The namespace is `default` if there is none.
+pub(crate) fn identity(
+    object: &mut Map<String, Value>,
+    fail: &mut impl FnMut(&str, &str),
+) -> (String, String) {
     let metadata = object.entry("metadata").or_insert_with(|| json!({}));
     let Some(metadata) = metadata.as_object_mut() else {
         fail("metadata", "not an object");
@@ -107,7 +126,8 @@ fn identity(object: &mut Map<String, Value>, fail: &mut impl FnMut(&str, &str)) 
     (name, namespace)
 }
 
-fn is_dns_name(text: &str) -> bool {
+/// Whether it is lower case letters, digits, '-' and '.', as in a DNS name.
+pub(crate) fn is_dns_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     text.len() <= 253
         && text.split('.').all(|label| {

@@ -89,11 +89,19 @@ pub enum SingleRun {
 impl SingleRun {
     /// Whether `pod` must not run twice, and why.
     pub fn of(pod: &Pod) -> Option<Self> {
+        Self::with_node_local_claims(pod, |_| false)
+    }
+
+    /// As [`SingleRun::of`], where `is_node_local` tells by its name whether a claim of the pod's namespace is bound to a path of
+    /// this node, which no other node can use.
+    pub fn with_node_local_claims(pod: &Pod, is_node_local: impl Fn(&str) -> bool) -> Option<Self> {
         if pod.metadata.owner_references.iter().any(|owner| owner.kind == "StatefulSet") {
             return Some(Self::StatefulSet);
         }
-        let has_claim =
-            |volume: &&Volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
+        let has_claim = |volume: &&Volume| {
+            let claim = volume.persistent_volume_claim.as_ref();
+            claim.is_some_and(|claim| !is_node_local(&claim.claim_name)) || volume.ephemeral.is_some()
+        };
         let volume = pod.spec.volumes.iter().find(has_claim)?;
         Some(Self::Claim { volume: volume.name.clone() })
     }

@@ -10,6 +10,7 @@ use crate::error::ManifestError;
 use crate::manifest::{Document, Kind, decode_text, read_http_body, read_manifest, with_positions};
 use crate::object::{self, StoredObject};
 use crate::static_pod::{self, StaticRules};
+use crate::volume_object;
 
 /// Maximum number of errors reported for one file.
 const MAX_ERRORS: usize = 20;
@@ -19,7 +20,7 @@ const MAX_ERRORS: usize = 20;
 pub struct FileContent {
     /// Its pods, in order.
     pub pods: Vec<Arc<DesiredPod>>,
-    /// Its Secrets and ConfigMaps, in order.
+    /// Its other objects, in order.
     pub objects: Vec<Arc<StoredObject>>,
     /// What is not used as it was written.
     pub warnings: Vec<ManifestWarning>,
@@ -96,6 +97,17 @@ pub fn validate_documents(
                 }
                 Err(found) => errors.extend(found),
             },
+            Kind::PersistentVolume | Kind::PersistentVolumeClaim => {
+                match volume_object::prepare(document, path, rules) {
+                    Ok(prepared) => {
+                        content.warnings.extend(warnings(line, converted, None));
+                        let to_warning = |message| ManifestWarning { line, pod: None, message };
+                        content.warnings.extend(prepared.warnings.into_iter().map(to_warning));
+                        content.objects.push(Arc::new(prepared.object));
+                    }
+                    Err(found) => errors.extend(found),
+                }
+            }
         }
     }
     if !errors.is_empty() {

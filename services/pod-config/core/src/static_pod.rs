@@ -32,7 +32,7 @@ impl StaticRules {
         if has_api_server { Self { allowed: AllowedReferences::default(), ..rules } } else { rules }
     }
 
-    /// The rules without an API server: manifests may contain Secrets and ConfigMaps.
+    /// The rules without an API server: manifests may contain Secrets, ConfigMaps, PersistentVolumes and claims.
     pub fn standalone(node_name: &str) -> Self {
         let allowed = AllowedReferences { config_maps: true, secrets: true };
         Self { node_name: node_name.to_owned(), allowed, stored: None, url: false }
@@ -42,6 +42,11 @@ impl StaticRules {
     #[must_use]
     pub fn for_url(self) -> Self {
         Self { url: true, ..self }
+    }
+
+    /// Whether an API server has the objects of this node.
+    pub fn has_api_server(&self) -> bool {
+        self.allowed == AllowedReferences::default()
     }
 
     /// The name on this node of a pod of the manifest.
@@ -137,9 +142,9 @@ fn validation_errors(pod: &Pod, place: &DocumentPlace, rules: &StaticRules) -> V
     let fail = |field: &str, message: String| place.error(ManifestErrorKind::Invalid, field, message);
     let mut errors: Vec<_> =
         validate_pod(pod).into_iter().map(|found| fail(&found.field, found.message)).collect();
-    if let Some(resource) = static_pod_api_references(pod, rules.allowed) {
-        // Secrets and ConfigMaps are forbidden only with an API server.
-        let why = if rules.allowed == AllowedReferences::default() {
+    if let Some(resource) = api_reference(pod, rules) {
+        // Secrets, ConfigMaps and claims are forbidden only with an API server.
+        let why = if rules.has_api_server() {
             "the API server refuses its mirror pod; use a pod of the API instead"
         } else {
             "there are none without an API server"
@@ -148,6 +153,16 @@ fn validation_errors(pod: &Pod, place: &DocumentPlace, rules: &StaticRules) -> V
         errors.push(fail(field_of(&resource), message));
     }
     errors
+}
+
+/// The resource of an API object to which the pod may not refer. Without an API server manifests may define claims.
+fn api_reference(pod: &Pod, rules: &StaticRules) -> Option<String> {
+    if rules.has_api_server() || pod.spec.volumes.iter().all(|v| v.persistent_volume_claim.is_none()) {
+        return static_pod_api_references(pod, rules.allowed);
+    }
+    let mut without_claims = pod.clone();
+    without_claims.spec.volumes.retain(|volume| volume.persistent_volume_claim.is_none());
+    static_pod_api_references(&without_claims, rules.allowed)
 }
 
 /// Annotations that the agent writes for itself. In a manifest they would assign the pod to another source, or make it a mirror

@@ -1,4 +1,4 @@
-//! Pods, Secrets and ConfigMaps in etcd, one per key (architecture §6).
+//! Pods and other objects in etcd, one per key (architecture §6).
 //!
 //! Parity: a kubelet has no store but the API. A pod in etcd is treated like an API pod: it keeps its name, is evicted and
 //! preempted by its priority class, and its image may be changed while it runs. As in the API, the rest of its spec is immutable;
@@ -8,15 +8,16 @@ use keelson_kube_model::PodFullName;
 
 use crate::error::{ManifestError, ManifestErrorKind};
 use crate::manifest::Kind;
+use crate::object::ObjectKey;
 use crate::parse::{FileContent, parse_file};
 use crate::static_pod::StaticRules;
 
 /// The object that a key must contain, from the key's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedObject<'a> {
-    /// Pod, Secret or ConfigMap.
+    /// Its kind.
     pub kind: Kind,
-    /// Its namespace.
+    /// Its namespace; empty for a PersistentVolume.
     pub namespace: &'a str,
     /// Its name.
     pub name: &'a str,
@@ -43,11 +44,13 @@ pub fn parse_stored(
     match *found.as_slice() {
         [(k, ns, n)] if k == kind && ns == namespace && n == name => Ok(content),
         [(k, ns, n)] => {
-            let message = format!(
-                "the key is for the {} {namespace}/{name}, but the object is the {} {ns}/{n}",
-                kind.as_str(),
-                k.as_str()
-            );
+            let key = |kind, namespace: &str, name: &str| ObjectKey {
+                kind,
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            };
+            let (wanted, found) = (key(kind, namespace, name), key(k, ns, n));
+            let message = format!("the key is for the {wanted}, but the object is the {found}");
             let field = if k != kind {
                 "kind"
             } else if ns != namespace {

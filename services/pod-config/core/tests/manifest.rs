@@ -251,6 +251,12 @@ fn references_to_api_objects_are_refused_by_kind() {
         (
             "  volumes:\n  - name: v\n    persistentVolumeClaim: {claimName: c}\n",
             "persistentvolumeclaims",
+            false,
+        ),
+        (
+            "  volumes:\n  - name: v\n    ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], \
+             resources: {requests: {storage: 1Gi}}}}}\n",
+            "persistentvolumeclaims",
             true,
         ),
         ("  volumes:\n  - name: v\n    csi: {driver: d}\n", "csidrivers", true),

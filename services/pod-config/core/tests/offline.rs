@@ -110,3 +110,18 @@ fn a_clock_that_was_set_back_counts_as_age_zero() {
     assert_eq!(contact_age(Some(i64::MIN), i64::MAX), Some(Duration::from_secs(i64::MAX.cast_unsigned())));
     assert_eq!(contact_age(None, 100), None);
 }
+
+#[test]
+fn a_claim_to_a_path_of_this_node_is_no_reason_to_run_once() {
+    let volumes = |claims: &[&str]| -> Vec<serde_json::Value> {
+        let volume = |name| serde_json::json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+        claims.iter().map(volume).collect()
+    };
+    let single_run = |claims: &[&str]| {
+        let pod = serde_json::json!({"metadata": {"name": "p"}, "spec": {"volumes": volumes(claims)}});
+        let pod: keelson_kube_model::Pod = serde_json::from_value(pod).unwrap();
+        SingleRun::with_node_local_claims(&pod, |claim| claim == "local")
+    };
+    assert_eq!(single_run(&["local"]), None);
+    assert_eq!(single_run(&["local", "shared"]), Some(SingleRun::Claim { volume: "shared".into() }));
+}

@@ -37,7 +37,8 @@ async fn an_edit_of_one_file_decodes_only_that_file_and_sends_only_its_pod() {
     let ctx = Context::detached(ServiceName::PodConfig, config);
     let location = folder.path().display().to_string();
     let checkpoint = Checkpoint::default();
-    let desired = DesiredState::new(&ctx, &[(FILE, location)], checkpoint.clone(), BTreeMap::new());
+    let desired =
+        DesiredState::new(&ctx, &[(FILE, location)], checkpoint.clone(), BTreeMap::new(), BTreeMap::new());
     let (rows, owners) = (BTreeMap::new(), NameOwners::new());
     let mut source = FileSource::new(&ctx, folder.path(), desired, checkpoint, rows, owners);
     let changed = |names: &[&str]| Batch {

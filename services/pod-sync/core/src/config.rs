@@ -185,6 +185,18 @@ pub enum ConfigError {
         /// The volume.
         volume: String,
     },
+    /// A block device cannot be passed to a container.
+    #[error("cannot pass volume {volume:?} to container {container:?} as the device {path:?}: {detail}")]
+    VolumeDevice {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+        /// The path in the container.
+        path: String,
+        /// Why.
+        detail: &'static str,
+    },
     /// `subPathExpr` names a variable that the container does not have, or leads out of the volume.
     #[error("subPath {path:?} of volumeMount {mount:?} of container {container:?}: {detail}")]
     SubPath {

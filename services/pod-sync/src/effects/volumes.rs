@@ -20,6 +20,11 @@ use crate::state::pod_state::DesiredPod;
 /// The deadline of one call; it is made again while the answer is outstanding.
 const CALL: Duration = Duration::from_secs(60);
 
+/// The owner of a wait that names no other.
+const VOLUME_MANAGER: &str = "volume-manager";
+/// The reason of volume-manager's status when a call ends and the volumes still wait for something.
+const NOT_MOUNTED: &str = "NOT_MOUNTED";
+
 /// The mounted volumes by name, each with its path on the host.
 pub type Mounts = BTreeMap<String, volume::VolumeMount>;
 
@@ -36,7 +41,7 @@ pub async fn mount(
     match await_mounts(effects, desired).await {
         Ok(mounts) => {
             let uid = desired.pod.metadata.uid.as_str();
-            effects.registry.set_step(uid, StepName::Volumes, "", Cause::done("volume-manager"));
+            effects.registry.set_step(uid, StepName::Volumes, "", Cause::done(VOLUME_MANAGER));
             *reported = None;
             Ok(mounts)
         }
@@ -52,20 +57,22 @@ async fn await_mounts(effects: &Effects, desired: &DesiredPod) -> Result<Mounts,
     loop {
         match answers.message().await?.and_then(|answer| answer.item) {
             Some(MountItem::Progress(progress)) => {
-                let cause = match progress.next_try_unix_nanos {
-                    0 => Cause::waiting("Mounting", &progress.waiting_for, "volume-manager"),
-                    next => {
-                        let owner = if progress.owner == YOU { YOU } else { "volume-manager" };
-                        Cause::failed("FailedMount", &progress.waiting_for, owner).retried_at(next)
-                    }
-                };
-                effects.registry.set_step(uid, StepName::Volumes, "", cause);
+                effects.registry.set_step(uid, StepName::Volumes, "", cause_of(&progress));
             }
             Some(MountItem::Ready(ready)) => {
                 return Ok(ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect());
             }
             None => return Err(tonic::Status::unavailable("volume-manager ended the answer")),
         }
+    }
+}
+
+/// Why volumes are not mounted yet, and who has to act: a person, a service, or a controller of the control plane.
+fn cause_of(progress: &volume::MountProgress) -> Cause {
+    let owner = if progress.owner.is_empty() { VOLUME_MANAGER.to_owned() } else { progress.owner.clone() };
+    match progress.next_try_unix_nanos {
+        0 => Cause::waiting("Mounting", &progress.waiting_for, owner),
+        next => Cause::failed("FailedMount", &progress.waiting_for, owner).retried_at(next),
     }
 }
 
@@ -88,7 +95,11 @@ fn report_mount_error(
     status: &tonic::Status,
 ) -> SyncError {
     let error = SyncError::from_status("Unable to attach or mount volumes", status);
-    let owner = if error.peer_unavailable { "volume-manager" } else { YOU };
+    // The step shows what the volumes wait for, and who has to act, also after the call that reported it has ended.
+    if keelson_service_kit::status::reason(status).as_deref() == Some(NOT_MOUNTED) {
+        return error;
+    }
+    let owner = if error.peer_unavailable { VOLUME_MANAGER } else { YOU };
     let cause = Cause::failed("FailedMount", &error.message, owner);
     effects.registry.set_step(&desired.pod.metadata.uid, StepName::Volumes, "", cause);
     let is_new = reported.replace(error.message.clone()).as_ref() != Some(&error.message);

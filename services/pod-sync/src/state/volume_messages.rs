@@ -15,7 +15,33 @@ use keelson_proto::keelson::volume_manager::v1::volume::Source;
 /// The API's default for the lifetime of a token, in seconds (volumes.md §9.6).
 const TOKEN_SECONDS: i64 = 3600;
 
-/// The volumes that some container of a pod mounts (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
+/// The sources that plugins of volume-manager provide, that CSI drivers have taken over, or that Kubernetes has removed (volumes.md §12),
+/// by wire name. volume-manager says of the last ones since when, and what to use instead. Any other source is unsupported.
+const PLUGIN_SOURCES: [&str; 21] = [
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "csi",
+    "fc",
+    "flexVolume",
+    "flocker",
+    "gcePersistentDisk",
+    "gitRepo",
+    "glusterfs",
+    "iscsi",
+    "nfs",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+    "vsphereVolume",
+];
+
+/// The volumes that some container of a pod uses (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
 /// pods may use of the machine, empty while it is unknown; `tokens`: the control plane issues service account tokens.
 pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volume::Volume> {
     let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name));
@@ -58,6 +84,10 @@ fn is_device(pod: &Pod, name: &str) -> bool {
 }
 
 fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {
+    let kinds = volume.source_kinds();
+    if kinds.len() > 1 {
+        return Source::Unsupported(kinds.join(" and "));
+    }
     if let Some(empty) = &volume.empty_dir {
         return Source::EmptyDir(volume::EmptyDir {
             medium: empty.medium.clone(),
@@ -70,6 +100,40 @@ fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) 
             r#type: host.type_.clone().unwrap_or_default(),
         });
     }
+    if let Some(claim) = claim(volume) {
+        return Source::Claim(claim);
+    }
+    if let Some(files) = files(pod, volume, allocatable, tokens) {
+        return Source::Files(files);
+    }
+    let kind = kinds.first().copied().unwrap_or("no source");
+    match volume.other.get(kind).filter(|_| PLUGIN_SOURCES.contains(&kind)) {
+        Some(source) => Source::Plugin(volume::PluginVolume {
+            kind: kind.to_owned(),
+            source_json: source.to_string().into_bytes(),
+        }),
+        None => Source::Unsupported(kind.to_owned()),
+    }
+}
+
+/// The claim of a volume. volume-manager derives the name of an `ephemeral` volume's claim from pod and volume, and only the control plane
+/// acts on its template.
+fn claim(volume: &Volume) -> Option<volume::ClaimVolume> {
+    match &volume.persistent_volume_claim {
+        Some(claim) => Some(volume::ClaimVolume {
+            claim_name: claim.claim_name.clone(),
+            ephemeral: false,
+            read_only: claim.read_only == Some(true),
+        }),
+        None => volume
+            .ephemeral
+            .as_ref()
+            .map(|_| volume::ClaimVolume { ephemeral: true, ..volume::ClaimVolume::default() }),
+    }
+}
+
+/// The files of a volume that volume-manager writes.
+fn files(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Option<volume::FileVolume> {
     let (kind, sources, mode) = if let Some(map) = &volume.config_map {
         let source = object("ConfigMap", &map.name, &map.items, map.optional);
         (Kind::ConfigMap, vec![source], map.default_mode)
@@ -82,9 +146,9 @@ fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) 
     } else if let Some(projected) = &volume.projected {
         (Kind::Projected, projections(pod, projected, allocatable, tokens), projected.default_mode)
     } else {
-        return Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned());
+        return None;
     };
-    Source::Files(volume::FileVolume {
+    Some(volume::FileVolume {
         kind: kind.into(),
         sources: sources.into_iter().map(|source| volume::FileSource { source: Some(source) }).collect(),
         default_mode: mode.map(bits),
@@ -341,6 +405,80 @@ mod tests {
         let names: Vec<String> =
             messages(&pod, &ResourceList::new(), false).into_iter().map(|volume| volume.name).collect();
         assert_eq!(names, ["v", "early", "disk"]);
+    }
+
+    /// The message for the only volume of a pod, with this source.
+    fn message_of(source: &serde_json::Value) -> Source {
+        let mut volume = source.clone();
+        volume["name"] = json!("v");
+        let pod = pod(at("/v"), json!([volume]));
+        messages(&pod, &ResourceList::new(), true).remove(0).source.unwrap()
+    }
+
+    #[test]
+    fn claims_are_sent_by_name_and_ephemeral_ones_without() {
+        let claim = |claim_name: &str, ephemeral, read_only| {
+            Source::Claim(volume::ClaimVolume { claim_name: claim_name.into(), ephemeral, read_only })
+        };
+        for (source, expected) in [
+            (json!({"persistentVolumeClaim": {"claimName": "d"}}), claim("d", false, false)),
+            (
+                json!({"persistentVolumeClaim": {"claimName": "d", "readOnly": false}}),
+                claim("d", false, false),
+            ),
+            (json!({"persistentVolumeClaim": {"claimName": "d", "readOnly": true}}), claim("d", false, true)),
+            (
+                json!({"ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}),
+                claim("", true, false),
+            ),
+        ] {
+            assert_eq!(message_of(&source), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn plugin_sources_are_sent_unchanged_with_unknown_fields() {
+        for kind in PLUGIN_SOURCES {
+            let value = json!({"server": "a", "readOnly": false, "empty": "", "none": null, "new": {"list": [1, {}]}});
+            match message_of(&json!({ kind: value })) {
+                Source::Plugin(plugin) => {
+                    assert_eq!(plugin.kind, kind);
+                    let sent: serde_json::Value = serde_json::from_slice(&plugin.source_json).unwrap();
+                    assert_eq!(sent, value, "{kind}");
+                }
+                other => panic!("{kind}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn images_and_novel_sources_are_unsupported_by_their_field() {
+        for kind in ["image", "novel"] {
+            assert_eq!(message_of(&json!({ kind: {} })), Source::Unsupported(kind.into()));
+        }
+        assert_eq!(message_of(&json!({})), Source::Unsupported("no source".into()));
+        assert_eq!(message_of(&json!({"nfs": null})), Source::Unsupported("no source".into()));
+    }
+
+    #[test]
+    fn a_volume_with_two_sources_is_refused_with_both_names() {
+        let both = json!({"emptyDir": {}, "nfs": {"server": "a", "path": "/"}});
+        assert_eq!(message_of(&both), Source::Unsupported("emptyDir and nfs".into()));
+    }
+
+    #[test]
+    fn a_volume_says_whether_containers_mount_it_or_use_it_as_a_device() {
+        let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+        let mut pod = pod(at("/v"), json!([claim("v"), claim("disk"), claim("early")]));
+        let device =
+            json!([{"name": "disk", "devicePath": "/dev/x"}, {"name": "early", "devicePath": "/dev/y"}]);
+        pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
+        let uses: Vec<(String, bool, bool)> = messages(&pod, &ResourceList::new(), false)
+            .into_iter()
+            .map(|volume| (volume.name, volume.mounted, volume.device))
+            .collect();
+        let uses: Vec<(&str, bool, bool)> = uses.iter().map(|(name, m, d)| (name.as_str(), *m, *d)).collect();
+        assert_eq!(uses, [("v", true, false), ("disk", false, true), ("early", true, true)]);
     }
 
     #[test]

@@ -72,8 +72,9 @@ fn run_pod_sandbox(shim: &Shim, request: cri::RunPodSandboxRequest) -> Answer<cr
     shim.called(&format!("dns {}", config.dns_config.unwrap_or_default().servers.join(" ")));
     let wanted = config.metadata.unwrap();
     let id = format!("s{}", shim.next());
-    let namespaces = config.linux.unwrap_or_default().security_context.unwrap_or_default();
-    let network = namespaces.namespace_options.unwrap_or_default().network();
+    let context = config.linux.unwrap_or_default().security_context.unwrap_or_default();
+    shim.called(&format!("sandbox groups {:?}", context.supplemental_groups));
+    let network = context.namespace_options.unwrap_or_default().network();
     let host_network = network == cri::NamespaceMode::Node;
     let sandbox = rt::Sandbox {
         id: id.clone(),
@@ -117,8 +118,15 @@ fn create_container(
 ) -> Answer<cri::CreateContainerResponse> {
     let config = request.config.unwrap();
     let wanted = config.metadata.unwrap();
+    for device in &config.devices {
+        let cri::Device { host_path, container_path, permissions } = device;
+        shim.called(&format!("device {host_path} at {container_path} {permissions}"));
+    }
     for mount in &config.mounts {
         shim.called(&format!("mount {} at {}", mount.host_path, mount.container_path));
+        if mount.readonly {
+            shim.called(&format!("{} read-only", mount.container_path));
+        }
         if mount.recursive_read_only {
             shim.called(&format!("all of {} read-only", mount.container_path));
         }
@@ -135,6 +143,7 @@ fn create_container(
         shim.called(&format!("{file}={value}"));
     }
     let context = linux.security_context.unwrap_or_default();
+    shim.called(&format!("groups {:?}", context.supplemental_groups));
     let namespaces = context.namespace_options.unwrap_or_default();
     if namespaces.pid() == cri::NamespaceMode::Target {
         shim.called(&format!("processes of {}", namespaces.target_id));

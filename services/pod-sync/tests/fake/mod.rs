@@ -25,7 +25,7 @@ use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
 use keelson_service_kit::{
     CancellationToken, Context, Peer, PeerChannel, WatchHub, WatchItem, now_unix_nanos,
 };
-use keelson_testkit::fakes::{FakePodConfig, Recorder};
+use keelson_testkit::fakes::{FakePodConfig, FakeVolumeManager, Recorder};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -79,6 +79,7 @@ pub struct World {
     pub pods: WatchHub<String, pc::DesiredPod>,
     pub shim: Arc<Shim>,
     pub machine: FakeMachine,
+    pub volumes: FakeVolumeManager,
     /// The pod settings in the configuration of pod-sync when it starts.
     pub settings: keelson_config::Pods,
     /// Its `resolvConf`.
@@ -103,6 +104,7 @@ impl World {
         let world = Self {
             dir: tempfile::tempdir().unwrap(),
             pod_config: services::pod_config(&pods, &reported, &cluster),
+            volumes: services::volume_manager(&shim),
             pods,
             shim,
             machine: FakeMachine::new(),
@@ -115,11 +117,10 @@ impl World {
             reported,
         };
         let (config, never) = (world.config(), CancellationToken::new());
-        let volumes = services::volume_manager(&world.shim);
         for (name, routes) in [
             (ServiceName::PodConfig, Routes::new(world.pod_config.server())),
             (ServiceName::RuntimeShim, runtime_shim),
-            (ServiceName::VolumeManager, Routes::new(volumes.server())),
+            (ServiceName::VolumeManager, Routes::new(world.volumes.server())),
             (ServiceName::ResourceManager, Routes::new(world.machine.api.server())),
         ] {
             serve(&config, name, routes, &never);
@@ -246,6 +247,12 @@ impl PodSync {
             steps.into_iter().find(|step| step.name == name && matches(step))
         })
         .await
+    }
+
+    /// The summary of `ExplainPod`.
+    pub async fn summary(&self, uid: &str) -> String {
+        let request = ps::ExplainPodRequest { uid: uid.into(), ..Default::default() };
+        self.client().explain_pod(request).await.unwrap().into_inner().summary
     }
 
     /// Calls `RetryPod`.

@@ -95,7 +95,7 @@ pub fn volume_manager(shim: &Arc<Shim>) -> FakeVolumeManager {
     fake.sync.acknowledge_sets();
     fake.prepare_container.answer_with(prepare_container);
     let host_path = "/volumes/data".to_owned();
-    let data = vm::VolumeMount { name: "data".into(), host_path, read_only: false };
+    let data = vm::VolumeMount { name: "data".into(), host_path, ..vm::VolumeMount::default() };
     let ready = vm::MountsReady { volumes: vec![data], ..vm::MountsReady::default() };
     let item = Some(vm::mount_pod_response::Item::Ready(ready));
     fake.mount_pod.list([vm::MountPodResponse { item }]);

@@ -126,6 +126,11 @@ impl Shim {
         self.calls.all().iter().filter(|call| *call == method).count()
     }
 
+    /// How many calls so far begin with this text.
+    pub fn calls_beginning(&self, text: &str) -> usize {
+        self.calls.all().iter().filter(|call| call.starts_with(text)).count()
+    }
+
     pub(super) fn called(&self, method: &str) {
         self.calls.record(method.to_owned());
     }

@@ -200,11 +200,19 @@ fn owner_cause(pod: &PodRef, key: &str, claim: &PersistentVolumeClaim) -> Option
     })
 }
 
+/// Why pod-config could not bind the claim: the message of its condition `Bound`, a type that the API does not have.
+fn binding_reason(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let condition = claim.status.conditions.iter().find(|condition| condition["type"] == "Bound")?;
+    condition["message"].as_str()
+}
+
 /// What an unbound claim waits for.
 fn pending(claim: &PersistentVolumeClaim) -> Pending {
     let annotations = &claim.metadata.annotations;
     let mut provisioners = PROVISIONER_ANNOTATIONS.iter().filter_map(|name| annotations.get(*name));
-    if !claim.spec.volume_name.is_empty() {
+    if let Some(reason) = binding_reason(claim) {
+        Pending::Explained(reason.to_owned())
+    } else if !claim.spec.volume_name.is_empty() {
         Pending::Volume(claim.spec.volume_name.clone())
     } else if let Some(name) = provisioners.find(|name| !name.is_empty()) {
         Pending::Provisioner(name.clone())

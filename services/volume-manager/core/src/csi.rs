@@ -11,6 +11,7 @@
 //! | [`fs_group`] | who applies fsGroup to a volume |
 //! | [`csi_node`] | how the Node and the CSINode change when a driver comes or goes |
 //! | [`attachment`] | whether a volume has to be attached, and whether it is |
+//! | [`source`] | what the source in a PersistentVolume or a pod says |
 //!
 //! This file has the CSIDriver, which several of them read.
 
@@ -25,6 +26,7 @@ pub mod error_class;
 pub mod fs_group;
 pub mod paths;
 pub mod registration;
+pub mod source;
 pub mod vol_data;
 pub mod volume_context;
 

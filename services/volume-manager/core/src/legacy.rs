@@ -7,8 +7,8 @@ use serde_json::Value;
 pub use fields::{FieldError, LegacyError};
 pub use removed::{Disabled, Removed};
 
-use crate::objects::{PersistentVolume, Strings, VolumeNodeAffinity};
-use crate::sources::SecretReference;
+pub use crate::csi::source::CsiSource;
+use crate::objects::{PersistentVolume, VolumeNodeAffinity};
 use fields::Fields;
 use topology::TopologyKeys;
 
@@ -129,27 +129,6 @@ impl Migrated {
     }
 }
 
-/// `spec.csi` of a PersistentVolume, as far as a node needs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CsiSource {
-    /// The name of the driver.
-    pub driver: &'static str,
-    /// The driver's id of the volume.
-    pub volume_handle: String,
-    /// The filesystem; empty: the driver's default.
-    pub fs_type: String,
-    /// The volume is mounted read-only.
-    pub read_only: bool,
-    /// `volumeAttributes`.
-    pub attributes: Strings,
-    /// `nodeStageSecretRef`.
-    pub node_stage_secret: Option<SecretReference>,
-    /// `nodePublishSecretRef`.
-    pub node_publish_secret: Option<SecretReference>,
-    /// `nodeExpandSecretRef`.
-    pub node_expand_secret: Option<SecretReference>,
-}
-
 /// Translates the source with the wire name `kind` and the JSON `spec`.
 ///
 /// Depends only on the arguments. The controllers of the control plane translate the same source by the same rules, so
@@ -187,14 +166,11 @@ impl Plugin {
     /// A volume of the driver without attributes and secrets.
     fn volume(&self, volume_handle: impl Into<String>, fs_type: &str, read_only: bool) -> CsiSource {
         CsiSource {
-            driver: self.driver,
+            driver: self.driver.to_owned(),
             volume_handle: volume_handle.into(),
             fs_type: fs_type.to_owned(),
             read_only,
-            attributes: Strings::new(),
-            node_stage_secret: None,
-            node_publish_secret: None,
-            node_expand_secret: None,
+            ..CsiSource::default()
         }
     }
 

@@ -43,7 +43,11 @@ mod tests {
         let source = || Source::EmptyDir { medium: Medium::Disk, size_limit: None };
         let volumes = names
             .iter()
-            .map(|name| Volume { name: (*name).into(), source: source(), used: VolumeUse::default() })
+            .map(|name| Volume {
+                name: (*name).into(),
+                source: source(),
+                used: crate::desire::VolumeUse::default(),
+            })
             .collect();
         let header = DesireHeader { pod: PodRef::default(), revision: 0, want: Want::Run };
         PodDesire { volumes, ..header.into() }

@@ -20,6 +20,18 @@ pub struct ActualState {
     pub stale: BTreeSet<String>,
     /// subPaths may be mounted for containers, below `volume-subpaths/`.
     pub subpaths: bool,
+    /// What is known of the volumes that plugins provide.
+    pub plugins: PluginVolumes,
+}
+
+/// How far the volumes of a pod are that plugins provide. They are set up and torn down beside its other volumes
+/// ([`world`](crate::world)); their names are in [`ActualState::ready`], too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PluginVolumes {
+    /// One is, or may be, mounted for the pod, or is wanted by it.
+    pub may_have_mounts: bool,
+    /// Their teardown has been requested.
+    pub released: bool,
 }
 
 /// One thing to do. The actions of a plan run in order; an error of one volume does not stop the others.
@@ -36,6 +48,8 @@ pub enum Action {
     RemoveSubpaths,
     /// Unmount and remove a volume.
     TearDown(VolumeKey),
+    /// Have the volumes of plugins torn down. It only requests that.
+    ReleasePlugins,
     /// Remove the rest of the pod's folder. Comes only when no volume is on disk.
     RemoveFolder,
 }
@@ -56,8 +70,12 @@ pub enum Plan {
 pub enum Settled {
     /// Every desired volume is ready.
     Mounted,
+    /// Only volumes of plugins are not ready.
+    AwaitingPlugins,
     /// The pod is stopping; its volumes stay as they are.
     Stopping,
+    /// Only volumes of plugins are left, and their teardown has been requested.
+    AwaitingTeardown,
     /// No volume is left.
     Unmounted,
     /// No volume and no folder is left.
@@ -79,29 +97,47 @@ pub fn plan(desire: &PodDesire, actual: &ActualState, nothing_runs: bool) -> Pla
             if !actual.folder_complete {
                 actions.push(Action::CreateFolders);
             }
-            let missing = |(_, v): &(usize, &crate::desire::Volume)| !actual.ready.contains(&v.name);
+            let missing =
+                |(_, v): &(usize, &crate::desire::Volume)| !v.has_plugin() && !actual.ready.contains(&v.name);
             actions.extend(desire.volumes.iter().enumerate().filter(missing).map(|(i, _)| Action::SetUp(i)));
             let stale = |(_, v): &(usize, &crate::desire::Volume)| {
                 actual.ready.contains(&v.name) && actual.stale.contains(&v.name)
             };
             actions.extend(desire.volumes.iter().enumerate().filter(stale).map(|(i, _)| Action::Refresh(i)));
-            if actions.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(actions) }
+            if !actions.is_empty() {
+                Plan::Do(actions)
+            } else if desire.volumes.iter().all(|volume| actual.ready.contains(&volume.name)) {
+                Plan::Settled(Settled::Mounted)
+            } else {
+                Plan::Settled(Settled::AwaitingPlugins)
+            }
         }
         Want::Stop => Plan::Settled(Settled::Stopping),
-        Want::Unmount | Want::Forget if !actual.on_disk.is_empty() || actual.subpaths => {
+        Want::Unmount | Want::Forget if has_work(actual) => {
             if nothing_runs {
                 let subpaths = actual.subpaths.then_some(Action::RemoveSubpaths);
+                let PluginVolumes { may_have_mounts, released } = actual.plugins;
+                let plugins = (may_have_mounts && !released).then_some(Action::ReleasePlugins);
                 let volumes = actual.on_disk.iter().cloned().map(Action::TearDown);
-                Plan::Do(subpaths.into_iter().chain(volumes).collect())
+                Plan::Do(subpaths.into_iter().chain(plugins).chain(volumes).collect())
             } else {
                 Plan::AskRuntime
             }
+        }
+        Want::Unmount | Want::Forget if actual.plugins.may_have_mounts => {
+            Plan::Settled(Settled::AwaitingTeardown)
         }
         Want::Unmount => Plan::Settled(Settled::Unmounted),
         Want::Forget if !actual.folder => Plan::Settled(Settled::Gone),
         Want::Forget if nothing_runs => Plan::Do(vec![Action::RemoveFolder]),
         Want::Forget => Plan::AskRuntime,
     }
+}
+
+/// Whether something of the pod is to be unmounted.
+fn has_work(actual: &ActualState) -> bool {
+    let PluginVolumes { may_have_mounts, released } = actual.plugins;
+    !actual.on_disk.is_empty() || actual.subpaths || (may_have_mounts && !released)
 }
 
 impl ActualState {
@@ -135,6 +171,7 @@ impl ActualState {
                 self.on_disk.remove(key);
                 self.ready.remove(&key.name);
             }
+            Action::ReleasePlugins => self.plugins.released = true,
             Action::RemoveFolder => *self = Self::default(),
         }
     }
@@ -145,7 +182,7 @@ impl ActualState {
             Action::CreateFolders => self.folder = true,
             Action::SetUp(_) => self.on_disk.extend(key),
             // The volume stays ready and stale.
-            Action::Refresh(_) | Action::RemoveSubpaths => {}
+            Action::Refresh(_) | Action::RemoveSubpaths | Action::ReleasePlugins => {}
             Action::TearDown(key) => {
                 self.ready.remove(&key.name);
             }
@@ -163,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::desire::{DesireHeader, Medium, PodRef, Source, Volume};
+    use crate::desire::{DesireHeader, Medium, PodRef, Source, Volume, VolumeUse};
     use crate::payload::{Files, FilesKind};
 
     fn desire(want: Want, volumes: &[&str]) -> PodDesire {
@@ -187,6 +224,7 @@ mod tests {
             ready: names.iter().map(|n| (*n).to_owned()).collect(),
             stale: BTreeSet::new(),
             subpaths: false,
+            plugins: PluginVolumes::default(),
         }
     }
 
@@ -196,6 +234,54 @@ mod tests {
             plan(&desire(Want::Run, &["a", "b"]), &ActualState::default(), false),
             Plan::Do(vec![Action::CreateFolders, Action::SetUp(0), Action::SetUp(1)])
         );
+    }
+
+    fn with_plugin(want: Want) -> PodDesire {
+        let claim = Source::Claim { name: Some("claim".into()), read_only: false };
+        let volume = Volume { name: "p".into(), source: claim, used: VolumeUse::default() };
+        let mut desire = desire(want, &["a"]);
+        desire.volumes.push(volume);
+        desire
+    }
+
+    fn with_plugin_mounts(names: &[&str], released: bool) -> ActualState {
+        ActualState { plugins: PluginVolumes { may_have_mounts: true, released }, ..with_volumes(names) }
+    }
+
+    #[test]
+    fn a_volume_of_a_plugin_is_awaited_and_never_set_up_here() {
+        let desire = with_plugin(Want::Run);
+        let start = plan(&desire, &ActualState::default(), false);
+        assert_eq!(start, Plan::Do(vec![Action::CreateFolders, Action::SetUp(0)]));
+        assert_eq!(plan(&desire, &with_volumes(&["a"]), false), Plan::Settled(Settled::AwaitingPlugins));
+        let mut ready = with_volumes(&["a"]);
+        ready.ready.insert("p".into());
+        assert_eq!(plan(&desire, &ready, false), Plan::Settled(Settled::Mounted));
+    }
+
+    #[test]
+    fn volumes_of_plugins_are_released_only_when_nothing_of_the_pod_runs() {
+        for want in [Want::Unmount, Want::Forget] {
+            let desire = with_plugin(want);
+            let actual = with_plugin_mounts(&[], false);
+            assert_eq!(plan(&desire, &actual, false), Plan::AskRuntime);
+            assert_eq!(plan(&desire, &actual, true), Plan::Do(vec![Action::ReleasePlugins]));
+            let released = with_plugin_mounts(&[], true);
+            assert_eq!(plan(&desire, &released, true), Plan::Settled(Settled::AwaitingTeardown));
+        }
+        let desire = with_plugin(Want::Stop);
+        assert_eq!(plan(&desire, &with_plugin_mounts(&["a"], false), true), Plan::Settled(Settled::Stopping));
+    }
+
+    #[test]
+    fn sub_paths_go_before_volumes_of_plugins_and_the_folder_goes_last() {
+        let desire = with_plugin(Want::Forget);
+        let actual = ActualState { subpaths: true, ..with_plugin_mounts(&["a"], false) };
+        let key = VolumeKey::empty_dir("a");
+        let actions = vec![Action::RemoveSubpaths, Action::ReleasePlugins, Action::TearDown(key)];
+        assert_eq!(plan(&desire, &actual, true), Plan::Do(actions));
+        let gone = ActualState { folder: true, ..ActualState::default() };
+        assert_eq!(plan(&desire, &gone, true), Plan::Do(vec![Action::RemoveFolder]));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The sources of nfs, iscsi, fc, local and flexVolume volumes as the API writes them, in pods and in PersistentVolumes
 //! (volumes.md §10.3 to §10.6, §10.8). Unknown fields are ignored; a null is a missing field.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::objects::{Strings, or_default};
 
 /// The Secret of a volume.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SecretReference {
     /// Its name.

@@ -29,7 +29,12 @@ fn the_volume_key_contains_the_escaped_plugin_name() {
         (files(FilesKind::Projected), Some("kubernetes.io~projected")),
         (Source::Unsupported("csi".into()), None),
     ] {
-        let key = Volume { name: "v".into(), source: source.clone(), used: VolumeUse::default() }.key();
+        let key = Volume {
+            name: "v".into(),
+            source: source.clone(),
+            used: keelson_volume_manager_core::desire::VolumeUse::default(),
+        }
+        .key();
         let expected = plugin.map(|plugin| VolumeKey { plugin: plugin.into(), name: "v".into() });
         assert_eq!(key, expected, "{source:?}");
     }

@@ -149,7 +149,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
         .flag("volume-plugin-dir")
         .default_text("/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")
         .empty_is_default()
-        .checked_by_type(),
+        .sets(&["volumes.pluginDir"]),
     field("volumeStatsAggPeriod", SignedDuration, "How often volumes are measured; negative: never.")
         .flag("volume-stats-agg-period")
         .default_text("1m0s")

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{LocalObjectReference, ObjectFieldSelector, ResourceFieldSelector};
+use super::{ObjectFieldSelector, ResourceFieldSelector};
 use crate::quantity::Quantity;
 
-/// A volume of a pod. Sources without a field of their own are kept as JSON in `other`.
+/// A volume of a pod. Sources that nothing reads field by field are kept as JSON in `other`: those that plugins provide, and
+/// unknown ones.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {
@@ -30,15 +31,11 @@ pub struct Volume {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub csi: Option<CsiVolumeSource>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nfs: Option<NfsVolumeSource>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageVolumeSource>,
     /// `ephemeral.volumeClaimTemplate` as JSON: only the control plane acts on its contents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<Value>,
-    /// Every other key, by wire name.
+    /// Every other key, by wire name: `csi`, `nfs`, `iscsi`…
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -54,8 +51,6 @@ impl Volume {
             ("downwardAPI", self.downward_api.is_some()),
             ("projected", self.projected.is_some()),
             ("persistentVolumeClaim", self.persistent_volume_claim.is_some()),
-            ("csi", self.csi.is_some()),
-            ("nfs", self.nfs.is_some()),
             ("image", self.image.is_some()),
             ("ephemeral", self.ephemeral.is_some()),
         ];
@@ -165,20 +160,6 @@ api_types! {
 
     PersistentVolumeClaimVolumeSource {
         claim_name: String,
-        read_only: Option<bool>,
-    }
-
-    CsiVolumeSource {
-        driver: String,
-        read_only: Option<bool>,
-        fs_type: Option<String>,
-        volume_attributes: BTreeMap<String, String>,
-        node_publish_secret_ref: Option<LocalObjectReference>,
-    }
-
-    NfsVolumeSource {
-        server: String,
-        path: String,
         read_only: Option<bool>,
     }
 

@@ -8,13 +8,12 @@ use super::{Findings, names, probes, security};
 use crate::pod_ext::ContainerKind;
 use crate::types::{
     Container, ContainerPort, EnvFromSource, EnvVar, FileKeySelector, PodSpec, PullPolicy, RestartPolicy,
-    VolumeMount,
+    Volume, VolumeMount,
 };
 
 /// What the checks of a container need to know of its pod.
 struct Surroundings<'a> {
     spec: &'a PodSpec,
-    volumes: &'a BTreeSet<&'a str>,
     host_network: bool,
     /// The pod has no user namespace of its own.
     host_users: bool,
@@ -24,11 +23,10 @@ struct Surroundings<'a> {
     grace: Option<i64>,
 }
 
-pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &BTreeSet<&str>) {
+pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec) {
     let grace = spec.termination_grace_period_seconds.filter(|seconds| *seconds >= 0);
     let around = Surroundings {
         spec,
-        volumes,
         host_network: spec.host_network == Some(true),
         host_users: spec.host_users != Some(false),
         restart_policy: RestartPolicy::parse(&spec.restart_policy),
@@ -83,7 +81,8 @@ fn check_container(
     for (index, source) in container.env_from.iter().enumerate() {
         check_env_from(found, &format!("{field}.envFrom[{index}]"), source);
     }
-    check_mounts(found, field, container, around.volumes);
+    check_mounts(found, field, container, &around.spec.volumes);
+    check_devices(found, field, container, &around.spec.volumes);
     probes::check_probes(found, field, kind, container);
     probes::check_hooks(found, field, kind, container, around.grace);
     probes::check_stop_signal(found, field, container, around.spec.os.as_ref());
@@ -288,37 +287,52 @@ fn check_env_from(found: &mut Findings, field: &str, source: &EnvFromSource) {
     }
 }
 
-fn check_mounts(found: &mut Findings, field: &str, container: &Container, volumes: &BTreeSet<&str>) {
+fn check_mounts(found: &mut Findings, field: &str, container: &Container, volumes: &[Volume]) {
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged).unwrap_or(false);
-    let (mut paths, mut devices) = (BTreeSet::new(), BTreeSet::new());
+    let mut paths = BTreeSet::new();
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let field = format!("{field}.volumeMounts[{index}]");
         check_mount(found, &field, mount, privileged);
-        if !mount.name.is_empty() && !volumes.contains(mount.name.as_str()) {
+        if !mount.name.is_empty() && !volumes.iter().any(|volume| volume.name == mount.name) {
             found.not_found(format!("{field}.name"), &mount.name);
         }
         if !mount.mount_path.is_empty() && !paths.insert(mount.mount_path.as_str()) {
             found.invalid(format!("{field}.mountPath"), &mount.mount_path, "must be unique");
         }
     }
+}
+
+fn check_devices(found: &mut Findings, field: &str, container: &Container, volumes: &[Volume]) {
+    let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     for (index, device) in container.volume_devices.iter().enumerate() {
         let field = format!("{field}.volumeDevices[{index}]");
-        if !volumes.contains(device.name.as_str()) {
-            found.not_found(format!("{field}.name"), &device.name);
+        let (name, path) = (device.name.as_str(), device.device_path.as_str());
+        let name_field = format!("{field}.name");
+        match volumes.iter().find(|volume| volume.name == name) {
+            _ if name.is_empty() => found.required(&name_field, ""),
+            None => found.not_found(&name_field, name),
+            Some(volume) if volume.persistent_volume_claim.is_none() && volume.ephemeral.is_none() => {
+                const CLAIMS: &str =
+                    "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
+                found.invalid(&name_field, name, CLAIMS);
+            }
+            Some(_) => {}
         }
-        if device.device_path.is_empty() {
-            found.required(format!("{field}.devicePath"), "");
-        } else if !paths.insert(device.device_path.as_str()) {
-            found.invalid(format!("{field}.devicePath"), &device.device_path, "must be unique");
-        } else if names::no_backsteps(&device.device_path).is_some() {
-            let detail = "can not contain backsteps ('..')";
-            found.invalid(format!("{field}.devicePath"), &device.device_path, detail);
+        if !name.is_empty() && !names.insert(name) {
+            found.invalid(&name_field, name, "must be unique");
         }
-        if !device.name.is_empty() && !devices.insert(device.name.as_str()) {
-            found.invalid(format!("{field}.name"), &device.name, "must be unique");
+        if !name.is_empty() && container.volume_mounts.iter().any(|mount| mount.name == name) {
+            found.invalid(&name_field, name, "must not already exist in volumeMounts");
         }
-        if container.volume_mounts.iter().any(|mount| mount.name == device.name) {
-            found.invalid(format!("{field}.name"), &device.name, "must not already exist in volumeMounts");
+        let path_field = format!("{field}.devicePath");
+        if path.is_empty() {
+            found.required(path_field, "");
+        } else if names::no_backsteps(path).is_some() {
+            found.invalid(path_field, path, "can not contain backsteps ('..')");
+        } else if !paths.insert(path) {
+            found.invalid(path_field, path, "must be unique");
+        } else if container.volume_mounts.iter().any(|mount| mount.mount_path == path) {
+            found.invalid(path_field, path, "must not already exist as a path in volumeMounts");
         }
     }
 }

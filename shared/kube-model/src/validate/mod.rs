@@ -4,11 +4,14 @@
 //! a node and fail in a cluster. Unknown values are refused. Pods from the API are not validated again.
 
 mod affinity;
+mod claim_volume;
 mod container;
 mod fields;
+mod json_fields;
 mod meta;
 mod names;
 mod network;
+mod plugin_volume;
 mod probes;
 mod references;
 mod resources;
@@ -106,7 +109,7 @@ impl Findings {
 pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
     let mut found = Findings::default();
     meta::check_metadata(&mut found, &pod.metadata);
-    check_volumes_and_containers(&mut found, &pod.spec);
+    check_volumes_and_containers(&mut found, pod);
     check_spec(&mut found, &pod.spec);
     resources::check_pod_amounts(&mut found, pod);
     security::check_pod_security(&mut found, pod);
@@ -138,7 +141,8 @@ pub fn unsafe_fields(pod: &Pod) -> Vec<FieldError> {
     found.0
 }
 
-fn check_volumes_and_containers(found: &mut Findings, spec: &PodSpec) {
+fn check_volumes_and_containers(found: &mut Findings, pod: &Pod) {
+    let spec = &pod.spec;
     let mut volumes = BTreeSet::new();
     for (index, volume) in spec.volumes.iter().enumerate() {
         let field = format!("spec.volumes[{index}]");
@@ -147,13 +151,14 @@ fn check_volumes_and_containers(found: &mut Findings, spec: &PodSpec) {
             found.duplicate(format!("{field}.name"), &volume.name);
         }
     }
+    claim_volume::check_claim_names(found, &pod.metadata.name, &spec.volumes);
     if spec.containers.is_empty() {
         found.required("spec.containers", "");
     }
     if !spec.ephemeral_containers.is_empty() {
         found.forbidden("spec.ephemeralContainers", "not allowed on a pod that is being created");
     }
-    container::check_containers(found, spec, &volumes);
+    container::check_containers(found, spec);
 }
 
 /// The hostname that a pod's processes see instead of one made from the pod's name. Linux allows 64 characters.

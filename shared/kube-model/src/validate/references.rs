@@ -59,12 +59,14 @@ fn projections(volume: &Volume) -> impl Iterator<Item = &VolumeProjection> {
     volume.projected.iter().flat_map(|projected| &projected.sources)
 }
 
+/// The fields by which the sources of plugins refer to a Secret.
+const SECRET_FIELDS: [&str; 3] = ["nodePublishSecretRef", "secretName", "secretRef"];
+
 fn volume_names_secret(volume: &Volume) -> bool {
     let has = |source: &Value, key: &str| source.get(key).is_some_and(|value| !value.is_null());
     volume.secret.is_some()
         || projections(volume).any(|source| source.secret.is_some())
-        || volume.csi.as_ref().is_some_and(|csi| csi.node_publish_secret_ref.is_some())
-        || volume.other.values().any(|source| has(source, "secretRef") || has(source, "secretName"))
+        || volume.other.values().any(|source| SECRET_FIELDS.iter().any(|field| has(source, field)))
 }
 
 fn volume_names_config_map(volume: &Volume) -> bool {

@@ -2,7 +2,7 @@
 
 use super::fields::{self, Shown};
 use super::resources::check_resource_field;
-use super::{Findings, names};
+use super::{Findings, claim_volume, names, plugin_volume};
 use crate::types::{DownwardApiVolumeFile, KeyToPath, ProjectedVolumeSource, Volume};
 
 pub(super) fn check_volume(found: &mut Findings, field: &str, volume: &Volume) {
@@ -43,10 +43,6 @@ fn check_source(found: &mut Findings, field: &str, volume: &Volume) {
         ];
         found.one_of(&format!("{field}.hostPath.type"), host_path.type_.as_deref().unwrap_or(""), &types);
     }
-    if let Some(nfs) = &volume.nfs {
-        required(found, format!("{field}.nfs.server"), &nfs.server);
-        required_path(found, &format!("{field}.nfs.path"), &nfs.path);
-    }
     if let Some(secret) = &volume.secret {
         required(found, format!("{field}.secret.secretName"), &secret.secret_name);
         check_mode(found, &format!("{field}.secret.defaultMode"), secret.default_mode);
@@ -67,15 +63,11 @@ fn check_source(found: &mut Findings, field: &str, volume: &Volume) {
     if let Some(claim) = &volume.persistent_volume_claim {
         required(found, format!("{field}.persistentVolumeClaim.claimName"), &claim.claim_name);
     }
-    if let Some(csi) = &volume.csi {
-        let at = format!("{field}.csi.driver");
-        required(found, at.clone(), &csi.driver);
-        if !csi.driver.is_empty() {
-            found.name(at, &csi.driver, names::driver_name);
-        }
-        if csi.node_publish_secret_ref.as_ref().is_some_and(|secret| secret.name.is_empty()) {
-            found.required(format!("{field}.csi.nodePublishSecretRef.name"), "");
-        }
+    if let Some(ephemeral) = &volume.ephemeral {
+        claim_volume::check_ephemeral(found, &format!("{field}.ephemeral"), ephemeral);
+    }
+    for (kind, source) in volume.other.iter().filter(|(_, source)| !source.is_null()) {
+        plugin_volume::check_source(found, &format!("{field}.{kind}"), kind, source);
     }
     if let Some(image) = &volume.image {
         required(found, format!("{field}.image.reference"), &image.reference);

@@ -33,6 +33,7 @@ fn static_pods_name_no_api_objects() {
         (in_volume(json!({"secret": {"secretName": "a"}})), "secrets"),
         (projected(json!({"secret": {"name": "a"}})), "secrets"),
         (in_volume(json!({"cephfs": {"secretRef": {"name": "a"}}})), "secrets"),
+        (in_volume(json!({"csi": {"driver": "a", "nodePublishSecretRef": {"name": "a"}}})), "secrets"),
         (in_container(config_env), "configmaps"),
         (json!({"initContainers": [{"envFrom": [{"configMapRef": {"name": "a"}}]}]}), "configmaps"),
         (in_volume(json!({"configMap": {"name": "a"}})), "configmaps"),

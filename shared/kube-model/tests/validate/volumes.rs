@@ -123,14 +123,34 @@ fn devices_are_checked() {
             vec![device("v", "/dev/a"), device("w", "/dev/a")],
             format!("{at}[1].devicePath: Invalid value: \"/dev/a\": must be unique"),
         ),
+        (
+            vec![device("v", "/dev/a"), device("w", "/dev/../b")],
+            format!("{at}[1].devicePath: Invalid value: \"/dev/../b\": can not contain backsteps"),
+        ),
     ] {
         let missing = format!("{at}[1].name: Not found: \"w\"");
         let mut beginnings = if beginning.is_empty() { vec![] } else { vec![beginning.as_str()] };
         if devices.len() > 1 {
             beginnings.insert(0, &missing);
         }
-        expect(container_errors(json!({"volumeDevices": devices})), &beginnings);
+        let container = json!({"name": "c", "image": "i", "volumeDevices": devices});
+        let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "v"}});
+        let pod = pod_with(json!({"containers": [container], "volumes": [volume]}));
+        expect(errors_of(pod), &beginnings);
     }
+}
+
+#[test]
+fn the_name_of_an_ephemeral_claim_is_that_of_pod_and_volume() {
+    let spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+    let volume = json!({"name": "data", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}});
+    let mut pod = pod_with(json!({"volumes": [volume]}));
+    pod["metadata"]["name"] = "w".repeat(60).into();
+    expect(errors_of(pod.clone()), &[]);
+    pod["metadata"]["name"] = [&*"w".repeat(60); 4].join(".").into();
+    expect(errors_of(pod.clone()), &[]);
+    pod["metadata"]["name"] = format!("{}.wwwwwwwww", [&*"w".repeat(60); 4].join(".")).into();
+    expect(errors_of(pod), &["spec.volumes[0].name: Invalid value: \"data\": PVC name \"www"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! One scriptable fake per gRPC service: our own ones and the container runtime's.
+//! One scriptable fake per gRPC service: our own ones, the container runtime's and a CSI driver's.
 //!
 //! A fake has one public field per method. It records the requests of the method, which a test can read or await, and
 //! answers as the test has set: a response, an error, a function of the request, or a stream that the test pushes
@@ -9,6 +9,7 @@
 
 mod conversation;
 mod cri;
+mod csi;
 mod cut_off;
 mod define;
 mod gate;
@@ -22,6 +23,7 @@ mod services;
 
 pub use conversation::{Bidi, Conversation, SyncMessage};
 pub use cri::{FakeContainerdContent, FakeCriImages, FakeCriRuntime};
+pub use csi::{FakeCsiNode, FakePluginRegistration};
 pub use cut_off::cut_off;
 pub use gate::Gate;
 pub use hub::MessageStream;

@@ -70,7 +70,7 @@ impl Shared {
         let passed = async {
             let bytes = to_bytes(body, BODY_LIMIT).await.map_err(|e| Denied::bad_request(e.to_string()))?;
             let incoming = IncomingRequest::of(&head, &bytes)?;
-            let objects = self.objects().await.map_err(unavailable)?;
+            let objects = self.objects(&incoming.request.target).await.map_err(unavailable)?;
             check(User::Node(&incoming.node), &incoming.request, incoming.lists, &objects)?;
             Ok(bytes)
         };
@@ -94,21 +94,26 @@ impl Shared {
         }
     }
 
-    /// The objects that the rules need: all pods and nodes.
-    async fn objects(&self) -> anyhow::Result<Objects> {
+    /// The objects that the rules need for a request about `about`: all pods and nodes, and those of the same kind or that lead
+    /// from it to a pod.
+    async fn objects(&self, about: &Target) -> anyhow::Result<Objects> {
+        let mut collections = vec!["/api/v1/pods", "/api/v1/nodes"];
+        match about.resource.as_str() {
+            "persistentvolumeclaims" => collections.push("/api/v1/persistentvolumeclaims"),
+            "persistentvolumes" | "secrets" => collections.push("/api/v1/persistentvolumes"),
+            "volumeattachments" => collections.push("/apis/storage.k8s.io/v1/volumeattachments"),
+            _ => {}
+        }
         let mut objects = Objects::default();
-        for resource in ["pods", "nodes"] {
-            let request = HttpRequest::get(format!("/api/v1/{resource}")).header(header::HOST, "localhost");
+        for path in collections {
+            let collection = Target::of(path).context("no path of a resource")?;
+            let request = HttpRequest::get(path).header(header::HOST, "localhost");
             let response = send(self.admin.socket(), request.body(Body::empty())?).await?;
             let list: Value = serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await?)?;
             for object in list["items"].as_array().context("no list")? {
                 let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-                let target = Target {
-                    resource: resource.to_owned(),
-                    namespace: text("namespace"),
-                    name: text("name"),
-                    ..Target::default()
-                };
+                let target =
+                    Target { namespace: text("namespace"), name: text("name"), ..collection.clone() };
                 objects.put(target, object.clone());
             }
         }

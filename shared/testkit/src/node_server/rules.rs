@@ -3,7 +3,7 @@
 //!
 //! Three of the texts are the API server's own, since clients tell refusals apart by nothing else; the others are ours.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Res
         | ("", "pods/eviction", "create") => Ok(()),
         ("", "configmaps" | "secrets", "get" | "list" | "watch")
         | ("", "persistentvolumeclaims" | "persistentvolumes", "get")
-        | ("", "persistentvolumeclaims/status", "get" | "update" | "patch")
+        | ("", "persistentvolumeclaims/status", "update" | "patch")
         | ("", "serviceaccounts/token", "create")
         | ("storage.k8s.io", "volumeattachments", "get") => related(node, request, objects),
         ("coordination.k8s.io", "leases", "create") if target.namespace == LEASES => Ok(()),
@@ -75,22 +75,79 @@ fn related(node: &str, request: &Request, objects: &Objects) -> Result<(), Strin
     Err(format!("no relationship found between node '{node}' and this object"))
 }
 
-/// Whether the object is a pod of the node, or a pod of the node names it. A mirror leads to nothing else.
+/// Whether the authorizer's graph has a path from the object to the node: from a pod or VolumeAttachment of the node, from what
+/// a pod of the node names, from a PersistentVolume whose `claimRef` is a claim of such a pod, and from the Secrets of that
+/// PersistentVolume. A mirror leads to nothing else.
 fn is_related(node: &str, request: &Request, objects: &Objects) -> bool {
     let (target, name) = (&request.target, request.name());
     if name.is_empty() {
         return false;
     }
-    if target.resource == "pods" {
-        let pod = objects.core("pods", &target.namespace, name);
-        return pod.is_some_and(|pod| pod["spec"]["nodeName"] == node);
+    let namespace = target.namespace.as_str();
+    match target.resource.as_str() {
+        "pods" => objects.core("pods", namespace, name).is_some_and(|pod| pod["spec"]["nodeName"] == node),
+        "volumeattachments" => {
+            let whole = Target { name: name.to_owned(), subresource: String::new(), ..target.clone() };
+            objects.get(&whole).is_some_and(|attachment| attachment["spec"]["nodeName"] == node)
+        }
+        "persistentvolumes" => objects
+            .core("persistentvolumes", "", name)
+            .is_some_and(|volume| is_claimed_on(node, volume, objects)),
+        "secrets" => {
+            is_named(node, &target.resource, namespace, name, objects)
+                || volumes(objects).into_iter().any(|volume| {
+                    secrets_of(volume).contains(&(namespace, name)) && is_claimed_on(node, volume, objects)
+                })
+        }
+        resource => is_named(node, resource, namespace, name, objects),
     }
+}
+
+/// Whether a pod of the node names the object.
+fn is_named(node: &str, resource: &str, namespace: &str, name: &str, objects: &Objects) -> bool {
     pods_of(node, objects).into_iter().any(|pod| {
-        let in_namespace = pod["metadata"]["namespace"] == target.namespace.as_str();
-        in_namespace
+        pod["metadata"]["namespace"] == namespace
             && pod["metadata"]["annotations"][MIRROR].is_null()
-            && named(&target.resource, pod).contains(name)
+            && (named(resource, pod).contains(name)
+                || (resource == "persistentvolumeclaims" && ephemeral_claims(pod).contains(name)))
     })
+}
+
+/// The names of the claims that the control plane makes for the ephemeral volumes of a pod.
+fn ephemeral_claims(pod: &Value) -> BTreeSet<String> {
+    let pod_name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
+    let names = volumes.filter(|volume| volume["ephemeral"].is_object()).filter_map(|v| v["name"].as_str());
+    names.map(|name| format!("{pod_name}-{name}")).collect()
+}
+
+/// Whether a pod of the node uses the claim that the PersistentVolume is bound to.
+fn is_claimed_on(node: &str, volume: &Value, objects: &Objects) -> bool {
+    let claim = &volume["spec"]["claimRef"];
+    let (Some(namespace), Some(name)) = (claim["namespace"].as_str(), claim["name"].as_str()) else {
+        return false;
+    };
+    is_named(node, "persistentvolumeclaims", namespace, name, objects)
+}
+
+fn volumes(objects: &Objects) -> Vec<&Value> {
+    let collection = Target { resource: "persistentvolumes".to_owned(), ..Target::default() };
+    objects.selected(&Selection { collection, fields: BTreeMap::new() })
+}
+
+/// Namespace and name of each Secret of a PersistentVolume that a node needs: those for the calls of a CSI driver on the node,
+/// and those of other kinds, which are in the claim's namespace unless they name another.
+fn secrets_of(volume: &Value) -> BTreeSet<(&str, &str)> {
+    let spec = &volume["spec"];
+    let of_csi = ["nodeStageSecretRef", "nodePublishSecretRef", "nodeExpandSecretRef"];
+    let of_csi = of_csi.iter().map(|field| (&spec["csi"][field], &Value::Null));
+    let of_others = ["iscsi", "flexVolume", "cephfs", "rbd", "scaleIO"].iter();
+    let of_others = of_others.map(|kind| (&spec[kind]["secretRef"], &spec["claimRef"]["namespace"]));
+    let names = of_csi.chain(of_others).filter_map(|(secret, default)| {
+        let namespace = secret["namespace"].as_str().or(default.as_str())?;
+        Some((namespace, secret["name"].as_str()?))
+    });
+    names.collect()
 }
 
 fn pods_of<'a>(node: &str, objects: &'a Objects) -> Vec<&'a Value> {
@@ -112,6 +169,7 @@ fn named(resource: &str, pod: &Value) -> BTreeSet<String> {
             ("secret", "secretName"),
             ("secret", "name"),
             ("secretRef", "name"),
+            ("nodePublishSecretRef", "name"),
             ("secretKeyRef", "name"),
             ("imagePullSecrets", "name"),
         ],
@@ -169,8 +227,37 @@ pub(super) fn admit(
             is_own.then_some(()).ok_or_else(|| format!("node {node:?} makes only what has its own name"))
         }
         ("", "serviceaccounts/token", _) => admit_token(node, request, objects),
+        ("", "persistentvolumeclaims/status", _) => admit_claim_status(node, old, new),
         _ => Ok(()),
     }
+}
+
+/// The parts of a claim's status that a node may change: those of an expansion.
+const OWN_CLAIM_STATUS: [&str; 4] =
+    ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"];
+
+fn admit_claim_status(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String> {
+    let Some(old) = old else { return Ok(()) };
+    let without_own = |claim: &Value| {
+        let mut claim = claim.clone();
+        if let Some(metadata) = claim["metadata"].as_object_mut() {
+            metadata.retain(|field, _| field != "resourceVersion" && field != "managedFields");
+        }
+        if let Some(status) = claim["status"].as_object_mut() {
+            status.retain(|field, _| !OWN_CLAIM_STATUS.contains(&field.as_str()));
+        }
+        if claim["status"].as_object().is_none_or(serde_json::Map::is_empty) {
+            claim["status"] = Value::Null;
+        }
+        claim
+    };
+    if without_own(old) == without_own(new) {
+        return Ok(());
+    }
+    Err(format!(
+        "node {node:?} changes only these parts of a claim's status: {}",
+        OWN_CLAIM_STATUS.join(", ")
+    ))
 }
 
 fn admit_mirror(node: &str, pod: &Value, objects: &Objects) -> Result<(), String> {

@@ -293,3 +293,148 @@ fn deleting_a_bound_pod_waits_for_a_delete_with_grace_zero() {
     ask(&mut objects, N1, "delete", path, "", json!({"gracePeriodSeconds": 0})).unwrap();
     assert!(objects.core("pods", "default", "own").is_none());
 }
+
+/// A pod of `n1` with a claim, an ephemeral volume and a CSI volume, and what the claims are bound to; a claim of `n2`; a volume
+/// without a claim; an attachment for each node.
+fn objects_with_volumes() -> Objects {
+    let mut objects = objects();
+    let (pods, claims) =
+        ("/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/persistentvolumeclaims");
+    let own = json!({"volumes": [
+        {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}},
+        {"name": "inline", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "of-inline"}}},
+    ]});
+    made(&mut objects, pods, pod("db", "n1", own));
+    let other = json!({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "other-data"}}]});
+    made(&mut objects, pods, pod("other-db", "n2", other.clone()));
+    let mut mirror = pod("other-mirror", "n1", other);
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    made(&mut objects, pods, mirror);
+    for name in ["data", "db-scratch", "other-data", "unused"] {
+        let claim = json!({"metadata": {"name": name}, "spec": {"volumeName": format!("pv-{name}")}});
+        made(&mut objects, claims, claim);
+        let secret = |of: &str| json!({"namespace": "storage", "name": format!("{of}-{name}")});
+        let volume = json!({"metadata": {"name": format!("pv-{name}")}, "spec": {
+            "claimRef": {"namespace": "default", "name": name},
+            "csi": {"nodeStageSecretRef": secret("stage"), "controllerPublishSecretRef": secret("controller")},
+            "iscsi": {"secretRef": {"name": format!("chap-{name}")}},
+        }});
+        made(&mut objects, "/api/v1/persistentvolumes", volume);
+        for of in ["stage", "controller"] {
+            let secret = json!({"metadata": {"name": format!("{of}-{name}")}});
+            made(&mut objects, "/api/v1/namespaces/storage/secrets", secret);
+        }
+        let secret = json!({"metadata": {"name": format!("chap-{name}")}});
+        made(&mut objects, "/api/v1/namespaces/default/secrets", secret);
+    }
+    made(&mut objects, "/api/v1/persistentvolumes", json!({"metadata": {"name": "free"}, "spec": {}}));
+    made(&mut objects, "/api/v1/namespaces/default/secrets", json!({"metadata": {"name": "of-inline"}}));
+    for node in ["n1", "n2"] {
+        let attachment = json!({"metadata": {"name": format!("csi-{node}")}, "spec": {"nodeName": node}});
+        made(&mut objects, "/apis/storage.k8s.io/v1/volumeattachments", attachment);
+        made(&mut objects, "/apis/storage.k8s.io/v1/csinodes", json!({"metadata": {"name": node}}));
+    }
+    made(&mut objects, "/apis/storage.k8s.io/v1/csidrivers", json!({"metadata": {"name": "d"}}));
+    objects
+}
+
+#[test]
+fn a_node_gets_the_claims_of_its_pods_and_what_they_are_bound_to() {
+    let claim = |name: &str| format!("/api/v1/namespaces/default/persistentvolumeclaims/{name}");
+    let volume = |name: &str| format!("/api/v1/persistentvolumes/{name}");
+    let secret = |path: &str| format!("/api/v1/namespaces/{path}");
+    let storage = |path: &str| format!("/apis/storage.k8s.io/v1/{path}");
+    let cases: [(&'static str, String, Option<&str>); 36] = [
+        ("get", claim("data"), None),
+        ("get", claim("db-scratch"), None),
+        ("get", claim("other-data"), Some(UNRELATED)),
+        ("get", claim("unused"), Some(UNRELATED)),
+        ("get", claim("none"), Some(UNRELATED)),
+        ("list", claim(""), Some("no list of persistentvolumeclaims")),
+        ("watch", claim(""), Some("no watch of persistentvolumeclaims")),
+        ("delete", claim("data"), Some("no delete of persistentvolumeclaims")),
+        ("update", claim("data"), Some("no update of persistentvolumeclaims")),
+        ("get", claim("data/status"), Some("no get of persistentvolumeclaims/status")),
+        ("get", volume("pv-data"), None),
+        ("get", volume("pv-db-scratch"), None),
+        ("get", volume("pv-other-data"), Some(UNRELATED)),
+        ("get", volume("pv-unused"), Some(UNRELATED)),
+        ("get", volume("free"), Some(UNRELATED)),
+        ("list", volume(""), Some("no list of persistentvolumes")),
+        ("watch", volume(""), Some("no watch of persistentvolumes")),
+        ("patch", volume("pv-data"), Some("no patch of persistentvolumes")),
+        ("get", secret("storage/secrets/stage-data"), None),
+        ("get", secret("storage/secrets/controller-data"), Some(UNRELATED)),
+        ("get", secret("storage/secrets/stage-other-data"), Some(UNRELATED)),
+        ("get", secret("default/secrets/chap-data"), None),
+        ("get", secret("default/secrets/chap-unused"), Some(UNRELATED)),
+        ("get", secret("default/secrets/of-inline"), None),
+        ("get", storage("volumeattachments/csi-n1"), None),
+        ("get", storage("volumeattachments/csi-n2"), Some(UNRELATED)),
+        ("get", storage("volumeattachments/none"), Some(UNRELATED)),
+        ("list", storage("volumeattachments"), Some("no list of volumeattachments")),
+        ("create", storage("volumeattachments"), Some("no create of volumeattachments")),
+        ("get", storage("csidrivers/d"), None),
+        ("list", storage("csidrivers"), None),
+        ("watch", storage("csidrivers"), None),
+        ("delete", storage("csidrivers/d"), Some("no delete of csidrivers")),
+        ("get", storage("csinodes/n1"), None),
+        ("get", storage("csinodes/n2"), Some("no get of csinodes")),
+        ("list", storage("csinodes"), Some("no list of csinodes")),
+    ];
+    let mut objects = objects_with_volumes();
+    for (verb, path, expected) in cases {
+        let result = match verb {
+            "watch" => super::answer::authorize(N1, &request(verb, &path, "", Value::Null), &objects)
+                .map(|()| Value::Null),
+            _ => ask(&mut objects, N1, verb, &path, "", Value::Null),
+        };
+        match (&result, expected) {
+            (Ok(_), None) => {}
+            (Err(denied), Some(part)) if denied.code == 403 && denied.message.contains(part) => {}
+            _ => panic!("{verb} {path}: {result:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_node_writes_its_own_csinode_and_the_expansion_of_related_claims() {
+    let mut objects = objects_with_volumes();
+    let claim = |name: &str| format!("/api/v1/namespaces/default/persistentvolumeclaims/{name}/status");
+    let csinodes = |name: &str| format!("/apis/storage.k8s.io/v1/csinodes{name}");
+    let expanded = || {
+        json!({"status": {
+            "capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": "NodeResizePending"}, "conditions": [{"type": "Resizing"}],
+        }})
+    };
+    let other = json!({"metadata": {"name": "n2"}});
+    let refused = |part: &'static str| Some((403, part));
+    let cases: [Change; 12] = [
+        ("patch", claim("data"), expanded(), None),
+        ("patch", claim("other-data"), expanded(), refused(UNRELATED)),
+        ("patch", claim("none"), expanded(), refused(UNRELATED)),
+        ("patch", claim("data"), json!({"status": {"phase": "Lost"}}), refused("a claim's status")),
+        ("patch", claim("data"), json!({"metadata": {"labels": {"a": "b"}}}), refused("a claim's status")),
+        ("patch", claim("data"), json!({"metadata": {"finalizers": ["a"]}}), refused("a claim's status")),
+        ("create", csinodes(""), other.clone(), refused("its own name")),
+        ("patch", csinodes("/n1"), json!({"spec": {"drivers": []}}), None),
+        ("patch", csinodes("/n2"), json!({"spec": {"drivers": []}}), refused("no patch of csinodes")),
+        ("update", csinodes("/n2"), other, refused("no update of csinodes")),
+        ("delete", csinodes("/n2"), json!({}), refused("no delete of csinodes")),
+        ("delete", csinodes("/n1"), json!({}), None),
+    ];
+    for (verb, path, body, expected) in cases {
+        let result = ask(&mut objects, N1, verb, &path, "", body.clone());
+        match (&result, expected) {
+            (Ok(_), None) => {}
+            (Err(denied), Some((code, part))) if denied.code == code && denied.message.contains(part) => {}
+            _ => panic!("{verb} {path} {body}: {result:?}"),
+        }
+    }
+    ask(&mut objects, N1, "create", &csinodes(""), "", json!({"metadata": {"name": "n1"}})).unwrap();
+    let data = objects.core("persistentvolumeclaims", "default", "data").unwrap();
+    assert_eq!(data["status"]["capacity"]["storage"], "2Gi");
+    assert_eq!(data["spec"]["volumeName"], "pv-data");
+}

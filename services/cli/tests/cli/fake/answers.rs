@@ -189,10 +189,33 @@ fn runtime(world: &Arc<World>) -> FakeRuntime {
     fake
 }
 
-fn volume_manager(world: &World) -> FakeVolumeManager {
+fn volume_manager(world: &Arc<World>) -> FakeVolumeManager {
     use volumes::watch_pod_volumes_response::Item;
     let fake = FakeVolumeManager::default();
     let items = world.volumes.iter().cloned().map(Item::Pod).chain([Item::Synced(Synced {})]);
     fake.watch_pod_volumes.replay(items.map(|item| volumes::WatchPodVolumesResponse { item: Some(item) }));
+    fake.list_orphans.answer(volumes::ListOrphansResponse { pods: world.orphans.clone() });
+    let answering = Arc::clone(world);
+    fake.clean_orphan.answer_with(move |request| {
+        let volumes::CleanOrphanRequest { uid, dry_run } = request;
+        answering.calls.record(format!("clean {uid} dry_run={dry_run}"));
+        let orphan = answering.orphans.iter().find(|orphan| orphan.uid == uid);
+        match orphan {
+            Some(orphan) if orphan.uid.starts_with("gone") => {
+                Err(error(Code::NotFound, "NO_ORPHAN", format!("the pod {uid} has no directory")))
+            }
+            Some(orphan) => {
+                let is_mount =
+                    |path: &volumes::OrphanedPath| path.kind() == volumes::orphaned_path::Kind::Mount;
+                let (left, removed) = orphan.paths.iter().cloned().partition(is_mount);
+                Ok(volumes::CleanOrphanResponse { removed, left })
+            }
+            None if uid == "u1" => {
+                let message = "the pod u1 is not orphaned: the source file names it";
+                Err(error(Code::FailedPrecondition, "NOT_AN_ORPHAN", message))
+            }
+            None => Err(error(Code::NotFound, "NO_ORPHAN", format!("the pod {uid} has no directory"))),
+        }
+    });
     fake
 }

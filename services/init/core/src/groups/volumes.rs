@@ -1,5 +1,6 @@
 //! Volumes of pods, from the KubeletConfiguration (node-and-api.md §2.5).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_kube_model::parse_go_duration;
@@ -14,12 +15,15 @@ use crate::settings::{Files, Settings};
 pub(crate) struct Volumes {
     /// Zero turns the measurement off.
     stats_period: Option<Sourced<Duration>>,
+    /// The folder of flexVolume drivers.
+    plugin_dir: Option<Sourced<PathBuf>>,
 }
 
 impl Settings for Volumes {
     /// A negative period turns the measurement off, and zero means the default (node-and-api.md §2.5).
     fn read(files: &mut Files<'_>) -> Self {
-        let none = Self { stats_period: None };
+        let plugin_dir = files.kubelet.path_field("volumePluginDir").map(|dir| dir.map(PathBuf::from));
+        let none = Self { stats_period: None, plugin_dir };
         let Some(text) = files.kubelet.string("volumeStatsAggPeriod") else { return none };
         let (is_off, amount) = match text.value.strip_prefix('-') {
             Some(amount) => (true, amount),
@@ -32,11 +36,12 @@ impl Settings for Volumes {
             return none;
         };
         let period = (!period.is_zero()).then_some(if is_off { Duration::ZERO } else { period });
-        Self { stats_period: period.map(|period| text.map(|_| period)) }
+        Self { stats_period: period.map(|period| text.map(|_| period)), ..none }
     }
 
     fn resolve(self, out: &mut Outcome<'_>) {
         out.set_field(self.stats_period, |c, v| c.volumes.stats_period_ms = millis(v));
+        out.set_field(self.plugin_dir, |c, v| c.volumes.plugin_dir = v);
     }
 }
 
@@ -45,6 +50,16 @@ mod tests {
     use serde_json::json;
 
     use crate::testing::{errors_of, with_kubelet};
+
+    #[test]
+    fn the_folder_of_flex_volume_drivers_can_be_set() {
+        let default = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/";
+        for (text, folder) in [("/opt/flex", "/opt/flex"), ("", default)] {
+            let config = with_kubelet(json!({"volumePluginDir": text}));
+            assert_eq!(config.volumes.plugin_dir.to_str(), Some(folder), "{text:?}");
+        }
+        assert_eq!(with_kubelet(json!({})).volumes.plugin_dir.to_str(), Some(default));
+    }
 
     #[test]
     fn negative_volume_stats_period_means_off_and_zero_the_default() {

@@ -15,6 +15,8 @@ pub struct VolumePath {
     pub host_path: String,
     /// The volume is read-only, even if the mount is not.
     pub read_only: bool,
+    /// It is a block device: containers get it as a device, and never mount it.
+    pub block_device: bool,
 }
 
 /// A file that the agent puts into the container: /etc/hosts, the termination message.
@@ -183,7 +185,8 @@ fn of_volume(
 ) -> Result<MountSpec, ConfigError> {
     let missing =
         || ConfigError::VolumeMissing { container: container.name.clone(), volume: mount.name.clone() };
-    let volume = inputs.volumes.paths.get(&mount.name).ok_or_else(missing)?;
+    let is_mountable = |volume: &&VolumePath| !volume.block_device;
+    let volume = inputs.volumes.paths.get(&mount.name).filter(is_mountable).ok_or_else(missing)?;
     let host_path = if sub_path.is_empty() {
         volume.host_path.clone()
     } else {
@@ -225,21 +228,32 @@ fn unknown_mode(mount: &VolumeMount, field: &str, value: &str) -> ConfigError {
     }
 }
 
-/// Block volumes as devices.
+/// Block volumes as devices (volumes.md §8.1). A volume without a device is left out, as with a kubelet; a volume with a filesystem is an
+/// error.
 pub(super) fn block_devices(
     container: &Container,
     volumes: &BTreeMap<String, VolumePath>,
 ) -> Result<Vec<DeviceSpec>, ConfigError> {
-    let one = |device: &keelson_kube_model::VolumeDevice| {
-        let volume = volumes.get(&device.name).ok_or_else(|| ConfigError::VolumeMissing {
+    let mut devices = Vec::new();
+    for device in &container.volume_devices {
+        let error = |detail| ConfigError::VolumeDevice {
             container: container.name.clone(),
             volume: device.name.clone(),
-        })?;
-        Ok(DeviceSpec {
+            path: device.device_path.clone(),
+            detail,
+        };
+        if !device.device_path.starts_with('/') {
+            return Err(error("devicePath must be an absolute path"));
+        }
+        let Some(volume) = volumes.get(&device.name) else { continue };
+        if !volume.block_device {
+            return Err(error("the volume is no block device; mount it with volumeMounts"));
+        }
+        devices.push(DeviceSpec {
             container_path: device.device_path.clone(),
             host_path: volume.host_path.clone(),
             permissions: if volume.read_only { "r" } else { "mrw" }.to_owned(),
-        })
-    };
-    container.volume_devices.iter().map(one).collect()
+        });
+    }
+    Ok(devices)
 }

@@ -73,13 +73,23 @@ fn is_privileged(container: &Container) -> bool {
     container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true))
 }
 
+/// The supplemental groups of a sandbox or container, and whether the runtime adds none from the image. A group of a volume is added once,
+/// and only if the pod does not have it anyway (volumes.md §3.4 step 8).
 fn groups(pod: &Pod, volume_groups: &[i64], volumes_before_own: bool) -> (Vec<i64>, bool) {
     let context = pod.spec.security_context.as_ref();
     let mut groups: Vec<i64> = context.and_then(|context| context.fs_group).into_iter().collect();
     let own = context.map(|context| context.supplemental_groups.as_slice()).unwrap_or_default();
-    let (first, second) = if volumes_before_own { (volume_groups, own) } else { (own, volume_groups) };
-    groups.extend_from_slice(first);
-    groups.extend_from_slice(second);
+    if !volumes_before_own {
+        groups.extend_from_slice(own);
+    }
+    for group in volume_groups {
+        if !groups.contains(group) && !own.contains(group) {
+            groups.push(*group);
+        }
+    }
+    if volumes_before_own {
+        groups.extend_from_slice(own);
+    }
     let strict = context.and_then(|context| context.supplemental_groups_policy.as_deref()) == Some("Strict");
     (groups, strict)
 }

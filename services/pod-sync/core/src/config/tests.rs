@@ -123,7 +123,11 @@ mod containers {
 
     impl World {
         fn new() -> Self {
-            let volume = |path: &str, read_only| VolumePath { host_path: path.to_owned(), read_only };
+            let volume = |path: &str, read_only| VolumePath {
+                host_path: path.to_owned(),
+                read_only,
+                block_device: false,
+            };
             let volumes = BTreeMap::from([
                 ("data".to_owned(), volume("/pods/u-1/data", false)),
                 ("fixed".to_owned(), volume("/pods/u-1/fixed", true)),
@@ -287,8 +291,9 @@ mod containers {
         let pod = pod(
             json!({"containers": [{"name": "a", "image": "i", "volumeMounts": mounts}], "volumes": sources}),
         );
-        let path =
-            |name: &str| (name.to_owned(), VolumePath { host_path: format!("/v/{name}"), read_only: false });
+        let path = |name: &str| {
+            (name.to_owned(), VolumePath { host_path: format!("/v/{name}"), ..VolumePath::default() })
+        };
         let files =
             vec![FileMount { container_path: "/etc/hosts".into(), host_path: "/h".into(), read_only: false }];
         for selinux in [true, false] {
@@ -437,21 +442,66 @@ mod containers {
         assert_eq!(World::new().plan(&pod).unwrap().mounts[0].container_path, "/m");
     }
 
+    /// A world with the block devices `disk` and, read-only, `copy`.
+    fn world_with_devices() -> World {
+        let device = |name: &str, read_only| {
+            let host_path = format!("/pods/u-1/volumeDevices/p/{name}");
+            (name.to_owned(), VolumePath { host_path, read_only, block_device: true })
+        };
+        let mut world = World::new();
+        world.volumes.extend([device("disk", false), device("copy", true)]);
+        world
+    }
+
     #[test]
     fn block_volumes_are_devices_before_those_of_device_plugins() {
         let pod = with(json!({"volumeDevices": [
-            {"name": "data", "devicePath": "/dev/a"}, {"name": "fixed", "devicePath": "/dev/b"}]}));
-        let mut world = World::new();
+            {"name": "disk", "devicePath": "/dev/a"}, {"name": "copy", "devicePath": "/dev/b"}]}));
+        let mut world = world_with_devices();
         world.assigned.devices =
             vec![DeviceSpec { container_path: "/dev/gpu".into(), ..DeviceSpec::default() }];
         world.assigned.cdi_devices = vec!["vendor/class=x".into()];
         let got = world.plan(&pod).unwrap();
-        let short: Vec<_> =
-            got.devices.iter().map(|d| (d.container_path.as_str(), d.permissions.as_str())).collect();
-        assert_eq!(short, [("/dev/a", "mrw"), ("/dev/b", "r"), ("/dev/gpu", "")]);
+        let short: Vec<_> = got
+            .devices
+            .iter()
+            .map(|d| (d.container_path.as_str(), d.host_path.as_str(), d.permissions.as_str()))
+            .collect();
+        let expected = [
+            ("/dev/a", "/pods/u-1/volumeDevices/p/disk", "mrw"),
+            ("/dev/b", "/pods/u-1/volumeDevices/p/copy", "r"),
+            ("/dev/gpu", "", ""),
+        ];
+        assert_eq!(short, expected);
         assert_eq!(got.cdi_devices, ["vendor/class=x"]);
-        let none = with(json!({"volumeDevices": [{"name": "none", "devicePath": "/dev/a"}]}));
-        assert!(matches!(world.plan(&none), Err(ConfigError::VolumeMissing { .. })));
+        assert_eq!(got.mounts, []);
+    }
+
+    #[test]
+    fn a_block_volume_without_a_device_is_left_out() {
+        let pod = with(json!({"volumeDevices": [
+            {"name": "none", "devicePath": "/dev/a"}, {"name": "disk", "devicePath": "/dev/b"}]}));
+        let devices = world_with_devices().plan(&pod).unwrap().devices;
+        let paths: Vec<_> = devices.iter().map(|device| device.container_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/b"]);
+    }
+
+    #[test]
+    fn a_block_volume_is_never_mounted_and_a_filesystem_is_no_device() {
+        let world = world_with_devices();
+        let text = |pod: Pod| world.plan(&pod).unwrap_err().to_string();
+        let mounted = text(mount(json!({"name": "disk"})));
+        assert_eq!(mounted, "cannot find volume \"disk\" to mount into container \"test_container\"");
+        let device =
+            |name: &str, path: &str| with(json!({"volumeDevices": [{"name": name, "devicePath": path}]}));
+        let begin = "cannot pass volume";
+        let expected = format!(
+            "{begin} \"data\" to container \"test_container\" as the device \"/dev/a\": the volume is no block device; \
+             mount it with volumeMounts"
+        );
+        assert_eq!(text(device("data", "/dev/a")), expected);
+        let relative = text(device("disk", "dev/a"));
+        assert!(relative.starts_with(begin) && relative.ends_with("must be an absolute path"), "{relative}");
     }
 
     #[test]

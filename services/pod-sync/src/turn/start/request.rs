@@ -51,7 +51,7 @@ pub(super) fn sandbox_request(
             runtime_handler: "",
             machine: machine_inputs(start.effects, &machine, &sizes),
             exclusive_cpus: false,
-            volume_groups: &[],
+            volume_groups: &volume_groups(&start.mounts),
             users: None,
         },
     );
@@ -93,7 +93,7 @@ pub(super) async fn container_request(
     let objects = config_objects::fetch(effects, pod, container).await.map_err(SyncError::new)?;
     let env_files = volumes::read_files(effects, pod, container).await?;
     let target_id = target(start.observed, container)?;
-    let paths = volume_paths(&start.mounts);
+    let (paths, groups) = (volume_paths(&start.mounts), volume_groups(&start.mounts));
     let (node_ips, allocatable) = (node.addresses(), node.allocatable());
     let assigned = AssignedResources::default();
     let seccomp_dir = config.paths.root_dir.join("seccomp").to_string_lossy().into_owned();
@@ -105,7 +105,7 @@ pub(super) async fn container_request(
             reference: &image.image_ref,
             user: ImageUser { uid: image.uid, username: &image.username },
         },
-        pod: PodInputs { ips: prepared.pod_ips, volume_groups: &[], users: None },
+        pod: PodInputs { ips: prepared.pod_ips, volume_groups: &groups, users: None },
         node: NodeInputs { name: &config.node_name, ips: &node_ips, allocatable: &allocatable },
         env: EnvSources { objects: &objects, files: &env_files, services: &prepared.services },
         volumes: VolumeInputs { paths: &paths, subpaths: &BTreeMap::new(), files: &prepared.files },
@@ -162,8 +162,14 @@ fn volume_paths(mounts: &Mounts) -> BTreeMap<String, VolumePath> {
     let path = |v: &keelson_proto::keelson::volume_manager::v1::VolumeMount| VolumePath {
         host_path: v.host_path.clone(),
         read_only: v.read_only,
+        block_device: v.block_device,
     };
     mounts.values().map(|v| (v.name.clone(), path(v))).collect()
+}
+
+/// The groups by which the pod may use its mounted volumes, in the order of their names (volumes.md §3.4 step 8).
+fn volume_groups(mounts: &Mounts) -> Vec<i64> {
+    mounts.values().filter_map(|volume| volume.supplemental_group).collect()
 }
 
 /// The container whose processes an ephemeral container sees; `None`: only its own.

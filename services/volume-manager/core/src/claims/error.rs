@@ -39,6 +39,8 @@ pub enum Pending {
     Provisioner(String),
     /// The claim asks for the PersistentVolume with this name.
     Volume(String),
+    /// pod-config binds the claim, as there is no API server, and says why it cannot.
+    Explained(String),
     /// The claim's storage class is empty, so nobody creates a PersistentVolume for it.
     NoClass,
     /// A storage class, by name, or the default one.
@@ -52,6 +54,7 @@ impl fmt::Display for Pending {
                 write!(f, "it waits for a PersistentVolume from the provisioner {name}")
             }
             Self::Volume(name) => write!(f, "it waits for the PersistentVolume {name}"),
+            Self::Explained(reason) => f.write_str(reason),
             Self::NoClass => f.write_str("it has no storage class; create a PersistentVolume that fits it"),
             Self::Class(class) => {
                 match class {
@@ -248,7 +251,7 @@ impl ClaimCause {
             Self::Pending(pending) => match pending {
                 Pending::Provisioner(name) => WaitOwner::Provisioner(name.clone()),
                 Pending::Volume(_) | Pending::Class(_) => WaitOwner::VolumeController,
-                Pending::NoClass => WaitOwner::You,
+                Pending::NoClass | Pending::Explained(_) => WaitOwner::You,
             },
             Self::EarlierPod { .. } => WaitOwner::GarbageCollector,
             // The controller writes the reference again while the claim names the volume.

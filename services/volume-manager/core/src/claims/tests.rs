@@ -493,6 +493,16 @@ fn objects_of(case: &Case) -> (PersistentVolumeClaim, PersistentVolume) {
 }
 
 #[test]
+fn a_claim_that_pod_config_cannot_bind_has_its_reason_and_waits_for_a_person() {
+    let condition = json!({"type": "Bound", "status": "False", "message": "no volume is large enough"});
+    let changes = json!({"status": {"phase": "Pending", "conditions": [condition]}});
+    let (pod, error) = (pod(), claim_error(&named(&pod()), changes));
+    assert_eq!(error.claim, format!("{}/data", pod.namespace));
+    assert!(error.to_string().ends_with("PVC is not bound: no volume is large enough"), "{error}");
+    assert_eq!(error.wait_owner(), WaitOwner::You);
+}
+
+#[test]
 fn a_volume_resolves_only_if_both_sides_are_bound_and_the_claim_is_the_pods() {
     let reached = &Reached::default();
     proptest!(ProptestConfig::with_cases(2048), |(case in any_case())| {

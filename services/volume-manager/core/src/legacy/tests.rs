@@ -3,6 +3,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::objects::Strings;
+use crate::sources::SecretReference;
 
 mod topology;
 
@@ -325,7 +327,10 @@ fn an_ebs_volume_id_loses_its_zone_and_must_begin_with_vol() {
         match expected {
             Some(handle) => {
                 let found = migrated(result);
-                assert_eq!((found.csi.volume_handle.as_str(), found.csi.driver), (handle, "ebs.csi.aws.com"));
+                assert_eq!(
+                    (found.csi.volume_handle.as_str(), found.csi.driver.as_str()),
+                    (handle, "ebs.csi.aws.com")
+                );
             }
             None => {
                 let text = refused(result);
@@ -432,7 +437,7 @@ fn a_gce_disk_has_the_one_access_mode_that_its_driver_can_do() {
 fn a_cinder_volume_has_no_attributes() {
     let spec = json!({"volumeID": "573e024d", "secretRef": {"name": "s"}});
     let csi = migrated(inline("cinder", spec)).csi;
-    assert_eq!((csi.driver, csi.volume_handle.as_str()), ("cinder.csi.openstack.org", "573e024d"));
+    assert_eq!((csi.driver.as_str(), csi.volume_handle.as_str()), ("cinder.csi.openstack.org", "573e024d"));
     assert!(csi.attributes.is_empty());
 }
 
@@ -443,7 +448,10 @@ fn an_azure_disk_has_its_kind_caching_mode_and_filesystem_as_attributes() {
         "fsType": "ext4",
     });
     let csi = migrated(inline("azureDisk", spec)).csi;
-    assert_eq!((csi.driver, csi.volume_handle.as_str()), ("disk.csi.azure.com", "/subscriptions/s/disks/d"));
+    assert_eq!(
+        (csi.driver.as_str(), csi.volume_handle.as_str()),
+        ("disk.csi.azure.com", "/subscriptions/s/disks/d")
+    );
     let expected = strings(&[("kind", "Managed"), ("cachingmode", "ReadOnly"), ("fstype", "ext4")]);
     assert_eq!(csi.attributes, expected);
     let spec = json!({"diskName": "d", "diskURI": "u", "kind": "", "cachingMode": "", "fsType": ""});
@@ -465,7 +473,7 @@ fn an_inline_azure_file_takes_its_secret_from_the_namespace_of_the_pod() {
         "secretName": "azure-storage-account-acc-secret", "shareName": "f", "secretNamespace": "kube-system",
     });
     let csi = migrated(inline("azureFile", spec)).csi;
-    assert_eq!((csi.driver, csi.volume_handle.as_str()), ("file.csi.azure.com", "#acc#f#data#shop"));
+    assert_eq!((csi.driver.as_str(), csi.volume_handle.as_str()), ("file.csi.azure.com", "#acc#f#data#shop"));
     assert_eq!(csi.node_stage_secret, secret("shop", "azure-storage-account-acc-secret"));
     assert_eq!(csi.attributes, strings(&[("sharename", "f")]));
     let origin = Origin::Inline { pod_namespace: "", volume: "data" };
@@ -586,7 +594,10 @@ fn a_vsphere_storage_policy_is_copied_also_from_an_inline_volume() {
         persistent("vsphereVolume", spec, &volume(json!({}), json!({}))),
     ] {
         let csi = migrated(result).csi;
-        assert_eq!((csi.driver, csi.volume_handle.as_str()), ("csi.vsphere.vmware.com", "[ds] a/b.vmdk"));
+        assert_eq!(
+            (csi.driver.as_str(), csi.volume_handle.as_str()),
+            ("csi.vsphere.vmware.com", "[ds] a/b.vmdk")
+        );
         assert_eq!(csi.attributes, strings(&[("storagepolicyname", "gold")]));
     }
     assert!(migrated(inline("vsphereVolume", json!({"volumePath": "v"}))).csi.attributes.is_empty());
@@ -607,7 +618,7 @@ fn a_portworx_volume_needs_both_annotations_for_its_secrets() {
     for (annotations, expected) in table {
         let pv = volume(json!({"annotations": annotations}), json!({}));
         let csi = migrated(persistent("portworxVolume", json!({"volumeID": "p"}), &pv)).csi;
-        assert_eq!((csi.driver, csi.volume_handle.as_str()), ("pxd.portworx.com", "p"));
+        assert_eq!((csi.driver.as_str(), csi.volume_handle.as_str()), ("pxd.portworx.com", "p"));
         for found in [csi.node_stage_secret, csi.node_publish_secret, csi.node_expand_secret] {
             assert_eq!(found, expected, "{annotations}");
         }

@@ -82,6 +82,18 @@ fn supplemental_groups_are_fsgroup_pod_groups_and_volume_groups() {
 }
 
 #[test]
+fn a_volume_group_is_added_once_and_only_if_the_pod_lacks_it() {
+    let context = json!({"fsGroup": 1, "supplementalGroups": [2, 3]});
+    let volumes = [9, 3, 1, 9, 8];
+    let with = SecurityInputs { volume_groups: &volumes, ..inputs() };
+    assert_eq!(of(context.clone(), json!({}), &with).unwrap().supplemental_groups, [1, 2, 3, 9, 8]);
+    let with_context = pod(json!({"securityContext": context, "containers": [{"name": "a"}]}));
+    assert_eq!(of_sandbox(&with_context, &volumes, None).supplemental_groups, [1, 9, 8, 2, 3]);
+    let plain = pod(json!({"containers": [{"name": "a"}]}));
+    assert_eq!(of_sandbox(&plain, &[9, 9], None).supplemental_groups, [9]);
+}
+
+#[test]
 fn seccomp_is_unconfined_by_default() {
     let profile = |type_: &str| match type_ {
         "Localhost" => json!({"seccompProfile": {"type": type_, "localhostProfile": "p.json"}}),

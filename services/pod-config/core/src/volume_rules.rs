@@ -1,0 +1,331 @@
+//! The validation of PersistentVolumes and PersistentVolumeClaims by the API server on creation, and what a node without an API
+//! server cannot do.
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::Quantity;
+use serde_json::Value;
+
+use crate::object::is_dns_name;
+use crate::volume_spec::{
+    AccessMode, ClaimSpec, CsiSource, LabelSelector, NodeSelector, Operator, ReclaimPolicy, Requirement,
+    VolumeSpec,
+};
+
+/// The values of `spec.hostPath.type`.
+const HOST_PATH_TYPES: [&str; 8] =
+    ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+/// Sources that only a cluster provides, with what to use instead.
+const REFUSED_SOURCES: [(&str, &str); 18] = [
+    ("awsElasticBlockStore", CSI),
+    ("azureDisk", CSI),
+    ("azureFile", CSI),
+    ("cephfs", CSI),
+    ("cinder", CSI),
+    ("fc", DEVICE),
+    ("flexVolume", CSI),
+    ("flocker", CSI),
+    ("gcePersistentDisk", CSI),
+    ("glusterfs", CSI),
+    ("iscsi", DEVICE),
+    ("photonPersistentDisk", CSI),
+    ("portworxVolume", CSI),
+    ("quobyte", CSI),
+    ("rbd", CSI),
+    ("scaleIO", CSI),
+    ("storageos", CSI),
+    ("vsphereVolume", CSI),
+];
+const CSI: &str = "use spec.csi with a CSI driver that runs on this node";
+const DEVICE: &str = "attach the device to this node and use spec.local with its path";
+
+/// Receives a field and what is wrong with it.
+pub(crate) type Fail<'a> = dyn FnMut(&str, String) + 'a;
+
+/// Checks a PersistentVolume; `spec` is the same as JSON.
+pub(crate) fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, fail: &mut Fail<'_>) {
+    if volume.capacity.keys().any(|resource| resource != "storage") {
+        fail("spec.capacity", "Unsupported value: supported values: \"storage\"".into());
+    }
+    check_storage(&volume.capacity, "spec.capacity", fail);
+    check_access_modes(&volume.access_modes, fail);
+    check_class(&volume.storage_class_name, fail);
+    check_unsupported(spec, "volumeAttributesClassName", "only an API server has attributes classes", fail);
+    if let Some(reference) = &volume.claim_ref {
+        for (field, value) in [("namespace", &reference.namespace), ("name", &reference.name)] {
+            if value.is_empty() {
+                fail(&format!("spec.claimRef.{field}"), "Required value".into());
+            }
+        }
+    }
+    let required = volume.node_affinity.as_ref().map(|affinity| affinity.required.as_ref());
+    match required {
+        Some(Some(selector)) => check_node_selector(selector, fail),
+        Some(None) => fail(
+            "spec.nodeAffinity.required",
+            "Required value: must specify required node constraints".into(),
+        ),
+        None if volume.local.is_some() => fail(
+            "spec.nodeAffinity",
+            format!(
+                "Required value: Local volume requires node affinity; for this node: {{required: {{nodeSelectorTerms: \
+                 [{{matchExpressions: [{{key: kubernetes.io/hostname, operator: In, values: [{node_name}]}}]}}]}}}}"
+            ),
+        ),
+        None => {}
+    }
+    check_sources(volume, spec, fail);
+}
+
+/// Checks a PersistentVolumeClaim; `spec` is the same as JSON.
+pub(crate) fn check_claim(claim: &ClaimSpec, spec: &Value, fail: &mut Fail<'_>) {
+    check_access_modes(&claim.access_modes, fail);
+    check_storage(&claim.resources.requests, "spec.resources.requests", fail);
+    let (requests, limits) = (claim.resources.requests.get("storage"), claim.resources.limits.get("storage"));
+    if requests.zip(limits).is_some_and(|(request, limit)| request > limit) {
+        fail(
+            "spec.resources.requests.storage",
+            "Invalid value: must be less than or equal to the limit".into(),
+        );
+    }
+    check_class(&claim.storage_class_name, fail);
+    if !claim.volume_name.is_empty() && !is_dns_name(&claim.volume_name) {
+        fail("spec.volumeName", format!("Invalid value: {:?}: {DNS_NAME}", claim.volume_name));
+    }
+    if let Some(selector) = &claim.selector {
+        check_label_selector(selector, fail);
+    }
+    let instead =
+        "without a control plane nobody fills a volume; copy the data into it, and remove the field";
+    check_unsupported(spec, "dataSource", instead, fail);
+    check_unsupported(spec, "dataSourceRef", instead, fail);
+    check_unsupported(spec, "volumeAttributesClassName", "only an API server has attributes classes", fail);
+}
+
+const DNS_NAME: &str = "must be lower case letters, digits, '-' and '.', as in a DNS name";
+
+fn check_unsupported(spec: &Value, field: &str, why: &str, fail: &mut Fail<'_>) {
+    if spec.get(field).is_some() {
+        fail(&format!("spec.{field}"), format!("Forbidden: {why}"));
+    }
+}
+
+fn check_storage(amounts: &BTreeMap<String, Quantity>, field: &str, fail: &mut Fail<'_>) {
+    match amounts.get("storage") {
+        None => fail(&format!("{field}.storage"), "Required value".into()),
+        Some(amount) if *amount <= Quantity::ZERO => {
+            let message = format!("Invalid value: \"{amount}\": must be greater than zero");
+            fail(&format!("{field}.storage"), message);
+        }
+        Some(_) => {}
+    }
+}
+
+fn check_access_modes(modes: &[AccessMode], fail: &mut Fail<'_>) {
+    if modes.is_empty() {
+        fail("spec.accessModes", "Required value: at least 1 access mode is required".into());
+    }
+    if modes.contains(&AccessMode::ReadWriteOncePod)
+        && modes.iter().any(|mode| *mode != AccessMode::ReadWriteOncePod)
+    {
+        let message = "Forbidden: may not use ReadWriteOncePod with other access modes";
+        fail("spec.accessModes", message.into());
+    }
+}
+
+fn check_class(class: &str, fail: &mut Fail<'_>) {
+    if !class.is_empty() && !is_dns_name(class) {
+        fail("spec.storageClassName", format!("Invalid value: {class:?}: {DNS_NAME}"));
+    }
+}
+
+fn check_sources(volume: &VolumeSpec, spec: &Value, fail: &mut Fail<'_>) {
+    let mut is_refused = false;
+    for (source, instead) in REFUSED_SOURCES {
+        if spec.get(source).is_some() {
+            is_refused = true;
+            let message = format!("Forbidden: not supported without an API server; {instead}");
+            fail(&format!("spec.{source}"), message);
+        }
+    }
+    let sources = [
+        ("local", volume.local.is_some()),
+        ("hostPath", volume.host_path.is_some()),
+        ("nfs", volume.nfs.is_some()),
+        ("csi", volume.csi.is_some()),
+    ];
+    let mut given = sources.iter().filter(|(_, is_given)| *is_given);
+    match given.next() {
+        None if !is_refused => {
+            fail("spec", "Required value: must specify a volume type: local, hostPath, nfs or csi".into());
+        }
+        None => {}
+        Some(_) => given.for_each(|(source, _)| {
+            let message = "Forbidden: may not specify more than 1 volume type";
+            fail(&format!("spec.{source}"), message.into());
+        }),
+    }
+    if let Some(local) = &volume.local {
+        check_path("spec.local.path", &local.path, fail);
+    }
+    if let Some(host_path) = &volume.host_path {
+        check_path("spec.hostPath.path", &host_path.path, fail);
+        if !HOST_PATH_TYPES.contains(&host_path.kind.as_str()) {
+            let message =
+                format!("Unsupported value: {:?}: supported values: {HOST_PATH_TYPES:?}", host_path.kind);
+            fail("spec.hostPath.type", message);
+        }
+        let is_root = host_path.path.trim_matches('/').is_empty() && !host_path.path.is_empty();
+        if is_root && volume.persistent_volume_reclaim_policy == ReclaimPolicy::Recycle {
+            let message = "Forbidden: may not be 'recycle' for a hostPath mount of '/'";
+            fail("spec.persistentVolumeReclaimPolicy", message.into());
+        }
+    }
+    if let Some(nfs) = &volume.nfs {
+        if nfs.server.is_empty() {
+            fail("spec.nfs.server", "Required value".into());
+        }
+        match nfs.path.as_str() {
+            "" => fail("spec.nfs.path", "Required value".into()),
+            path if !path.starts_with('/') => {
+                fail("spec.nfs.path", format!("Invalid value: {path:?}: must be an absolute path"));
+            }
+            _ => {}
+        }
+    }
+    if let Some(csi) = &volume.csi {
+        check_csi(csi, fail);
+    }
+}
+
+fn check_csi(csi: &CsiSource, fail: &mut Fail<'_>) {
+    if csi.driver.is_empty() {
+        fail("spec.csi.driver", "Required value".into());
+    } else if csi.driver.len() > 63 || !is_dns_name(&csi.driver.to_lowercase()) {
+        let message = format!(
+            "Invalid value: {:?}: must be at most 63 letters, digits, '-' and '.', as in a DNS name",
+            csi.driver
+        );
+        fail("spec.csi.driver", message);
+    }
+    if csi.volume_handle.is_empty() {
+        fail("spec.csi.volumeHandle", "Required value".into());
+    }
+}
+
+/// Checks a path of the node.
+///
+/// Parity: the API accepts a relative path, with which the volume is never mounted.
+fn check_path(field: &str, path: &str, fail: &mut Fail<'_>) {
+    if path.is_empty() {
+        fail(field, "Required value".into());
+    } else if path.split('/').any(|part| part == "..") {
+        fail(field, format!("Invalid value: {path:?}: must not contain '..'"));
+    } else if !path.starts_with('/') {
+        fail(field, format!("Invalid value: {path:?}: must be an absolute path"));
+    } else if path.contains('\0') {
+        fail(field, format!("Invalid value: {path:?}: must not contain NUL"));
+    }
+}
+
+fn check_label_selector(selector: &LabelSelector, fail: &mut Fail<'_>) {
+    for (key, value) in &selector.match_labels {
+        let field = format!("spec.selector.matchLabels[{key}]");
+        check_label_key(&field, key, fail);
+        check_label_value(&field, value, fail);
+    }
+    for (index, requirement) in selector.match_expressions.iter().enumerate() {
+        let field = format!("spec.selector.matchExpressions[{index}]");
+        check_label_key(&format!("{field}.key"), &requirement.key, fail);
+        if matches!(requirement.operator, Operator::Gt | Operator::Lt) {
+            let message = "Unsupported value: supported values: In, NotIn, Exists, DoesNotExist";
+            fail(&format!("{field}.operator"), message.into());
+            continue;
+        }
+        check_values(&field, requirement, fail);
+    }
+}
+
+fn check_node_selector(selector: &NodeSelector, fail: &mut Fail<'_>) {
+    let base = "spec.nodeAffinity.required.nodeSelectorTerms";
+    if selector.node_selector_terms.is_empty() {
+        fail(base, "Required value: must have at least one node selector term".into());
+    }
+    for (index, term) in selector.node_selector_terms.iter().enumerate() {
+        for (at, requirement) in term.match_expressions.iter().enumerate() {
+            let field = format!("{base}[{index}].matchExpressions[{at}]");
+            check_label_key(&format!("{field}.key"), &requirement.key, fail);
+            check_values(&field, requirement, fail);
+        }
+        for (at, requirement) in term.match_fields.iter().enumerate() {
+            let field = format!("{base}[{index}].matchFields[{at}]");
+            if requirement.key != "metadata.name" {
+                let message = format!("Invalid value: {:?}: not a valid field selector key", requirement.key);
+                fail(&format!("{field}.key"), message);
+            }
+            if !matches!(requirement.operator, Operator::In | Operator::NotIn)
+                || requirement.values.len() != 1
+            {
+                let message = "Invalid value: must be In or NotIn with exactly one value";
+                fail(&format!("{field}.operator"), message.into());
+            }
+        }
+    }
+}
+
+/// Checks that the operator has the values that it needs.
+fn check_values(field: &str, requirement: &Requirement, fail: &mut Fail<'_>) {
+    let Requirement { operator, values, .. } = requirement;
+    let message = match operator {
+        Operator::In | Operator::NotIn if values.is_empty() => {
+            "Required value: must be specified when `operator` is 'In' or 'NotIn'"
+        }
+        Operator::Exists | Operator::DoesNotExist if !values.is_empty() => {
+            "Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+        }
+        Operator::Gt | Operator::Lt if values.len() != 1 => {
+            "Required value: must be specified single value when `operator` is 'Lt' or 'Gt'"
+        }
+        Operator::Gt | Operator::Lt if values[0].parse::<i64>().is_err() => {
+            "Invalid value: must be a whole number"
+        }
+        _ => "",
+    };
+    if !message.is_empty() {
+        fail(&format!("{field}.values"), message.into());
+    }
+    for (index, value) in values.iter().enumerate() {
+        check_label_value(&format!("{field}.values[{index}]"), value, fail);
+    }
+}
+
+/// Checks the labels of an object.
+pub(crate) fn check_labels(labels: &BTreeMap<String, String>, fail: &mut Fail<'_>) {
+    for (key, value) in labels {
+        let field = format!("metadata.labels[{key}]");
+        check_label_key(&field, key, fail);
+        check_label_value(&field, value, fail);
+    }
+}
+
+fn check_label_key(field: &str, key: &str, fail: &mut Fail<'_>) {
+    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    if name.is_empty() || !is_label_text(name) || prefix.is_some_and(|prefix| !is_dns_name(prefix)) {
+        fail(field, format!("Invalid value: {key:?}: cannot be the key of a label"));
+    }
+}
+
+fn check_label_value(field: &str, value: &str, fail: &mut Fail<'_>) {
+    if !is_label_text(value) {
+        fail(field, format!("Invalid value: {value:?}: cannot be the value of a label"));
+    }
+}
+
+fn is_label_text(text: &str) -> bool {
+    let ends = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= 63
+        && ends(bytes.first())
+        && ends(bytes.last())
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+}

@@ -1,0 +1,20 @@
+//! CSI drivers: how they register, and how they are called (volumes.md §11).
+//!
+//! | module | does |
+//! |---|---|
+//! | `client` | one call of a driver: deadline, error class, metrics |
+//! | `drivers` | the registered drivers |
+//! | `node_info` | the CSINode of this node |
+//! | `limits` | asks drivers again how many volumes the node can have |
+//! | `registration` | registers and unregisters drivers |
+
+#![allow(dead_code, reason = "the service registers no drivers yet")]
+
+pub(crate) mod client;
+pub(crate) mod drivers;
+pub(crate) mod limits;
+pub(crate) mod node_info;
+pub(crate) mod registration;
+
+#[cfg(test)]
+mod fake_api;

@@ -1,0 +1,143 @@
+//! Questions about the mounts of this process, answered from mountinfo, so that nothing touches a mount that hangs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use keelson_mountinfo::Mount;
+
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+/// The number of attempts to read the same table twice.
+const MAX_READS: usize = 10;
+/// What the kernel appends to a path whose file was removed.
+const DELETED: [&str; 2] = ["//deleted", " (deleted)"];
+
+/// A mount with its device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// `major:minor` of its filesystem.
+    device: String,
+    mount: Mount,
+}
+
+/// Reads the mounts in the order of mounting. A kernel before 5.8 can leave mounts out while others change, so the table
+/// is read until it is twice the same (volumes.md §7).
+pub(super) fn read() -> io::Result<Vec<Entry>> {
+    let mut text = fs::read(MOUNTINFO)?;
+    if is_consistent_kernel() {
+        return Ok(parse(&text));
+    }
+    for _ in 0..MAX_READS {
+        let next = fs::read(MOUNTINFO)?;
+        if next == text {
+            return Ok(parse(&text));
+        }
+        text = next;
+    }
+    Err(io::Error::other("the mounts change constantly"))
+}
+
+/// Whether the kernel is 5.8 or newer.
+fn is_consistent_kernel() -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 8)
+}
+
+fn parse(text: &[u8]) -> Vec<Entry> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<Entry> {
+    let device = line.split(|byte| *byte == b' ').nth(2)?;
+    let mount = keelson_mountinfo::parse(line).pop()?;
+    Some(Entry { device: String::from_utf8_lossy(device).into_owned(), mount })
+}
+
+/// The path as mountinfo has it. Resolves the folder that contains it, but never touches the path itself. A folder that
+/// cannot be resolved stays as it is.
+pub(super) fn resolve(path: &Path) -> PathBuf {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name),
+        _ => path.to_owned(),
+    }
+}
+
+/// Whether something is mounted exactly on `path`, which [`resolve`] has returned.
+pub(super) fn is_mount_point(entries: &[Entry], path: &Path) -> bool {
+    entries.iter().any(|entry| {
+        let point = &entry.mount.point;
+        point == path
+            || DELETED.iter().any(|suffix| {
+                let plain = point.to_str().and_then(|point| point.strip_suffix(suffix));
+                plain.is_some_and(|plain| Path::new(plain) == path)
+            })
+    })
+}
+
+/// The other mounts of what is at `path`: those with the same part of the same filesystem (volumes.md §7).
+pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
+    // The last of several mounts on one point hides the others.
+    let containing = entries.iter().enumerate().filter(|(_, entry)| path.starts_with(&entry.mount.point));
+    let Some((index, own)) = containing.max_by_key(|(_, entry)| entry.mount.point.components().count())
+    else {
+        return Vec::new();
+    };
+    let below = path.strip_prefix(&own.mount.point).unwrap_or(Path::new(""));
+    let root = if below.as_os_str().is_empty() { own.mount.root.clone() } else { own.mount.root.join(below) };
+    let others = entries
+        .iter()
+        .enumerate()
+        .filter(|(other, entry)| *other != index && entry.device == own.device && entry.mount.root == root);
+    others.map(|(_, entry)| entry.mount.point.clone()).collect()
+}
+
+/// What is mounted below `path`, for the error of an unmount; empty if there is nothing.
+pub(super) fn below(entries: &[Entry], path: &Path) -> String {
+    let points = entries.iter().map(|entry| &entry.mount.point);
+    let below = points.filter(|point| *point != path && point.starts_with(path));
+    let names: Vec<String> = below.map(|point| point.display().to_string()).collect();
+    if names.is_empty() { String::new() } else { format!("; below it are mounted {}", names.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+30 21 0:5 / /mnt/nfs rw - nfs4 srv:/a rw\n\
+31 21 0:5 / /k/pods/u/v rw - nfs4 srv:/a rw\n\
+32 21 0:5 /sub /k/pods/u/sub rw - nfs4 srv:/a rw\n\
+33 21 8:1 /data/disk /k/pods/u/local rw - ext4 /dev/sda1 rw\n\
+34 21 0:6 / /k/gone//deleted rw - tmpfs tmpfs rw\n\
+35 21 0:7 / /k/gone\\040(deleted) rw - tmpfs tmpfs rw\n";
+
+    #[test]
+    fn only_the_exact_path_is_a_mount_point_even_if_its_folder_was_removed() {
+        let table = parse(TABLE);
+        for (path, expected) in [
+            ("/mnt/nfs", true),
+            ("/mnt", false),
+            ("/mnt/nfs/x", false),
+            ("/k/gone", true),
+            ("/k/pods/u/v", true),
+        ] {
+            assert_eq!(is_mount_point(&table, Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn references_have_the_same_part_of_the_same_filesystem() {
+        let table = parse(TABLE);
+        let of = |path: &str| references(&table, Path::new(path));
+        assert_eq!(of("/mnt/nfs"), [PathBuf::from("/k/pods/u/v")]);
+        assert_eq!(of("/k/pods/u/v"), [PathBuf::from("/mnt/nfs")]);
+        // A folder on a mount, which is bound elsewhere.
+        assert_eq!(of("/data/disk"), [PathBuf::from("/k/pods/u/local")]);
+        assert_eq!(of("/mnt/nfs/sub"), [PathBuf::from("/k/pods/u/sub")]);
+        assert_eq!(of("/k/pods/u/local"), Vec::<PathBuf>::new());
+        assert_eq!(of("/data"), Vec::<PathBuf>::new());
+    }
+}

@@ -1,0 +1,146 @@
+//! Unmounts, and what mountinfo says about mounts.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use keelson_volume_manager_core::world::FailureClass;
+
+use super::mount_table::{self, Entry};
+use super::output::{CommandOutput, run_error};
+use super::runner::{Abandonment, Run, RunError};
+use super::state::Mounter;
+use crate::plugin_error::PluginError;
+
+/// The number of mounts that may be stacked at one path.
+const MAX_STACKED: usize = 8;
+
+fn read_table() -> Result<Vec<Entry>, PluginError> {
+    mount_table::read()
+        .map_err(|error| PluginError::new(format!("cannot read the mounts of the node: {error}")))
+}
+
+impl Mounter {
+    /// Whether something is mounted on `path` itself, read from mountinfo, so that a volume that hangs is not touched.
+    pub(crate) fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
+        Ok(mount_table::is_mount_point(&read_table()?, &mount_table::resolve(path)))
+    }
+
+    /// Other mounts of what is mounted on `path` (volumes.md §7).
+    pub(crate) fn mount_references(&self, path: &Path) -> Result<Vec<PathBuf>, PluginError> {
+        Ok(mount_table::references(&read_table()?, &mount_table::resolve(path)))
+    }
+
+    /// Unmounts `path` if something is mounted there, and removes the empty folder. With `force`, an unmount that does not
+    /// end within its deadline is forced. A missing folder is no error.
+    ///
+    /// # Errors
+    /// It is still mounted, or the folder has files in it: they are left as they are.
+    pub(crate) async fn clean_mount_point(&self, path: &Path, force: bool) -> Result<(), PluginError> {
+        self.unmount(path, force).await?;
+        let folder = path.to_owned();
+        let removed = tokio::task::spawn_blocking(move || fs::remove_dir(folder)).await;
+        match removed.map_err(io::Error::other).flatten() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path = path.display();
+                let message = format!("cannot remove the folder {path}, where a volume was mounted: {error}");
+                Err(PluginError::new(message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Unmounts everything on `path` itself; nothing mounted is no error. The mount is found in mountinfo and not looked at,
+    /// so a corrupted one is unmounted, too.
+    pub(crate) async fn unmount(&self, path: &Path, force: bool) -> Result<(), PluginError> {
+        let path = mount_table::resolve(path);
+        for _ in 0..MAX_STACKED {
+            if !mount_table::is_mount_point(&read_table()?, &path) {
+                return Ok(());
+            }
+            self.unmount_once(&path, force).await?;
+        }
+        let message = format!("cannot unmount {}: more than {MAX_STACKED} mounts are on it", path.display());
+        Err(PluginError::new(message).of_class(FailureClass::Uncertain))
+    }
+
+    async fn unmount_once(&self, path: &Path, force: bool) -> Result<(), PluginError> {
+        if !force {
+            let result = self.run_umount(path, &[], self.deadline).await;
+            return check_unmount(path, "umount", result);
+        }
+        match self.run_umount(path, &[], self.force_after).await {
+            Err(RunError::Deadline { .. } | RunError::Refused(_)) => {
+                tracing::warn!(path = %path.display(), "the unmount of a volume hangs and is forced");
+                check_unmount(path, "umount -f", self.run_umount(path, &["-f"], self.deadline).await)
+            }
+            result => check_unmount(path, "umount", result),
+        }
+    }
+
+    /// `-c`: umount(8) must not look at the path, which may hang.
+    async fn run_umount(
+        &self,
+        path: &Path,
+        options: &[&str],
+        deadline: Duration,
+    ) -> Result<CommandOutput, RunError> {
+        let mut arguments: Vec<OsString> = ["-c"].iter().chain(options).map(Into::into).collect();
+        arguments.extend(["--".into(), path.into()]);
+        let run = Run {
+            program: "umount".to_owned(),
+            arguments,
+            key: format!("umount {options:?} {}", path.display()),
+            what: format!("unmount {}", path.display()),
+            deadline,
+            abandonment: Abandonment::Kill,
+        };
+        self.runner.run(&run).await
+    }
+}
+
+/// An error of umount(8) counts only if the path is still a mount point.
+fn check_unmount(
+    path: &Path,
+    command: &str,
+    result: Result<CommandOutput, RunError>,
+) -> Result<(), PluginError> {
+    let what = format!("unmount {}", path.display());
+    match result {
+        Ok(output) if output.is_success() => Ok(()),
+        Ok(output) => {
+            let table = read_table()?;
+            if !mount_table::is_mount_point(&table, path) {
+                return Ok(());
+            }
+            let below = mount_table::below(&table, path);
+            let message = format!("cannot {what}: {}{below}", output.describe(command, &[]));
+            Err(PluginError::new(message))
+        }
+        Err(error) => Err(run_error(&what, command, error, &[])),
+    }
+}
+
+/// Unmounts `target` after a mount that failed, and removes the folder unless `keeps_folder`. If that fails, too, the error
+/// is `Uncertain`.
+pub(crate) async fn after_failure(
+    mounter: &Mounter,
+    target: &Path,
+    keeps_folder: bool,
+    error: PluginError,
+) -> PluginError {
+    let cleaned = if keeps_folder {
+        mounter.unmount(target, true).await
+    } else {
+        mounter.clean_mount_point(target, true).await
+    };
+    match cleaned {
+        Ok(()) => error,
+        Err(left) => {
+            tracing::warn!(path = %target.display(), error = %left, "a failed mount has left something");
+            error.of_class(FailureClass::Uncertain)
+        }
+    }
+}

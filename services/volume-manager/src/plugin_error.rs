@@ -1,0 +1,52 @@
+//! Errors of volumes that plugins provide.
+
+use std::fmt;
+
+use keelson_volume_manager_core::wait_owner::WaitOwner;
+use keelson_volume_manager_core::world::{FailureClass, MountStep};
+
+/// Why a call of a plugin failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PluginError {
+    /// Whether something may be left of it.
+    pub(crate) class: FailureClass,
+    /// The step of the mount that failed, if it is not the one of the call.
+    pub(crate) step: Option<MountStep>,
+    /// Who has to act.
+    pub(crate) owner: WaitOwner,
+    /// What is wrong, and the way out.
+    pub(crate) message: String,
+}
+
+impl PluginError {
+    /// An error that leaves nothing behind, and that this service retries.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self {
+            class: FailureClass::Final,
+            step: None,
+            owner: WaitOwner::VolumeManager,
+            message: message.into(),
+        }
+    }
+
+    /// The same error, for a person to mend.
+    pub(crate) fn for_you(self) -> Self {
+        Self { owner: WaitOwner::You, ..self }
+    }
+
+    /// The same error of another class.
+    pub(crate) fn of_class(self, class: FailureClass) -> Self {
+        Self { class, ..self }
+    }
+
+    /// The same error of another step.
+    pub(crate) fn at(self, step: MountStep) -> Self {
+        Self { step: Some(step), ..self }
+    }
+}
+
+impl fmt::Display for PluginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

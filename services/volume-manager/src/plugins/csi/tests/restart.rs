@@ -1,0 +1,171 @@
+//! What is known after a restart, and measurements, which need only the disk, too.
+
+use std::fs;
+
+use keelson_proto::csi::v1 as pb;
+use keelson_volume_manager_core::wait_owner::WaitOwner;
+use keelson_volume_manager_core::world::MountLabel;
+use serde_json::json;
+
+use super::world::{
+    CONDITION, Call, DRIVER, STAGE, STATS, World, block, device_request, inline, persistent, place,
+};
+use crate::measure::Usage;
+use crate::plugins::{FoundFolder, Plugin as _, SetUpRequest, VolumeSpec};
+
+fn folder(spec: &VolumeSpec) -> FoundFolder {
+    let place = place(spec);
+    FoundFolder { pod: place.pod, inner_name: place.inner_name, is_block: place.is_block }
+}
+
+#[tokio::test]
+async fn a_persistent_volume_is_found_again_without_driver_and_api_server() {
+    let world = World::new(&[STAGE]);
+    let spec = persistent("u", &json!({}));
+    let label = MountLabel::Context("system_u:object_r:container_file_t:s0".to_owned());
+    world.csi.mount_device(&spec, device_request()).await.unwrap();
+    world.csi.set_up(&spec, SetUpRequest { label: &label, ..world.set_up_request() }).await.unwrap();
+    let staging = world.last_stage().staging_target_path;
+    world.unregister();
+    *world.api.driver_error.lock().unwrap() = Some("down".to_owned());
+    let found = world.csi.reconstruct(&folder(&spec)).await.unwrap();
+    assert_eq!(found.shared_name.unwrap().as_str(), "kubernetes.io/csi/csi.example.com^vol-1");
+    assert_eq!((found.has_device, found.device_mount_path, found.label), (true, Some(staging), Some(label)));
+}
+
+#[tokio::test]
+async fn an_inline_volume_is_found_again_without_a_device() {
+    let world = World::new(&[STAGE]);
+    world.set_driver(json!({"volumeLifecycleModes": ["Ephemeral"]}));
+    let spec = inline("u", &json!({"driver": DRIVER}));
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    let found = world.csi.reconstruct(&folder(&spec)).await.unwrap();
+    assert_eq!((found.shared_name, found.has_device, found.device_mount_path), (None, false, None));
+    assert_eq!(found.label, Some(MountLabel::Unlabelled));
+}
+
+#[tokio::test]
+async fn a_block_volume_is_found_again_with_its_map_folder() {
+    let world = World::new(&[]);
+    let spec = block("u");
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    let found = world.csi.reconstruct(&folder(&spec)).await.unwrap();
+    assert_eq!(found.shared_name.unwrap().as_str(), "kubernetes.io/csi/csi.example.com^vol-1");
+    assert_eq!(
+        found.device_mount_path,
+        world.csi.global_map_path("pv1").map(|path| path.to_str().unwrap().into())
+    );
+}
+
+#[tokio::test]
+async fn a_data_file_of_the_kubelet_is_read_and_the_volume_unpublished() {
+    let world = World::new(&[]);
+    let volume = world.root().join("pods/u/volumes/kubernetes.io~csi/pv1");
+    fs::create_dir_all(volume.join("mount")).unwrap();
+    world.mounts.add(&volume.join("mount"));
+    let data = r#"{"attachmentID":"csi-1","driverName":"csi.example.com","nodeName":"n1","specVolID":"pv1","volumeHandle":"h","volumeLifecycleMode":"Persistent"}"#;
+    fs::write(volume.join("vol_data.json"), data).unwrap();
+    let spec = persistent("u", &json!({}));
+    let found = world.csi.reconstruct(&folder(&spec)).await.unwrap();
+    assert_eq!(found.shared_name.unwrap().as_str(), "kubernetes.io/csi/csi.example.com^h");
+    world.csi.tear_down(&place(&spec)).await.unwrap();
+    let Some(Call::Unpublish(request)) = world.calls().last().cloned() else { panic!("not unpublished") };
+    assert_eq!(request.volume_id, "h");
+    assert!(!volume.exists());
+}
+
+#[tokio::test]
+async fn a_volume_without_a_readable_data_file_is_an_error_only_if_mounted() {
+    let world = World::new(&[]);
+    let spec = persistent("u", &json!({}));
+    let volume = world.root().join("pods/u/volumes/kubernetes.io~csi/pv1");
+    let data = volume.join("vol_data.json");
+    for content in [None, Some(""), Some("{\"driverNa"), Some("7"), Some("{}"), Some("\0\0")] {
+        world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+        match content {
+            Some(content) => fs::write(&data, content).unwrap(),
+            None => fs::remove_file(&data).unwrap(),
+        }
+        let errors = [
+            world.csi.reconstruct(&folder(&spec)).await.unwrap_err(),
+            world.csi.tear_down(&place(&spec)).await.unwrap_err(),
+            world.csi.statistics(&place(&spec)).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert!(
+                error.message.contains(data.to_str().unwrap()) && error.owner == WaitOwner::You,
+                "{error}"
+            );
+        }
+        // Nothing was published if nothing is mounted: the file is complete before the driver is called.
+        world.mounts.remove(&volume.join("mount"));
+        world.csi.tear_down(&place(&spec)).await.unwrap();
+        assert!(!volume.exists(), "{content:?}");
+    }
+    assert!(!world.take_calls().contains(&"unpublish"));
+}
+
+#[tokio::test]
+async fn data_that_a_broken_volume_contains_is_never_removed() {
+    let world = World::new(&[]);
+    let spec = persistent("u", &json!({}));
+    let volume = world.root().join("pods/u/volumes/kubernetes.io~csi/pv1");
+    fs::create_dir_all(volume.join("mount")).unwrap();
+    fs::write(volume.join("mount/precious"), b"data").unwrap();
+    world.csi.tear_down(&place(&spec)).await.unwrap_err();
+    assert!(volume.join("mount/precious").exists());
+}
+
+#[tokio::test]
+async fn usage_is_read_by_unit_and_the_condition_by_capability() {
+    use pb::volume_usage::Unit;
+    let world = World::new(&[STATS]);
+    let spec = persistent("u", &json!({}));
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    let usage =
+        |unit: Unit, (used, total, available)| pb::VolumeUsage { used, total, available, unit: unit as i32 };
+    world.script.lock().unwrap().stats = pb::NodeGetVolumeStatsResponse {
+        usage: vec![
+            usage(Unit::Bytes, (1, 10, 9)),
+            usage(Unit::Inodes, (2, 20, -1)),
+            usage(Unit::Unknown, (5, 5, 5)),
+        ],
+        volume_condition: Some(pb::VolumeCondition { abnormal: true, message: "bad".to_owned() }),
+    };
+    let found = world.csi.statistics(&place(&spec)).await.unwrap().unwrap();
+    let expected = Usage {
+        used_bytes: 1,
+        capacity_bytes: 10,
+        available_bytes: 9,
+        inodes_used: 2,
+        inodes: 20,
+        inodes_free: 0,
+    };
+    assert_eq!((found.usage, found.condition), (Some(expected), None), "the driver lacks VOLUME_CONDITION");
+    let Some(Call::Stats(request)) = world.calls().last().cloned() else { panic!("not measured") };
+    assert!(request.volume_path.ends_with("/pv1/mount") && request.volume_id == "vol-1", "{request:?}");
+
+    world.script.lock().unwrap().capabilities.push(CONDITION);
+    world.script.lock().unwrap().stats.usage.clear();
+    world.unregister();
+    world.register_again();
+    let found = world.csi.statistics(&place(&spec)).await.unwrap().unwrap();
+    assert!(found.usage.is_none() && found.condition.unwrap().is_abnormal);
+}
+
+#[tokio::test]
+async fn a_driver_that_does_not_measure_is_no_error_and_no_usage_is_one() {
+    let world = World::new(&[]);
+    let spec = persistent("u", &json!({}));
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    assert_eq!(world.csi.statistics(&place(&spec)).await.unwrap(), None);
+    world.script.lock().unwrap().capabilities.push(STATS);
+    world.unregister();
+    world.register_again();
+    let error = world.csi.statistics(&place(&spec)).await.unwrap_err();
+    assert!(error.message.contains("has reported no usage"), "{error}");
+    world.csi.set_up(&block("u"), world.set_up_request()).await.unwrap();
+    world.csi.statistics(&place(&block("u"))).await.unwrap_err();
+    let Some(Call::Stats(request)) = world.calls().last().cloned() else { panic!("not measured") };
+    assert!(request.volume_path.ends_with("/volumeDevices/pv1/dev/u"), "{request:?}");
+}

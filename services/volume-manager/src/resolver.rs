@@ -1,0 +1,344 @@
+//! Finds out what the volumes of a pod are that plugins provide: reads their claims and PersistentVolumes, and asks the plugin
+//! (volumes.md §3.3, §3.4).
+//!
+//! Each pod with such volumes has a task that resolves them, retries what fails, and reads everything again with each sync of
+//! the pod, since claims are not watched. So a claim that cannot be read holds up its own volume only.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keelson_service_kit::{Backoff, EventRing, ObjectRef, now_unix_nanos};
+use keelson_volume_manager_core::claims::{
+    self, ClaimRequest, ClaimSource, Fetched, ResolvedVolume, VolumeMode,
+};
+use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
+use keelson_volume_manager_core::objects::{PersistentVolume, PersistentVolumeClaim};
+use keelson_volume_manager_core::wait_owner::WaitOwner;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::legacy;
+use crate::live_objects::LiveObjects;
+use crate::plugins::{Plugin, PluginError, Plugins, VolumeSpec};
+use crate::quantities::storage;
+use crate::shared_volumes::{ResolvedSpec, SharedVolumes};
+use crate::view::VolumeWait;
+
+/// The back-off of a volume that cannot be resolved.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// The time between two syncs of a pod, which is extended at random by up to a half (volumes.md §3.1).
+const SYNC: Duration = Duration::from_secs(60);
+
+/// What resolving volumes needs. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Resolver {
+    pub(crate) live: LiveObjects,
+    pub(crate) plugins: Plugins,
+    pub(crate) shared: SharedVolumes,
+    pub(crate) events: EventRing,
+}
+
+/// The volumes that cannot be resolved now, and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Unresolved {
+    /// By `spec.volumes[].name`.
+    pub(crate) waits: BTreeMap<String, VolumeWait>,
+    /// When they are tried again, in unix nanoseconds; 0 if there are none.
+    pub(crate) next_try_unix_nanos: i64,
+}
+
+/// The task that resolves the volumes of one pod. It ends when this is dropped, and asks for no volume after that.
+#[derive(Debug)]
+pub(crate) struct PodResolver {
+    task: AbortHandle,
+    gate: Gate,
+}
+
+/// Open as long as the pod wants its volumes.
+type Gate = Arc<Mutex<bool>>;
+
+fn lock(gate: &Gate) -> MutexGuard<'_, bool> {
+    gate.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for PodResolver {
+    fn drop(&mut self) {
+        *lock(&self.gate) = false;
+        self.task.abort();
+    }
+}
+
+impl PodResolver {
+    /// Starts resolving the plugins' volumes of a pod; `None` if it has none, or if the pod is not to run.
+    pub(crate) fn start(
+        resolver: &Resolver,
+        desire: &Arc<PodDesire>,
+        unresolved: watch::Sender<Unresolved>,
+    ) -> Option<Self> {
+        let has_volumes = desire.volumes.iter().any(Volume::has_plugin);
+        if !has_volumes || desire.header.want != Want::Run {
+            return None;
+        }
+        let (resolver, desire) = (resolver.clone(), Arc::clone(desire));
+        let gate = Gate::new(Mutex::new(true));
+        let gate_of_task = Arc::clone(&gate);
+        let task = keelson_service_kit::spawn("volume resolver", async move {
+            resolver.follow(&desire, &gate_of_task, &unresolved).await;
+        });
+        Some(Self { task: task.abort_handle(), gate })
+    }
+}
+
+impl Resolver {
+    /// Resolves the volumes of a pod again and again.
+    async fn follow(&self, desire: &PodDesire, gate: &Gate, unresolved: &watch::Sender<Unresolved>) {
+        let mut retry = RETRY;
+        let mut last_event = String::new();
+        loop {
+            let mut failed = self.resolve_all(desire, gate).await;
+            let pause = if failed.waits.is_empty() {
+                retry.reset();
+                SYNC + SYNC.mul_f64(fastrand::f64() / 2.0)
+            } else {
+                let delay = retry.next_delay();
+                let nanos = i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX);
+                failed.next_try_unix_nanos = now_unix_nanos().saturating_add(nanos);
+                delay
+            };
+            self.report(desire, &failed, &mut last_event);
+            unresolved.send_if_modified(|old| {
+                let is_new = *old != failed;
+                *old = failed;
+                is_new
+            });
+            tokio::time::sleep(pause).await;
+            self.shared.require_remounts(&desire.header.pod.uid);
+        }
+    }
+
+    /// Resolves each volume once and hands it to the shared volumes.
+    async fn resolve_all(&self, desire: &PodDesire, gate: &Gate) -> Unresolved {
+        let mut failed = Unresolved::default();
+        for volume in desire.volumes.iter().filter(|volume| volume.has_plugin()) {
+            match self.resolve(desire, volume).await {
+                Ok(resolved) => {
+                    let is_open = lock(gate);
+                    if *is_open {
+                        self.shared.want(resolved);
+                    }
+                }
+                Err(error) => {
+                    let PluginError { owner, message, .. } = error;
+                    let wait = VolumeWait { volume: volume.name.clone(), message, owner };
+                    failed.waits.insert(volume.name.clone(), wait);
+                }
+            }
+        }
+        failed
+    }
+
+    /// Records new errors as an event of the pod (volumes.md §3.14).
+    fn report(&self, desire: &PodDesire, failed: &Unresolved, last: &mut String) {
+        if failed.waits.is_empty() {
+            last.clear();
+            return;
+        }
+        let names = failed.waits.keys().map(String::as_str).collect::<Vec<_>>().join(" ");
+        let causes = failed.waits.values().map(|wait| wait.message.as_str()).collect::<Vec<_>>().join("; ");
+        let text = format!(
+            "Unable to attach or mount volumes: unmounted volumes=[{names}], unattached volumes=[], failed to process \
+             volumes=[{names}]: {causes}"
+        );
+        if *last != text {
+            let pod = &desire.header.pod;
+            self.events.warning(
+                ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid),
+                "FailedMount",
+                text.clone(),
+            );
+            *last = text;
+        }
+    }
+
+    async fn resolve(&self, desire: &PodDesire, volume: &Volume) -> Result<ResolvedSpec, PluginError> {
+        let spec = match &volume.source {
+            Source::Claim { name, read_only } => {
+                self.resolve_claim(desire, volume, name.as_deref(), *read_only).await?
+            }
+            Source::Plugin { kind, json } => inline_spec(desire, volume, kind, json)?,
+            _ => return Err(PluginError::new("the volume has no plugin").for_you()),
+        };
+        let spec = legacy::translate(spec)?;
+        let plugin = self.plugin(&spec)?;
+        let spec = with_mount_options(spec, &**plugin)?;
+        check_abilities(&spec, &**plugin)?;
+        let identity = plugin.identify(&spec).await?;
+        Ok(ResolvedSpec { plugin: Arc::clone(plugin), identity, spec: Arc::new(spec) })
+    }
+
+    fn plugin(&self, spec: &VolumeSpec) -> Result<&Arc<dyn Plugin>, PluginError> {
+        self.plugins.for_field(&spec.field).ok_or_else(|| {
+            let text = format!(
+                "no volume plugin matched: this version has no plugin for {} of the volume {}",
+                spec.field, spec.inner_name
+            );
+            PluginError::new(text).for_you()
+        })
+    }
+
+    async fn resolve_claim(
+        &self,
+        desire: &PodDesire,
+        volume: &Volume,
+        name: Option<&str>,
+        read_only: bool,
+    ) -> Result<VolumeSpec, PluginError> {
+        let pod = &desire.header.pod;
+        let source =
+            name.map_or(ClaimSource::Ephemeral, |claim_name| ClaimSource::Named { claim_name, read_only });
+        let request = ClaimRequest { pod, volume: &volume.name, source };
+        let claim_name = request.claim_name();
+        let claim: Result<Option<PersistentVolumeClaim>, String> =
+            self.live.get("PersistentVolumeClaim", &pod.namespace, &claim_name).await;
+        let bound = claims::check_claim(&request, fetched(&claim)).map_err(|error| of_claim(&error))?;
+        let persistent: Result<Option<PersistentVolume>, String> =
+            self.live.get("PersistentVolume", "", bound.volume_name()).await;
+        let resolved =
+            claims::check_volume(&bound, fetched(&persistent)).map_err(|error| of_claim(&error))?;
+        resolved.check_use(&volume.name, volume.used).map_err(|error| of_claim(&error))?;
+        let claim_size = claim.as_ref().ok().and_then(Option::as_ref).and_then(claim_size);
+        persistent_spec(desire, volume, &resolved, (claim_name, claim_size))
+    }
+}
+
+/// An answer as the rules of claims want it.
+fn fetched<T>(answer: &Result<Option<T>, String>) -> Fetched<'_, T> {
+    match answer {
+        Ok(Some(object)) => Fetched::Found(object),
+        Ok(None) => Fetched::Missing,
+        Err(why) => Fetched::Failed(why),
+    }
+}
+
+fn of_claim(error: &claims::ClaimError) -> PluginError {
+    PluginError { owner: error.wait_owner(), ..PluginError::new(error.to_string()) }
+}
+
+/// `status.capacity.storage` in bytes.
+fn claim_size(claim: &PersistentVolumeClaim) -> Option<u64> {
+    storage(claim.status.capacity.get("storage")?)
+}
+
+/// The spec of a volume whose source is in the pod.
+fn inline_spec(
+    desire: &PodDesire,
+    volume: &Volume,
+    kind: &str,
+    json: &[u8],
+) -> Result<VolumeSpec, PluginError> {
+    claims::check_use(&volume.name, VolumeMode::Filesystem, volume.used)
+        .map_err(|error| PluginError::new(error.to_string()).for_you())?;
+    let source = serde_json::from_slice(json)
+        .map_err(|error| PluginError::new(format!("cannot read {kind} of the volume: {error}")).for_you())?;
+    Ok(VolumeSpec {
+        inner_name: volume.name.clone(),
+        field: kind.to_owned(),
+        source,
+        persistent: None,
+        claim: None,
+        claim_size: None,
+        mode: VolumeMode::Filesystem,
+        read_only: false,
+        ..base_spec(desire, volume)
+    })
+}
+
+/// The spec of a volume through a claim.
+fn persistent_spec(
+    desire: &PodDesire,
+    volume: &Volume,
+    resolved: &ResolvedVolume<'_>,
+    (claim, claim_size): (String, Option<u64>),
+) -> Result<VolumeSpec, PluginError> {
+    let (field, source) = source_of(resolved.volume)?;
+    Ok(VolumeSpec {
+        inner_name: resolved.volume.metadata.name.clone(),
+        field: field.to_owned(),
+        source: source.clone(),
+        persistent: Some(Arc::new(resolved.volume.clone())),
+        claim: Some(claim),
+        claim_size,
+        mode: resolved.mode,
+        read_only: resolved.read_only,
+        ..base_spec(desire, volume)
+    })
+}
+
+fn base_spec(desire: &PodDesire, volume: &Volume) -> VolumeSpec {
+    VolumeSpec {
+        pod: desire.header.pod.clone(),
+        service_account: desire.service_account.clone(),
+        outer_name: volume.name.clone(),
+        inner_name: String::new(),
+        field: String::new(),
+        source: Value::Object(Map::new()),
+        persistent: None,
+        claim: None,
+        claim_size: None,
+        mode: VolumeMode::Filesystem,
+        read_only: false,
+        mount_options: Vec::new(),
+        fs_group: desire.fs_group,
+        fs_group_policy: desire.fs_group_policy,
+    }
+}
+
+/// The source of a PersistentVolume: the one field that is an object (volumes.md §1).
+fn source_of(volume: &PersistentVolume) -> Result<(&str, &Value), PluginError> {
+    let name = &volume.metadata.name;
+    let sources: Vec<(&String, &Value)> =
+        volume.spec.other.iter().filter(|(_, value)| value.is_object()).collect();
+    match sources[..] {
+        [(field, source)] => Ok((field, source)),
+        [] => Err(PluginError::new(format!("no volume plugin matched: PV {name} has no source")).for_you()),
+        _ => {
+            let fields = sources.iter().map(|(field, _)| field.as_str()).collect::<Vec<_>>().join(", ");
+            let text =
+                format!("multiple volume plugins matched: PV {name} has the sources {fields}; keep one");
+            Err(PluginError::new(text).for_you())
+        }
+    }
+}
+
+/// The spec with the mount options of its PersistentVolume (volumes.md §3.9 step 4).
+fn with_mount_options(mut spec: VolumeSpec, plugin: &dyn Plugin) -> Result<VolumeSpec, PluginError> {
+    let Some(volume) = &spec.persistent else { return Ok(spec) };
+    if spec.field == "csi" {
+        spec.mount_options = volume.spec.mount_options.clone();
+    } else if spec.mode == VolumeMode::Filesystem {
+        spec.mount_options = claims::check_mount_options(volume, plugin.abilities().mount_options)
+            .map_err(|error| PluginError::new(error.to_string()).for_you())?;
+    }
+    Ok(spec)
+}
+
+/// Checks that the plugin serves this kind of volume.
+fn check_abilities(spec: &VolumeSpec, plugin: &dyn Plugin) -> Result<(), PluginError> {
+    let abilities = plugin.abilities();
+    let (field, inner) = (&spec.field, &spec.inner_name);
+    let text = match &spec.persistent {
+        None if !abilities.inline => {
+            format!("a pod cannot use {field} without a claim; create a PersistentVolume and a claim")
+        }
+        Some(_) if !abilities.persistent => {
+            format!("{field} cannot be the source of the PersistentVolume {inner}; use it in the pod itself")
+        }
+        _ if spec.mode == VolumeMode::Block && !abilities.block => {
+            format!("{field} has no block volumes, but PV {inner} has volumeMode Block; use Filesystem")
+        }
+        _ => return Ok(()),
+    };
+    Err(PluginError { owner: WaitOwner::You, ..PluginError::new(text) })
+}

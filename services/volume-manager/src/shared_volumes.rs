@@ -1,0 +1,112 @@
+//! The volumes of plugins: one task knows which pods want which, what is attached and mounted, and which operations run
+//! (volumes.md §3.3 to §3.16). The decisions are in the core's `world`; this module carries them out.
+//!
+//! Operations run in tasks of their own. One that hangs holds up nothing but its own volume.
+
+mod operation;
+mod records;
+mod restore;
+mod status;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use keelson_volume_manager_core::operations::VolumeName;
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub(crate) use self::records::ResolvedSpec;
+pub(crate) use self::restore::{PluginFolder, find_volumes};
+pub(crate) use self::status::PodStatus;
+pub(crate) use self::task::{Environment, SharedVolumesTask};
+
+/// What other tasks ask for.
+#[derive(Debug)]
+enum Command {
+    /// A pod wants a volume. A repeated request updates what is known of it.
+    Want(Box<ResolvedSpec>),
+    /// Nothing of the pod runs: its volumes may be torn down.
+    Release { uid: String, done: oneshot::Sender<()> },
+    /// A sync of the pod: volumes whose plugin asks for it are set up again.
+    RequireRemounts(String),
+    /// The set of pods is complete, with all sources ready.
+    Populated,
+}
+
+/// The handle of the task. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedVolumes {
+    commands: mpsc::UnboundedSender<Command>,
+    pods: Pods,
+    in_use: watch::Receiver<Option<Vec<VolumeName>>>,
+}
+
+/// The published status of each pod.
+#[derive(Debug, Clone, Default)]
+struct Pods(Arc<Mutex<BTreeMap<String, watch::Sender<PodStatus>>>>);
+
+impl Pods {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<PodStatus>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SharedVolumes {
+    /// A handle, and what the task needs to answer it.
+    pub(crate) fn new() -> (Self, Inbox) {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let (in_use_sender, in_use) = watch::channel(None);
+        let pods = Pods::default();
+        let inbox = Inbox { commands: receiver, pods: pods.clone(), in_use: in_use_sender };
+        (Self { commands, pods, in_use }, inbox)
+    }
+
+    /// A pod wants a volume.
+    pub(crate) fn want(&self, resolved: ResolvedSpec) {
+        self.send(Command::Want(Box::new(resolved)));
+    }
+
+    /// Nothing of a pod runs any more, so its volumes are torn down. When this returns, the status of the pod shows what is left,
+    /// and nothing is set up for it any more.
+    pub(crate) async fn release(&self, uid: &str) {
+        let (done, released) = oneshot::channel();
+        self.send(Command::Release { uid: uid.to_owned(), done });
+        // The task ends only with the service.
+        let _ = released.await;
+    }
+
+    /// A pod is synced: volumes that are set up with each sync are set up again.
+    pub(crate) fn require_remounts(&self, uid: &str) {
+        self.send(Command::RequireRemounts(uid.to_owned()));
+    }
+
+    /// Every source of pods is ready, and all their pods are known.
+    pub(crate) fn set_populated(&self) {
+        self.send(Command::Populated);
+    }
+
+    /// The status of a pod's volumes, and its changes.
+    pub(crate) fn watch_pod(&self, uid: &str) -> watch::Receiver<PodStatus> {
+        self.pods.lock().entry(uid.to_owned()).or_default().subscribe()
+    }
+
+    /// The attachable volumes in use; `None` until the volumes found at startup are known.
+    pub(crate) fn in_use(&self) -> watch::Receiver<Option<Vec<VolumeName>>> {
+        self.in_use.clone()
+    }
+
+    fn send(&self, command: Command) {
+        // The task ends with the service.
+        let _ = self.commands.send(command);
+    }
+}
+
+/// The task's side of [`SharedVolumes`].
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    commands: mpsc::UnboundedReceiver<Command>,
+    pods: Pods,
+    in_use: watch::Sender<Option<Vec<VolumeName>>>,
+}

@@ -1,0 +1,216 @@
+//! Carries out one action on a volume.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use keelson_volume_manager_core::claims::{self, VolumeMode};
+use keelson_volume_manager_core::node_selector;
+use keelson_volume_manager_core::operations::VolumeName;
+use keelson_volume_manager_core::wait_owner::WaitOwner;
+use keelson_volume_manager_core::world::{Action, FailureClass, Learned, MountLabel, MountStep};
+use serde_json::Value;
+
+use super::records::ResolvedSpec;
+use super::task::Environment;
+use crate::block::{self, BlockPlace};
+use crate::node_facts::{self, NodeFacts};
+use crate::plugins::{DevicePlace, DeviceRequest, Plugin, PluginError, SetUpRequest, VolumePlace};
+use crate::subpath;
+use crate::walks::FsGroupWalks;
+
+/// The device paths of attached volumes.
+pub(super) type Attached = BTreeMap<VolumeName, String>;
+
+/// What an operation works with, read when it starts.
+#[derive(Debug, Clone)]
+pub(super) struct Inputs {
+    /// The spec whose pod it is done for.
+    pub(super) resolved: Option<ResolvedSpec>,
+    /// Where the volume is in the pod, for a teardown.
+    pub(super) place: Option<(Arc<dyn Plugin>, VolumePlace)>,
+    /// The device.
+    pub(super) device: Option<(Arc<dyn Plugin>, DevicePlace)>,
+    /// The path of the attached device.
+    pub(super) device_path: Option<String>,
+    /// Where the device is mounted.
+    pub(super) device_mount_path: Option<String>,
+    pub(super) node: Option<NodeFacts>,
+    pub(super) walks: Arc<FsGroupWalks>,
+}
+
+/// What a successful operation has done.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) learned: Learned,
+    /// What containers get.
+    pub(super) host_path: Option<PathBuf>,
+}
+
+impl Done {
+    fn learned(learned: Learned) -> Self {
+        Self { learned, host_path: None }
+    }
+}
+
+/// Carries out an action. A missing input is an error, because the task gives each action what it needs.
+pub(super) async fn carry_out(
+    env: &Environment,
+    action: &Action,
+    inputs: &Inputs,
+) -> Result<Done, PluginError> {
+    let device_path = inputs.device_path.as_deref();
+    let device_mount_path = inputs.device_mount_path.as_deref();
+    match action {
+        Action::MarkAttached { .. } | Action::Forget { .. } => Ok(Done::default()),
+        Action::VerifyAttached { volume, .. } => {
+            let attached = read_attached(env).await?;
+            let path = attached.get(volume).cloned().ok_or_else(|| {
+                PluginError::new(format!("the volume {volume} is not in the Node's status.volumesAttached"))
+            })?;
+            Ok(Done::learned(Learned { device_path: Some(path), ..Learned::default() }))
+        }
+        Action::Attach { .. } => {
+            let resolved = required(inputs.resolved.as_ref())?;
+            resolved.plugin.attach(&resolved.spec).await.map(Done::learned)
+        }
+        Action::MountDevice { label, .. } => {
+            let resolved = required(inputs.resolved.as_ref())?;
+            check_node(env, resolved, inputs)?;
+            let request = DeviceRequest { device_path, label };
+            resolved.plugin.mount_device(&resolved.spec, request).await.map(Done::learned)
+        }
+        Action::SetUp { label, is_remount, is_reconstructed, .. } => {
+            let resolved = required(inputs.resolved.as_ref())?;
+            check_node(env, resolved, inputs)?;
+            let request = SetUpRequest {
+                device_path,
+                device_mount_path,
+                label,
+                is_remount: *is_remount,
+                is_reconstructed: *is_reconstructed,
+                walks: &inputs.walks,
+            };
+            set_up(env, resolved, request).await
+        }
+        Action::Resize { size, .. } => expand(inputs, *size).await,
+        Action::TearDown { .. } => {
+            let (plugin, place) = required(inputs.place.as_ref())?;
+            tear_down(env, &**plugin, place).await.map(|()| Done::default())
+        }
+        Action::UnmountDevice { .. } => {
+            let (plugin, place) = required(inputs.device.as_ref())?;
+            plugin.unmount_device(place).await.map(|()| Done::default())
+        }
+        Action::Detach { .. } => {
+            let (plugin, place) = required(inputs.device.as_ref())?;
+            plugin.detach(place).await.map(|()| Done::default())
+        }
+    }
+}
+
+fn required<T>(input: Option<&T>) -> Result<&T, PluginError> {
+    input.ok_or_else(|| {
+        PluginError::new("what the operation needs is not known any more; it is planned again")
+    })
+}
+
+/// The device paths of the attached volumes, as the API server has them now.
+pub(super) async fn read_attached(env: &Environment) -> Result<Attached, PluginError> {
+    let node: Option<Value> = env.live.get("Node", "", &env.node_name).await.map_err(|why| PluginError {
+        owner: WaitOwner::ApiServer,
+        ..PluginError::new(format!("cannot read the Node: {why}"))
+    })?;
+    let node = node.ok_or_else(|| PluginError::new(format!("the Node {} does not exist", env.node_name)))?;
+    let facts = node_facts::parse(node.to_string().as_bytes(), true)
+        .map_err(|error| PluginError::new(format!("cannot read the Node: {error}")))?;
+    Ok(facts.attached)
+}
+
+/// Checks the node affinity of a PersistentVolume (volumes.md §3.9 step 2).
+fn check_node(env: &Environment, resolved: &ResolvedSpec, inputs: &Inputs) -> Result<(), PluginError> {
+    let Some(volume) = &resolved.spec.persistent else { return Ok(()) };
+    let unknown = || PluginError::new("pod-config has not sent the Node yet").at(MountStep::NodeAffinity);
+    let node = inputs.node.as_ref().ok_or_else(unknown)?;
+    let facts = node_selector::NodeFacts { name: &env.node_name, labels: &node.labels };
+    claims::check_node(volume, &facts).map_err(|error| PluginError {
+        owner: error.wait_owner(),
+        ..PluginError::new(error.to_string()).at(MountStep::NodeAffinity)
+    })
+}
+
+async fn set_up(
+    env: &Environment,
+    resolved: &ResolvedSpec,
+    request: SetUpRequest<'_>,
+) -> Result<Done, PluginError> {
+    let (plugin, spec) = (&resolved.plugin, &resolved.spec);
+    let ready = plugin.set_up(spec, request).await?;
+    let host_path = match spec.mode {
+        VolumeMode::Filesystem => ready.host_path,
+        VolumeMode::Block => {
+            let place = resolved.place();
+            map(env, &**plugin, &place, &ready.host_path)
+                .await
+                .map_err(|error| error.of_class(FailureClass::Uncertain))?
+        }
+    };
+    Ok(Done { learned: ready.learned, host_path: Some(host_path) })
+}
+
+/// Gives the device to the pod (volumes.md §3.10); the link that its containers get.
+async fn map(
+    env: &Environment,
+    plugin: &dyn Plugin,
+    place: &VolumePlace,
+    device: &Path,
+) -> Result<PathBuf, PluginError> {
+    let block = block_place(env, plugin, place).ok_or_else(|| {
+        let text = format!("{} has no block volumes, but {} is one", plugin.name(), place.inner_name);
+        PluginError::new(text).for_you()
+    })?;
+    block::map(&env.mounter, &block, device).await
+}
+
+async fn expand(inputs: &Inputs, size: u64) -> Result<Done, PluginError> {
+    let resolved = required(inputs.resolved.as_ref())?;
+    let request = SetUpRequest {
+        device_path: inputs.device_path.as_deref(),
+        device_mount_path: inputs.device_mount_path.as_deref(),
+        label: &MountLabel::Unlabelled,
+        is_remount: true,
+        is_reconstructed: false,
+        walks: &inputs.walks,
+    };
+    let size = resolved.plugin.expand(&resolved.spec, request, size).await?;
+    Ok(Done::learned(Learned { size: Some(size), ..Learned::default() }))
+}
+
+/// Removes the subPaths of the volume from the pod, then the volume (volumes.md §3.11).
+pub(super) async fn tear_down(
+    env: &Environment,
+    plugin: &dyn Plugin,
+    place: &VolumePlace,
+) -> Result<(), PluginError> {
+    let folder = env.root.join("pods").join(place.pod.as_str());
+    let inner_name = place.inner_name.clone();
+    let removed = tokio::task::spawn_blocking(move || subpath::remove(&folder, Some(&inner_name))).await;
+    match removed {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            let cause = keelson_service_kit::status::chain(&error);
+            return Err(PluginError::new(format!("a subPath of a container is still mounted: {cause}")));
+        }
+        Err(error) => return Err(PluginError::new(format!("removing subPaths ended unexpectedly: {error}"))),
+    }
+    if let Some(block) = block_place(env, plugin, place).filter(|_| place.is_block) {
+        block::unmap(&env.mounter, &block).await?;
+    }
+    plugin.tear_down(place).await
+}
+
+/// Where the device of a volume is mapped for a pod.
+fn block_place(env: &Environment, plugin: &dyn Plugin, place: &VolumePlace) -> Option<BlockPlace> {
+    let folder = plugin.global_map_path(&place.inner_name)?;
+    Some(BlockPlace::new(&env.root, &folder, place))
+}

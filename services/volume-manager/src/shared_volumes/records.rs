@@ -1,0 +1,140 @@
+//! What the task knows about volumes besides the worlds of the core: their specs, and where they are on disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use keelson_volume_manager_core::claims::{self, VolumeMode};
+use keelson_volume_manager_core::operations::{PodUid, VolumeName};
+use keelson_volume_manager_core::world::{MountLabel, WantedVolume};
+
+use crate::plugins::{DevicePlace, Identity, Plugin, PluginError, VolumePlace, VolumeSpec};
+use crate::quantities::storage;
+
+/// A volume of a pod.
+pub(super) type PodVolume = (VolumeName, PodUid);
+
+/// A volume that a pod wants, with its plugin.
+#[derive(Debug, Clone)]
+pub(crate) struct ResolvedSpec {
+    /// The plugin that provides it.
+    pub(crate) plugin: Arc<dyn Plugin>,
+    /// What the plugin says about it.
+    pub(crate) identity: Identity,
+    /// What it is.
+    pub(crate) spec: Arc<VolumeSpec>,
+}
+
+impl ResolvedSpec {
+    /// The unique name on this node (volumes.md §1).
+    pub(crate) fn name(&self) -> VolumeName {
+        match &self.identity.shared_name {
+            Some(name) => name.clone(),
+            None => {
+                per_pod_name(&self.plugin.plugin_name(&self.spec), &self.spec.pod.uid, &self.spec.inner_name)
+            }
+        }
+    }
+
+    pub(super) fn pod(&self) -> PodUid {
+        self.spec.pod.uid.as_str().into()
+    }
+
+    /// The entry of the desired world. `now`: milliseconds.
+    pub(super) fn wanted(&self, now: u64) -> WantedVolume {
+        let spec = &self.spec;
+        let persistent = spec.persistent.as_deref();
+        let size = persistent.filter(|_| !spec.read_only && self.identity.can_expand);
+        WantedVolume {
+            volume: self.name(),
+            pod: self.pod(),
+            outer_name: spec.outer_name.clone(),
+            inner_name: spec.inner_name.clone(),
+            shape: self.identity.shape,
+            is_single_pod: persistent.is_some_and(claims::is_single_pod),
+            label: MountLabel::Unlabelled,
+            gid: persistent.and_then(|volume| claims::extra_gid(volume, &[])),
+            size_limit: None,
+            size: size.and_then(|volume| storage(volume.spec.capacity.get("storage")?)),
+            is_set_up_each_sync: self.identity.is_set_up_each_sync,
+            requested_at: now,
+        }
+    }
+
+    pub(super) fn place(&self) -> VolumePlace {
+        VolumePlace {
+            volume: self.name(),
+            pod: self.pod(),
+            plugin: self.plugin.plugin_name(&self.spec),
+            inner_name: self.spec.inner_name.clone(),
+            is_block: self.spec.mode == VolumeMode::Block,
+        }
+    }
+}
+
+/// The unique name of a volume that a pod does not share.
+pub(super) fn per_pod_name(plugin: &str, uid: &str, inner_name: &str) -> VolumeName {
+    format!("{plugin}/{uid}-{inner_name}").into()
+}
+
+/// A volume of a pod that is, or may be, on disk.
+#[derive(Debug, Clone)]
+pub(super) struct Placed {
+    pub(super) plugin: Arc<dyn Plugin>,
+    pub(super) place: VolumePlace,
+    /// What containers get, once it is set up.
+    pub(super) host_path: Option<PathBuf>,
+}
+
+/// A device that is, or may be, mounted for pods.
+#[derive(Debug, Clone)]
+pub(super) struct PlacedDevice {
+    pub(super) plugin: Arc<dyn Plugin>,
+    pub(super) inner_name: String,
+    pub(super) is_block: bool,
+}
+
+impl PlacedDevice {
+    pub(super) fn place(
+        &self,
+        volume: &VolumeName,
+        device_path: Option<String>,
+        device_mount_path: Option<String>,
+    ) -> DevicePlace {
+        DevicePlace {
+            volume: volume.clone(),
+            inner_name: self.inner_name.clone(),
+            is_block: self.is_block,
+            device_path,
+            device_mount_path,
+        }
+    }
+}
+
+/// Everything that the task remembers.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    /// The volumes that pods want.
+    pub(super) specs: BTreeMap<PodVolume, ResolvedSpec>,
+    /// The names that a pod has for a volume.
+    pub(super) placed: BTreeMap<PodVolume, Placed>,
+    pub(super) devices: BTreeMap<VolumeName, PlacedDevice>,
+    /// The last error of an operation for a volume of a pod, until one succeeds.
+    pub(super) errors: BTreeMap<PodVolume, PluginError>,
+    /// Pods whose volumes may be torn down.
+    pub(super) released: BTreeSet<PodUid>,
+}
+
+impl Records {
+    /// Forgets what a pod wants.
+    pub(super) fn release(&mut self, pod: &PodUid) {
+        self.specs.retain(|(_, other), _| other != pod);
+        self.errors.retain(|(_, other), _| other != pod);
+        self.released.insert(pod.clone());
+    }
+
+    /// A spec of the volume: that of the pod, or of any other.
+    pub(super) fn spec(&self, volume: &VolumeName, pod: &PodUid) -> Option<&ResolvedSpec> {
+        self.specs.get(&(volume.clone(), pod.clone()))
+    }
+}

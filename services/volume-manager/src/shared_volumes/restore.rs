@@ -1,0 +1,116 @@
+//! Finds the plugins' volumes that are on disk at startup (volumes.md §3.16).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_volume_manager_core::names::unescape;
+use keelson_volume_manager_core::operations::VolumeName;
+use keelson_volume_manager_core::world::{ActualWorld, FailedReconstruction, FoundVolume};
+
+use super::records::{Placed, PlacedDevice, Records, per_pod_name};
+use crate::plugins::{FoundFolder, Plugin, Plugins, VolumePlace};
+
+/// How long a plugin may take to read what a folder is. A folder that takes longer counts as unknown.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A folder of a plugin's volume, as it is found on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PluginFolder {
+    /// The plugin, escaped.
+    pub(crate) plugin: String,
+    pub(crate) folder: FoundFolder,
+}
+
+/// The plugins' volumes that are on disk at startup.
+#[derive(Debug, Default)]
+pub(crate) struct FoundVolumes {
+    known: Vec<(FoundVolume, Placed)>,
+    unknown: Vec<(FailedReconstruction, VolumePlace, Arc<dyn Plugin>)>,
+}
+
+/// Asks the plugins what the folders are. All are asked at the same time, so one that hangs delays the start by its deadline
+/// at most.
+pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) -> FoundVolumes {
+    let asked = folders.into_iter().filter_map(|found| {
+        let name = unescape(&found.plugin);
+        let plugin = Arc::clone(plugins.named(&name)?);
+        Some(async move {
+            let answer = tokio::time::timeout(DEADLINE, plugin.reconstruct(&found.folder)).await;
+            (name, Arc::clone(&plugin), found.folder, answer)
+        })
+    });
+    let mut result = FoundVolumes::default();
+    for (name, plugin, folder, answer) in futures_util::future::join_all(asked).await {
+        let FoundFolder { pod, inner_name, is_block } = folder;
+        let own_name = per_pod_name(&name, pod.as_str(), &inner_name);
+        let place = |volume: VolumeName| VolumePlace {
+            volume,
+            pod: pod.clone(),
+            plugin: name.clone(),
+            inner_name: inner_name.clone(),
+            is_block,
+        };
+        match answer {
+            Ok(Ok(read)) => {
+                let volume = read.shared_name.unwrap_or(own_name);
+                let placed = Placed { plugin, place: place(volume.clone()), host_path: None };
+                let found = FoundVolume {
+                    volume,
+                    pod: pod.clone(),
+                    has_device: read.has_device,
+                    device_mount_path: read.device_mount_path,
+                    label: read.label,
+                };
+                result.known.push((found, placed));
+            }
+            other => {
+                let why = match other {
+                    Ok(Err(error)) => error.message,
+                    _ => format!("no answer within {} s", DEADLINE.as_secs()),
+                };
+                tracing::warn!(
+                    event = "volume_not_reconstructed",
+                    uid = pod.as_str(),
+                    volume = inner_name,
+                    plugin = name,
+                    "cannot tell what a volume on disk is: {why}"
+                );
+                let failed = FailedReconstruction {
+                    plugin: name.clone(),
+                    inner_name: inner_name.clone(),
+                    pod: pod.clone(),
+                };
+                result.unknown.push((failed, place(own_name), plugin));
+            }
+        }
+    }
+    result
+}
+
+impl FoundVolumes {
+    /// Records what was found.
+    pub(super) fn restore(
+        self,
+        actual: &mut ActualWorld,
+        records: &mut Records,
+        forced: &mut BTreeMap<VolumePlace, Arc<dyn Plugin>>,
+    ) {
+        for (found, placed) in self.known {
+            if found.has_device {
+                let device = PlacedDevice {
+                    plugin: Arc::clone(&placed.plugin),
+                    inner_name: placed.place.inner_name.clone(),
+                    is_block: placed.place.is_block,
+                };
+                records.devices.insert(found.volume.clone(), device);
+            }
+            records.placed.insert((found.volume.clone(), found.pod.clone()), placed);
+            actual.add_found(found);
+        }
+        for (failed, place, plugin) in self.unknown {
+            actual.add_failed(failed);
+            forced.insert(place, plugin);
+        }
+    }
+}
