@@ -85,6 +85,15 @@ async fn until_gone(agent: &Agent, folder: &Path) {
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
+/// The device that pods share goes after the pod, so the end of the driver's call is waited for.
+async fn until_unstaged(agent: &Agent, driver: &CsiDriver) {
+    driver
+        .until_call("NodeUnstageVolume", "OK")
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert_eq!(csi_mounts(agent), Vec::<PathBuf>::new());
+}
+
 /// The methods of the volume calls that succeeded, in order.
 fn volume_calls(driver: &CsiDriver) -> Vec<String> {
     let calls = driver.calls().unwrap();
@@ -121,9 +130,8 @@ async fn a_csi_volume_is_staged_published_and_released_and_survives_a_kill() {
     agent.remove_manifest("one.yaml").unwrap();
     until_gone(&agent, &folder).await;
     assert_eq!(before.len(), 1);
-    assert_eq!(csi_mounts(&agent), Vec::<PathBuf>::new());
     driver.until_call("NodeUnpublishVolume", "OK").await.unwrap();
-    driver.until_call("NodeUnstageVolume", "OK").await.unwrap();
+    until_unstaged(&agent, &driver).await;
 
     agent.write_manifest("one.yaml", &pod("one")).unwrap();
     until_ready(&agent, &["one"]).await.unwrap();
@@ -159,7 +167,7 @@ async fn a_csi_driver_that_is_missing_or_hangs_is_named_and_delays_no_other_pod(
     let folder = pod_folder(&agent, "one").await;
     agent.remove_manifest("one.yaml").unwrap();
     until_gone(&agent, &folder).await;
-    assert_eq!(csi_mounts(&agent), Vec::<PathBuf>::new());
+    until_unstaged(&agent, &driver).await;
     agent.end().unwrap();
 }
 
@@ -187,7 +195,6 @@ async fn a_csi_driver_that_fails_lies_or_answers_garbage_costs_only_time() {
         .unwrap();
     agent.remove_manifest("one.yaml").unwrap();
     until_gone(&agent, &folder).await;
-    assert_eq!(csi_mounts(&agent), Vec::<PathBuf>::new());
-    driver.until_call("NodeUnstageVolume", "OK").await.unwrap();
+    until_unstaged(&agent, &driver).await;
     agent.end().unwrap();
 }

@@ -74,6 +74,9 @@ impl PodPlugins {
         self.unresolved.send_replace(Unresolved::default());
         self.task = PodResolver::start(&self.resolver, desire, self.unresolved.clone());
         self.has_asked |= self.task.is_some();
+        if desire.header.want == Want::Stop && self.has_asked {
+            self.resolver.shared.stop(&self.uid);
+        }
     }
 
     /// Nothing of the pod runs: its volumes are torn down.

@@ -27,6 +27,8 @@ pub(crate) use self::task::{Environment, SharedVolumesTask};
 enum Command {
     /// A pod wants a volume. A repeated request updates what is known of it.
     Want(Box<ResolvedSpec>),
+    /// The pod is being stopped: nothing more is set up for it.
+    Stop(String),
     /// Nothing of the pod runs: its volumes may be torn down.
     Release { uid: String, done: oneshot::Sender<()> },
     /// A sync of the pod: volumes whose plugin asks for it are set up again.
@@ -66,6 +68,11 @@ impl SharedVolumes {
     /// A pod wants a volume.
     pub(crate) fn want(&self, resolved: ResolvedSpec) {
         self.send(Command::Want(Box::new(resolved)));
+    }
+
+    /// A pod is being stopped: what is, or may be, mounted stays, and nothing more is set up for it.
+    pub(crate) fn stop(&self, uid: &str) {
+        self.send(Command::Stop(uid.to_owned()));
     }
 
     /// Nothing of a pod runs any more, so its volumes are torn down. When this returns, the status of the pod shows what is left,

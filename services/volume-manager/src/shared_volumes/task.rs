@@ -138,6 +138,7 @@ impl SharedVolumesTask {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Want(resolved) => self.want(*resolved),
+            Command::Stop(uid) => self.stop(&uid.into()),
             Command::Release { uid, done } => {
                 let pod = PodUid::from(uid);
                 self.desired.remove_pod(&pod);
@@ -166,6 +167,19 @@ impl SharedVolumesTask {
                 self.records.errors.insert(key, error);
             }
         }
+    }
+
+    /// Drops the volumes of a pod of which nothing can be mounted.
+    fn stop(&mut self, pod: &PodUid) {
+        let Records { specs, placed, errors, .. } = &mut self.records;
+        specs.retain(|key, _| {
+            let stays = key.1 != *pod || placed.contains_key(key);
+            if !stays {
+                self.desired.remove(&key.0, &key.1);
+                errors.remove(key);
+            }
+            stays
+        });
     }
 
     /// Feeds the Node's `volumesInUse` back (volumes.md §3.15).

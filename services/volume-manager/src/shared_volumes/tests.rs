@@ -410,3 +410,24 @@ async fn volumes_in_use_are_attachable_ones_only() {
     let status = world.until("a", |status| status.waits.contains_key("disk")).await;
     assert_eq!(status.waits["disk"].wait.owner, WaitOwner::NodeStatus);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_stopping_pod_keeps_its_volumes_and_gets_no_others() {
+    let plugin = FakePlugin::new(Shape::PerPod);
+    for _ in 0..3 {
+        plugin.on("set up broken for a", failed(FailureClass::Final));
+    }
+    let world = start(&plugin, &[]).await;
+    world.shared.set_populated();
+    world.want("a", "data", None);
+    world.until_mounted("a", "data").await;
+    world.want("a", "broken", None);
+    plugin.until_called("set up broken for a", 1).await;
+    world.until("a", |status| status.waits.values().any(|wait| wait.is_error)).await;
+    world.shared.stop("a");
+    let status = world.until("a", |status| status.waits.is_empty()).await;
+    assert!(status.mounted.contains_key("data") && status.may_have_mounts);
+    // Longer than any back-off.
+    tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+    assert_eq!((plugin.count("set up broken for a"), plugin.count("tear down data for a")), (1, 0));
+}
