@@ -138,8 +138,20 @@ async fn a_csi_volume_is_staged_published_and_released_and_survives_a_kill() {
     let folder = pod_folder(&agent, "one").await;
     let log = fs::read_to_string(folder.join("volumes/kubernetes.io~csi/pv-one/mount/log")).unwrap();
     assert_eq!(log, "one\none\n", "the data of the volume stay with the driver");
+    // The service dies while the driver is to unstage the volume, when no pod has it any more.
+    driver.set_faults(&json!({"NodeUnstageVolume": {"hang": true}})).unwrap();
     agent.remove_manifest("one.yaml").unwrap();
     until_gone(&agent, &folder).await;
+    driver.until_call("NodeUnstageVolume", "hang").await.unwrap();
+    agent.service(ServiceName::VolumeManager).unwrap().signal(Signal::KILL);
+    driver.set_faults(&json!({})).unwrap();
+    let unstaged = eventually(LIMIT, "the volume is unstaged again", async || {
+        let calls = driver.calls().unwrap_or_default();
+        calls.iter().filter(|call| call["method"] == "NodeUnstageVolume" && call["result"] == "OK").count()
+            >= 2
+            && csi_mounts(&agent).is_empty()
+    });
+    unstaged.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     agent.end().unwrap();
 }
 
@@ -186,7 +198,7 @@ async fn a_csi_driver_that_fails_lies_or_answers_garbage_costs_only_time() {
     agent.write_manifest("one.yaml", &pod("one")).unwrap();
     until_event(&agent, "FailedMount", "the disk is on fire").await.unwrap();
     driver.until_call("NodePublishVolume", "garbage").await.unwrap();
-    until_event(&agent, "FailedMount", DRIVER).await.unwrap();
+    until_event(&agent, "FailedMount", "NodePublishVolume").await.unwrap();
     driver.set_faults(&json!({})).unwrap();
     until_ready(&agent, &["one"]).await.unwrap();
     let folder = pod_folder(&agent, "one").await;

@@ -12,8 +12,10 @@ use keelson_service_kit::connect_unix;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, NodeServer, Refusal, Relay, Scratch, eventually};
 use keelson_tests::cluster::condition;
-use keelson_tests::{LIMIT, running};
+use keelson_tests::csi_driver::{CsiDriver, CsiDriverSpec};
+use keelson_tests::{LIMIT, running, until_cause};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 /// The limit for repeated forbidden requests: no report is retried more often, and a pod that is deleted has few.
@@ -270,5 +272,94 @@ async fn after_a_partition_the_node_reports_the_true_status_of_its_pods() {
         after.keys().filter(|name| name.starts_with("forced") || name.starts_with("ending")).count(),
         0
     );
+    cluster.agent.end().unwrap();
+}
+
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const STORAGE: &str = "/apis/storage.k8s.io/v1";
+const DRIVER: &str = "disks.example.org";
+
+/// A claim `data` that is bound to the PersistentVolume `disk` of the CSI driver.
+fn bind_claim(server: &NodeServer) {
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "namespace": "default", "finalizers": ["kubernetes.io/pvc-protection"]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeName": "disk", "volumeMode": "Filesystem",
+            "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}},
+        },
+        "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+    });
+    let claim = server.create(CLAIMS, &claim).unwrap();
+    let reference = json!({"namespace": "default", "name": "data", "uid": claim["metadata"]["uid"]});
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
+            "claimRef": reference, "csi": {"driver": DRIVER, "volumeHandle": "handle"},
+        },
+        "status": {"phase": "Bound"},
+    });
+    server.create(VOLUMES, &volume).unwrap();
+}
+
+/// Attaches the volume, as the controller of the control plane does.
+fn attach(server: &NodeServer, node: &str, volume: &str) {
+    // volumes.md §11.4
+    let digest = Sha256::digest(format!("handle{DRIVER}{node}"));
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let attachment = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": format!("csi-{digest}")},
+        "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": "disk"}},
+        "status": {"attached": true},
+    });
+    server.create(&format!("{STORAGE}/volumeattachments"), &attachment).unwrap();
+    let attached = json!({"status": {"volumesAttached": [{"name": volume, "devicePath": ""}]}});
+    server.patch(&format!("/api/v1/nodes/{node}"), &attached).unwrap();
+}
+
+#[tokio::test]
+async fn a_csi_volume_waits_until_it_is_reported_in_use_and_attached() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let folder = scratch.path().join("driver");
+    std::fs::create_dir(&folder).unwrap();
+    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
+    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
+    let driver = CsiDriver::start(spec.with(&["--stage"])).await.unwrap();
+    let csi_node = format!("{STORAGE}/csinodes/{}", cluster.node);
+    let is_listed = |server: &NodeServer| {
+        let drivers = server.get(&csi_node).unwrap_or_default()["spec"]["drivers"].clone();
+        drivers.as_array().is_some_and(|drivers| drivers.iter().any(|driver| driver["name"] == DRIVER))
+    };
+    cluster.until("the driver is in the CSINode", is_listed).await;
+
+    bind_claim(&cluster.server);
+    let mut pod = bound_pod("web", &cluster.node);
+    let mount = json!({"name": "data", "mountPath": "/data"});
+    pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+    cluster.server.create(PODS, &pod).unwrap();
+
+    let node = format!("/api/v1/nodes/{}", cluster.node);
+    let name = format!("kubernetes.io/csi/{DRIVER}^handle");
+    let is_in_use = |server: &NodeServer| {
+        let in_use = server.get(&node).unwrap_or_default()["status"]["volumesInUse"].clone();
+        in_use.as_array().is_some_and(|names| names.iter().any(|found| found == name.as_str()))
+    };
+    cluster.until("the volume is in use", is_in_use).await;
+    until_cause(&cluster.agent, "web", "volumes", "attach-detach controller", "it is not attached")
+        .await
+        .unwrap();
+    assert_eq!(driver.calls().unwrap().iter().filter(|call| call["method"] == "NodeStageVolume").count(), 0);
+
+    attach(&cluster.server, &cluster.node, &name);
+    cluster.until_ready("web").await;
+    driver.until_call("NodePublishVolume", "OK").await.unwrap();
+    cluster.delete("web", 0);
+    driver.until_call("NodeUnstageVolume", "OK").await.unwrap();
+    cluster.until("the volume is not in use any more", |server| !is_in_use(server)).await;
     cluster.agent.end().unwrap();
 }

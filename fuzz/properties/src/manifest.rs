@@ -65,7 +65,7 @@ fn content_is_whole(content: &FileContent) {
         let json: Value = serde_json::from_slice(&object.json).expect("an object is JSON");
         assert_eq!(json["kind"], object.key.kind.as_str());
         assert_eq!(json["metadata"]["name"], *object.key.name);
-        assert_eq!(json["metadata"]["namespace"], *object.key.namespace);
+        assert_eq!(json["metadata"]["namespace"].as_str().unwrap_or_default(), object.key.namespace);
     }
 }
 

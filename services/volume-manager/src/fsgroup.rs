@@ -165,6 +165,8 @@ impl Walk<'_> {
     }
 
     fn change_entry(&self, folder: &OwnedFd, name: &CStr, kind: FileType) {
+        // Read before the change of the group, with which the kernel drops setuid and setgid.
+        let before = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let changed = rustix::fs::chownat(folder, name, None, Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)
             .and_then(|()| {
                 if kind == FileType::Symlink {
@@ -178,7 +180,10 @@ impl Walk<'_> {
                     return Ok(());
                 }
                 let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
-                let mode = (stat.st_mode & 0o7777) | self.access.mask();
+                let is_same =
+                    |before: &rustix::fs::Stat| (before.st_dev, before.st_ino) == (stat.st_dev, stat.st_ino);
+                let mode = before.ok().filter(is_same).map_or(stat.st_mode, |before| before.st_mode);
+                let mode = (mode & 0o7777) | self.access.mask();
                 rustix::fs::chmod(path, Mode::from_raw_mode(mode))
             });
         if let Err(errno) = changed {
@@ -220,6 +225,17 @@ mod tests {
         let group = FsGroup { gid: 4711, walks: &walks };
         apply(&dir.path().join("missing"), group, Access::ReadWrite).unwrap_err();
         assert!(!walks.take_ended()[0].succeeded);
+    }
+
+    #[test]
+    fn fsgroup_keeps_the_setuid_bit_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sudo");
+        fs::write(&file, "x").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
+        let walks = FsGroupWalks::default();
+        apply(dir.path(), FsGroup { gid: 4711, walks: &walks }, Access::ReadWrite).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o4775);
     }
 
     #[test]

@@ -23,8 +23,11 @@ impl Manager {
     pub(crate) fn new(env: Arc<Env>, found: Vec<(String, ActualState)>) -> Self {
         let mut pods = Pods::default();
         for (uid, actual) in found {
-            let phase =
-                if actual.on_disk.is_empty() && !actual.subpaths { Phase::Unmounted } else { Phase::Mounted };
+            let phase = if actual.on_disk.is_empty() && !actual.subpaths && !actual.plugins.may_have_mounts {
+                Phase::Unmounted
+            } else {
+                Phase::Mounted
+            };
             let pod = PodRef { uid: uid.clone(), ..PodRef::default() };
             let message = "found on disk at startup; pod-sync has not named the pod yet".into();
             let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message, waits: Vec::new() };

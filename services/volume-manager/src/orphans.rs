@@ -98,8 +98,7 @@ fn children(folder: &Path) -> Result<Vec<PathBuf>, OrphanError> {
     Ok(paths)
 }
 
-/// Unmounts what is mounted below a pod's folder, unless it is busy, and then removes the folder. Nothing is removed across a
-/// mount that stays.
+/// Unmounts what is mounted below a pod's folder, and then removes the folder. If a mount stays, nothing is removed.
 pub(crate) fn clean(pod_folder: &Path, dry_run: bool) -> Result<Cleaned, OrphanError> {
     let before = left_of(pod_folder)?;
     if dry_run {
@@ -114,14 +113,13 @@ pub(crate) fn clean(pod_folder: &Path, dry_run: bool) -> Result<Cleaned, OrphanE
             errors.push(format!("{} is still mounted: {why}; end what uses it, and repeat", point.display()));
         }
     }
-    if let (Some(parent), Some(name)) = (pod_folder.parent(), pod_folder.file_name().and_then(|n| n.to_str()))
+    // What says how to unmount a volume must stay as long as the volume is mounted.
+    if errors.is_empty()
+        && let (Some(parent), Some(name)) =
+            (pod_folder.parent(), pod_folder.file_name().and_then(|n| n.to_str()))
+        && let Err(error) = remove_tree(parent, name)
     {
-        match remove_tree(parent, name) {
-            Ok(()) => {}
-            Err(error) if errors.is_empty() => errors.push(text(&error)),
-            // The mount that was named above is in the way.
-            Err(_) => {}
-        }
+        errors.push(text(&error));
     }
     let left = left_of(pod_folder)?;
     let removed = before.into_iter().filter(|path| !left.contains(path)).collect();

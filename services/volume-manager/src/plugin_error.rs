@@ -19,10 +19,11 @@ pub(crate) struct PluginError {
 }
 
 impl PluginError {
-    /// An error that leaves nothing behind, and that this service retries.
+    /// An error of an attempt that has changed nothing, and that this service retries. What an earlier attempt has left is still
+    /// to be undone: only a driver or a command can say that nothing is left (`FailureClass::Final`).
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
-            class: FailureClass::Final,
+            class: FailureClass::Transient,
             step: None,
             owner: WaitOwner::VolumeManager,
             message: message.into(),

@@ -36,6 +36,9 @@ pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens
     let config = &ctx.config;
     let root = &config.paths.root_dir;
     let pod_config = ctx.peer(ServiceName::PodConfig);
+    let run_dir = &config.paths.run_dir;
+    // The paths of volumes are resolved before they are compared with it.
+    let run_dir = std::fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.clone());
     let host = || Host::new(root.clone(), mounter);
     let secrets: Arc<dyn Secrets> = Arc::new(PodConfigSecrets::new(pod_config));
     let drivers = start_registration(ctx, root, live);
@@ -52,8 +55,8 @@ pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens
     let flex = FlexVolume::new(host(), Arc::clone(&secrets), flex);
     ctx.spawn("flexVolume drivers", flex.clone().watch(ctx.progress.clone(), ctx.shutdown.clone()));
     let plugins: Vec<Arc<dyn Plugin>> = vec![
-        Arc::new(Local::new(root.clone(), mounter.clone(), ctx.events.clone())),
-        Arc::new(HostPath::new(config.paths.run_dir.clone(), mounter.clone())),
+        Arc::new(Local::new(root.clone(), run_dir.clone(), mounter.clone(), ctx.events.clone())),
+        Arc::new(HostPath::new(run_dir, mounter.clone())),
         Arc::new(Nfs::new(root.clone(), mounter.clone())),
         Arc::new(Iscsi::new(host(), Arc::clone(&secrets))),
         Arc::new(Fc::new(host())),

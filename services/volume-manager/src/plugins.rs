@@ -189,6 +189,19 @@ pub(crate) struct Reconstructed {
     pub(crate) label: Option<MountLabel>,
 }
 
+/// A device that a plugin has found at startup, also one that no pod has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundDevice {
+    /// The volume.
+    pub(crate) volume: VolumeName,
+    /// The name of the volume's folder in pods; empty if it is not known.
+    pub(crate) inner_name: String,
+    /// It is used as a block device.
+    pub(crate) is_block: bool,
+    /// Where it is, or would be, mounted.
+    pub(crate) device_mount_path: String,
+}
+
 /// Where a volume found at startup is, before its unique name is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundFolder {
@@ -268,6 +281,11 @@ pub(crate) trait Plugin: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Reads from disk which devices are, or may be, mounted for pods. A pod may have ended just before its device was unmounted.
+    fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     /// Reads from disk what a folder of a volume is, without access to the volume itself, which may hang.
     fn reconstruct<'a>(&'a self, folder: &'a FoundFolder) -> Answer<'a, Reconstructed>;
 }
@@ -285,6 +303,11 @@ impl Plugins {
     /// The plugin for a field of a source.
     pub(crate) fn for_field(&self, field: &str) -> Option<&Arc<dyn Plugin>> {
         self.0.iter().find(|plugin| plugin.field() == field)
+    }
+
+    /// All plugins.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<dyn Plugin>> {
+        self.0.iter()
     }
 
     /// The plugin with a name, `vendor/name`. A plugin's own name wins over that of a flexVolume driver.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::{FutureExt as _, StreamExt as _};
 use keelson_service_kit::{Backoff, EventRing, ObjectRef, now_unix_nanos};
 use keelson_volume_manager_core::claims::{
     self, ClaimRequest, ClaimSource, Fetched, ResolvedVolume, VolumeMode,
@@ -30,6 +31,9 @@ use crate::view::VolumeWait;
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 /// The time between two syncs of a pod, which is extended at random by up to a half (volumes.md §3.1).
 const SYNC: Duration = Duration::from_secs(60);
+
+/// How many volumes of a pod are resolved at the same time.
+const CONCURRENT: usize = 8;
 
 /// What resolving volumes needs. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -96,9 +100,10 @@ impl Resolver {
     async fn follow(&self, desire: &PodDesire, gate: &Gate, unresolved: &watch::Sender<Unresolved>) {
         let mut retry = RETRY;
         let mut last_event = String::new();
+        let mut failed = self.resolve_all(desire, gate, None).await;
         loop {
-            let mut failed = self.resolve_all(desire, gate).await;
-            let pause = if failed.waits.is_empty() {
+            let is_complete = failed.waits.is_empty();
+            let pause = if is_complete {
                 retry.reset();
                 SYNC + SYNC.mul_f64(fastrand::f64() / 2.0)
             } else {
@@ -110,33 +115,52 @@ impl Resolver {
             self.report(desire, &failed, &mut last_event);
             unresolved.send_if_modified(|old| {
                 let is_new = *old != failed;
-                *old = failed;
+                old.clone_from(&failed);
                 is_new
             });
             tokio::time::sleep(pause).await;
-            self.shared.require_remounts(&desire.header.pod.uid);
+            failed = if is_complete {
+                self.shared.require_remounts(&desire.header.pod.uid);
+                self.resolve_all(desire, gate, None).await
+            } else {
+                self.resolve_all(desire, gate, Some(&failed)).await
+            };
         }
     }
 
-    /// Resolves each volume once and hands it to the shared volumes.
-    async fn resolve_all(&self, desire: &PodDesire, gate: &Gate) -> Unresolved {
-        let mut failed = Unresolved::default();
-        for volume in desire.volumes.iter().filter(|volume| volume.has_plugin()) {
-            match self.resolve(desire, volume).await {
-                Ok(resolved) => {
-                    let is_open = lock(gate);
-                    if *is_open {
-                        self.shared.want(resolved);
-                    }
+    /// Resolves volumes, several at the same time, and hands each to the shared volumes: all, or those that have failed.
+    async fn resolve_all(&self, desire: &PodDesire, gate: &Gate, only: Option<&Unresolved>) -> Unresolved {
+        let is_asked = |volume: &&Volume| {
+            volume.has_plugin() && only.is_none_or(|failed| failed.waits.contains_key(&volume.name))
+        };
+        let mut asked = Vec::new();
+        for volume in desire.volumes.iter().filter(is_asked) {
+            asked.push(self.resolve_one(desire, volume, gate).boxed());
+        }
+        let failed = futures_util::stream::iter(asked).buffer_unordered(CONCURRENT);
+        Unresolved { waits: failed.filter_map(std::future::ready).collect().await, next_try_unix_nanos: 0 }
+    }
+
+    /// Resolves a volume and hands it to the shared volumes, or returns why that is not possible now.
+    async fn resolve_one(
+        &self,
+        desire: &PodDesire,
+        volume: &Volume,
+        gate: &Gate,
+    ) -> Option<(String, VolumeWait)> {
+        match self.resolve(desire, volume).await {
+            Ok(resolved) => {
+                let is_open = lock(gate);
+                if *is_open {
+                    self.shared.want(resolved);
                 }
-                Err(error) => {
-                    let PluginError { owner, message, .. } = error;
-                    let wait = VolumeWait { volume: volume.name.clone(), message, owner };
-                    failed.waits.insert(volume.name.clone(), wait);
-                }
+                None
+            }
+            Err(PluginError { owner, message, .. }) => {
+                let name = &volume.name;
+                Some((name.clone(), VolumeWait { volume: name.clone(), message, owner }))
             }
         }
-        failed
     }
 
     /// Records new errors as an event of the pod (volumes.md §3.14).

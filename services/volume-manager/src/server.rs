@@ -21,7 +21,7 @@ use keelson_volume_manager_core::desire::{PodDesire, Want};
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::plan::ActualState;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -126,6 +126,7 @@ async fn start_plugins(
     let watch =
         watch_node(facts, ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
     ctx.spawn("node", watch);
+    let has_api_server = matches!(config.control_plane, ControlPlane::Kubernetes(_));
     let environment = Environment {
         node_name: config.node_name.clone(),
         root: config.paths.root_dir.clone(),
@@ -133,8 +134,9 @@ async fn start_plugins(
         live: live.clone(),
         events: ctx.events.clone(),
         metrics: metrics.clone(),
-        has_attach_controller: config.node_status.controller_attach_detach,
-        has_api_server: matches!(config.control_plane, ControlPlane::Kubernetes(_)),
+        // Without an API server there is no controller that attaches.
+        has_attach_controller: config.node_status.controller_attach_detach && has_api_server,
+        has_api_server,
     };
     let on_disk = find_volumes(&plugins, folders).await;
     let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
@@ -253,7 +255,7 @@ async fn blocking<T: Send + 'static, E: std::error::Error + Send + 'static>(
     what: String,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, Status> {
-    let work = tokio::time::timeout(ORPHAN_DEADLINE, tokio::task::spawn_blocking(work)).await;
+    let work = timeout(ORPHAN_DEADLINE, tokio::task::spawn_blocking(work)).await;
     let text = match work {
         Ok(Ok(Ok(done))) => return Ok(done),
         Ok(Ok(Err(cause))) => chain(&cause),
@@ -335,6 +337,15 @@ impl VolumeManager for Service {
             return Err(not_orphan("a source of pods names it; delete the pod instead"));
         }
         self.env.runtime.nothing_runs(&uid).await.map_err(|why| not_orphan(&why))?;
+        let view = self.manager.watch(&uid).await?;
+        let folder = Arc::clone(&view.borrow().folder);
+        let Ok(_folder) = timeout(ORPHAN_DEADLINE, folder.lock_owned()).await else {
+            return Err(not_orphan("its folder is being worked on; try again later"));
+        };
+        let status = self.env.resolver.shared.watch_pod(&uid).borrow().clone();
+        if status.may_have_mounts && status.teardown.is_empty() {
+            return Err(not_orphan("its volumes are being torn down; try again later"));
+        }
         let path = self.env.store.pod_folder(&uid);
         let cleaned = blocking(uid.clone(), {
             let path = path.clone();

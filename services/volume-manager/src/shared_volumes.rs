@@ -10,6 +10,7 @@ mod status;
 mod task;
 #[cfg(test)]
 mod tests;
+mod unknown;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -29,6 +29,8 @@ const MAX_SLOW: usize = 8;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VolumeStats {
     pub(crate) measure: MeasureSpec,
+    /// Name of the claim in the pod's namespace; empty without one.
+    pub(crate) claim: String,
     /// The time of the last successful measurement in unix nanoseconds, and its result.
     pub(crate) measured: Option<(i64, Usage)>,
     /// Why there is no newer result; empty if the last measurement succeeded.
@@ -55,6 +57,7 @@ struct Target {
     name: String,
     path: PathBuf,
     measure: MeasureSpec,
+    claim: String,
 }
 
 /// A pod to measure.
@@ -93,7 +96,9 @@ impl Stats {
         entry.pod = pod.clone();
         entry.volumes.retain(|name, _| targets.iter().any(|target| target.name == *name));
         for target in targets {
-            entry.volumes.entry(target.name.clone()).or_default().measure = target.measure;
+            let stats = entry.volumes.entry(target.name.clone()).or_default();
+            stats.measure = target.measure;
+            stats.claim.clone_from(&target.claim);
         }
     }
 
@@ -189,6 +194,7 @@ impl Stats {
                 name: mounted.name.clone(),
                 path: PathBuf::from(&mounted.host_path),
                 measure: mounted.measure,
+                claim: mounted.claim.clone(),
             })
             .collect();
         // Fast measurements come first.

@@ -149,9 +149,11 @@ impl Store {
                 let folder = FoundFolder { pod: uid.as_str().into(), inner_name: key.name.clone(), is_block };
                 folders.push(PluginFolder { plugin: key.plugin.clone(), folder });
             };
+            let mut has_any = false;
             actual.on_disk.retain(|key| {
                 if is_known(key) {
                     add(key, false);
+                    has_any = true;
                 }
                 !is_known(key)
             });
@@ -161,9 +163,11 @@ impl Store {
                     let key = VolumeKey { plugin: plugin.clone(), name };
                     if is_known(&key) {
                         add(&key, true);
+                        has_any = true;
                     }
                 }
             }
+            actual.plugins.may_have_mounts = has_any;
         }
         folders
     }

@@ -225,7 +225,7 @@ pub(crate) fn pod_stats(stats: PodStats) -> pb::PodVolumeStatsResponse {
             local_ephemeral: stats.measure.local_ephemeral,
             size_limit_bytes: i64::try_from(limit).unwrap_or(i64::MAX),
             message: stats.message,
-            claim: String::new(),
+            claim: stats.claim,
             abnormal: None,
         }
     };

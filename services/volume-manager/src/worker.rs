@@ -273,7 +273,11 @@ impl Worker {
             Settled::AwaitingPlugins | Settled::AwaitingTeardown => {
                 return self.await_plugins(desire, settled);
             }
-            Settled::Stopping if self.actual.on_disk.is_empty() && self.mounted.is_empty() => {
+            Settled::Stopping
+                if self.actual.on_disk.is_empty()
+                    && self.mounted.is_empty()
+                    && !self.plugin_status.may_have_mounts =>
+            {
                 Phase::Unmounted
             }
             Settled::Stopping => Phase::Mounted,

@@ -84,7 +84,7 @@ async fn each_fsgroup_walk_is_measured_as_its_own_operation() {
 async fn a_volume_of_an_unknown_plugin_counts_as_reconstruction_error_and_one_cleanup() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
-    let folder = |uid: &str, name: &str| world.volume(uid, "nfs", name);
+    let folder = |uid: &str, name: &str| world.volume(uid, "quobyte", name);
     fs::create_dir_all(folder("gone", "empty")).unwrap();
     fs::create_dir_all(folder("gone", "full")).unwrap();
     fs::write(folder("gone", "full").join("x"), "x").unwrap();

@@ -348,11 +348,18 @@ impl Client {
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match timeout_at(deadline, send(client, request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
+            // The timer of the transport has the same deadline and may be faster than this one.
+            Ok(Err(_)) if answered.code().is_none() && Instant::now() + TIMER_STEP >= deadline => {
+                Err(Failure::NoAnswer)
+            }
             Ok(Err(status)) => Err(call.failure(&status, answered.code())),
             Err(_) => Err(Failure::NoAnswer),
         }
     }
 }
+
+/// How much earlier than its deadline a timer may fire.
+const TIMER_STEP: Duration = Duration::from_millis(10);
 
 /// A call to make.
 struct Call<'a> {

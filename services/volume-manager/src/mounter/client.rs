@@ -69,7 +69,14 @@ impl Client {
         let mut stdin = process.child().and_then(|child| child.stdin.take()).ok_or_else(no_pipe)?;
         let stdout = process.child().and_then(|child| child.stdout.take()).ok_or_else(no_pipe)?;
         let mut lines = BufReader::new(stdout).lines();
-        self.within(async { stdin.write_all(&text).await }).await?;
+        let written = self.within(async {
+            match stdin.write_all(&text).await {
+                // It has ended already; its exit status is read below.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                written => written,
+            }
+        });
+        written.await?;
         loop {
             match self.within(lines.next_line()).await? {
                 None => return Err(self.ended_early(process).await),

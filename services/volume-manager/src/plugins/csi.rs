@@ -34,8 +34,8 @@ use self::volume::CsiVolume;
 use super::host::Mounts;
 use super::secrets::Secrets;
 use super::{
-    Abilities, Answer, DevicePlace, DeviceRequest, FoundFolder, Identity, Plugin, PluginError, Reconstructed,
-    SetUp, SetUpRequest, VolumePlace, VolumeSpec,
+    Abilities, Answer, DevicePlace, DeviceRequest, FoundDevice, FoundFolder, Identity, Plugin, PluginError,
+    Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
 };
 use crate::csi::drivers::Drivers;
 
@@ -166,6 +166,10 @@ impl Plugin for Csi {
 
     fn global_map_path(&self, inner_name: &str) -> Option<PathBuf> {
         block_paths(inner_name).ok().map(|paths| self.0.path(&paths.device_folder))
+    }
+
+    fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {
+        Box::pin(found::devices(&self.0))
     }
 
     fn reconstruct<'a>(&'a self, folder: &'a FoundFolder) -> Answer<'a, Reconstructed> {

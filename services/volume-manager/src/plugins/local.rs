@@ -31,6 +31,7 @@ const NAME: &str = "kubernetes.io/local-volume";
 #[derive(Debug)]
 pub(crate) struct Local {
     root: PathBuf,
+    run_dir: PathBuf,
     mounter: Mounter,
     events: EventRing,
     /// A lock per path, so that only one pod is the first that mounts a volume.
@@ -46,8 +47,9 @@ struct Found {
 
 impl Local {
     /// The plugin. `root` is the agent's root folder.
-    pub(crate) fn new(root: PathBuf, mounter: Mounter, events: EventRing) -> Self {
-        Self { root, mounter, events, locks: Mutex::default() }
+    /// The plugin. `run_dir` is the folder of the agent's sockets, resolved: no volume is below it.
+    pub(crate) fn new(root: PathBuf, run_dir: PathBuf, mounter: Mounter, events: EventRing) -> Self {
+        Self { root, run_dir, mounter, events, locks: Mutex::default() }
     }
 
     fn shared_name(inner_name: &str) -> VolumeName {
@@ -81,7 +83,16 @@ impl Local {
             let (volume, path) = (name.clone(), source.path.clone());
             wrong_source(LocalVolumeError::Missing { volume, path })
         };
-        Ok(Found { usage, facts: facts.ok_or_else(missing)?, path: source.path.clone() })
+        let facts = facts.ok_or_else(missing)?;
+        // Admission, which decides on such paths, sees only those that a pod names itself (ADR 0004).
+        if facts.path.starts_with(&self.run_dir) || Path::new(&source.path).starts_with(&self.run_dir) {
+            return Err(wrong_source(format!(
+                "local volume {name}: the path {:?} is in the folder of the agent's sockets; correct spec.local of the \
+                 PersistentVolume",
+                source.path
+            )));
+        }
+        Ok(Found { usage, facts, path: source.path.clone() })
     }
 
     async fn mount_device(&self, volume: &VolumeSpec) -> Result<Learned, PluginError> {

@@ -64,8 +64,13 @@ pub(super) async fn carry_out(
     match action {
         Action::MarkAttached { .. } | Action::Forget { .. } => Ok(Done::default()),
         Action::VerifyAttached { volume, .. } => {
-            let attached = read_attached(env).await?;
-            let path = attached.get(volume).cloned().ok_or_else(|| {
+            let node = read_node(env).await?;
+            // A list that is older than the node's last report can still have a volume that is being detached.
+            if !node.in_use.contains(volume) {
+                let text = format!("the volume {volume} is not in the Node's status.volumesInUse");
+                return Err(PluginError { owner: WaitOwner::NodeStatus, ..PluginError::new(text) });
+            }
+            let path = node.attached.get(volume).cloned().ok_or_else(|| {
                 PluginError::new(format!("the volume {volume} is not in the Node's status.volumesAttached"))
             })?;
             Ok(Done::learned(Learned { device_path: Some(path), ..Learned::default() }))
@@ -115,16 +120,15 @@ fn required<T>(input: Option<&T>) -> Result<&T, PluginError> {
     })
 }
 
-/// The device paths of the attached volumes, as the API server has them now.
-pub(super) async fn read_attached(env: &Environment) -> Result<Attached, PluginError> {
+/// What volumes depend on in the Node, as the API server has it now.
+pub(super) async fn read_node(env: &Environment) -> Result<NodeFacts, PluginError> {
     let node: Option<Value> = env.live.get("Node", "", &env.node_name).await.map_err(|why| PluginError {
         owner: WaitOwner::ApiServer,
         ..PluginError::new(format!("cannot read the Node: {why}"))
     })?;
     let node = node.ok_or_else(|| PluginError::new(format!("the Node {} does not exist", env.node_name)))?;
-    let facts = node_facts::parse(node.to_string().as_bytes(), true)
-        .map_err(|error| PluginError::new(format!("cannot read the Node: {error}")))?;
-    Ok(facts.attached)
+    node_facts::parse(node.to_string().as_bytes(), true)
+        .map_err(|error| PluginError::new(format!("cannot read the Node: {error}")))
 }
 
 /// Checks the node affinity of a PersistentVolume (volumes.md §3.9 step 2).

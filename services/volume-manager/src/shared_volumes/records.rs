@@ -123,11 +123,33 @@ pub(super) struct Records {
     pub(super) errors: BTreeMap<PodVolume, PluginError>,
     /// Pods whose volumes may be torn down.
     pub(super) released: BTreeSet<PodUid>,
+    /// Pods that are being stopped: nothing more is set up for them.
+    pub(super) stopping: BTreeSet<PodUid>,
+    /// Whether containers may only read a volume, by the name that the pod has for it.
+    read_only: BTreeMap<(PodVolume, String), bool>,
 }
 
 impl Records {
+    /// Records what a pod wants. A pod can have two names for one volume; it is set up read-only if both want that.
+    pub(super) fn add_spec(&mut self, key: PodVolume, resolved: ResolvedSpec) {
+        let (name, read_only) = (resolved.spec.outer_name.clone(), resolved.identity.read_only);
+        self.read_only.insert((key.clone(), name.clone()), read_only);
+        let keeps_writing =
+            |known: &ResolvedSpec| known.spec.outer_name != name && !known.identity.read_only && read_only;
+        if !self.specs.get(&key).is_some_and(keeps_writing) {
+            self.specs.insert(key, resolved);
+        }
+    }
+
+    /// Whether containers may only read a volume under the name that the pod has for it.
+    pub(super) fn is_read_only(&self, key: &PodVolume, name: &str) -> bool {
+        self.read_only.get(&(key.clone(), name.to_owned())).copied().unwrap_or(true)
+    }
+
     /// Forgets what a pod wants.
     pub(super) fn release(&mut self, pod: &PodUid) {
+        self.stopping.remove(pod);
+        self.read_only.retain(|((_, other), _), _| other != pod);
         self.specs.retain(|(_, other), _| other != pod);
         self.errors.retain(|(_, other), _| other != pod);
         self.released.insert(pod.clone());

@@ -1,18 +1,18 @@
 //! Finds the plugins' volumes that are on disk at startup (volumes.md §3.16).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_volume_manager_core::names::unescape;
 use keelson_volume_manager_core::operations::VolumeName;
-use keelson_volume_manager_core::world::{ActualWorld, FailedReconstruction, FoundVolume};
+use keelson_volume_manager_core::world::{ActualWorld, FoundVolume};
 
 use super::records::{Placed, PlacedDevice, Records, per_pod_name};
-use crate::plugins::{FoundFolder, Plugin, Plugins, VolumePlace};
+use super::unknown::UnknownFolders;
+use crate::plugins::{FoundDevice, FoundFolder, Plugin, Plugins, VolumePlace};
 
 /// How long a plugin may take to read what a folder is. A folder that takes longer counts as unknown.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A folder of a plugin's volume, as it is found on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,8 @@ pub(crate) struct PluginFolder {
 #[derive(Debug, Default)]
 pub(crate) struct FoundVolumes {
     known: Vec<(FoundVolume, Placed)>,
-    unknown: Vec<(FailedReconstruction, VolumePlace, Arc<dyn Plugin>)>,
+    unknown: Vec<(VolumePlace, Arc<dyn Plugin>)>,
+    devices: Vec<(FoundDevice, Arc<dyn Plugin>)>,
 }
 
 /// Asks the plugins what the folders are. All are asked at the same time, so one that hangs delays the start by its deadline
@@ -40,7 +41,7 @@ pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) 
             (name, Arc::clone(&plugin), found.folder, answer)
         })
     });
-    let mut result = FoundVolumes::default();
+    let mut result = FoundVolumes { devices: find_devices(plugins).await, ..FoundVolumes::default() };
     for (name, plugin, folder, answer) in futures_util::future::join_all(asked).await {
         let FoundFolder { pod, inner_name, is_block } = folder;
         let own_name = per_pod_name(&name, pod.as_str(), &inner_name);
@@ -76,16 +77,33 @@ pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) 
                     plugin = name,
                     "cannot tell what a volume on disk is: {why}"
                 );
-                let failed = FailedReconstruction {
-                    plugin: name.clone(),
-                    inner_name: inner_name.clone(),
-                    pod: pod.clone(),
-                };
-                result.unknown.push((failed, place(own_name), plugin));
+                result.unknown.push((place(own_name), plugin));
             }
         }
     }
     result
+}
+
+/// Asks the plugins for devices, also those that no pod has.
+async fn find_devices(plugins: &Plugins) -> Vec<(FoundDevice, Arc<dyn Plugin>)> {
+    let mut found = Vec::new();
+    for plugin in plugins.all() {
+        match tokio::time::timeout(DEADLINE, plugin.found_devices()).await {
+            Ok(Ok(devices)) => found.extend(devices.into_iter().map(|device| (device, Arc::clone(plugin)))),
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    event = "devices_not_read",
+                    plugin = plugin.name(),
+                    "cannot find devices: {error}"
+                );
+            }
+            Err(_) => {
+                let name = plugin.name();
+                tracing::warn!(event = "devices_not_read", plugin = name, "finding devices takes too long");
+            }
+        }
+    }
+    found
 }
 
 impl FoundVolumes {
@@ -94,7 +112,7 @@ impl FoundVolumes {
         self,
         actual: &mut ActualWorld,
         records: &mut Records,
-        forced: &mut BTreeMap<VolumePlace, Arc<dyn Plugin>>,
+        unknown: &mut UnknownFolders,
     ) {
         for (found, placed) in self.known {
             if found.has_device {
@@ -108,9 +126,14 @@ impl FoundVolumes {
             records.placed.insert((found.volume.clone(), found.pod.clone()), placed);
             actual.add_found(found);
         }
-        for (failed, place, plugin) in self.unknown {
-            actual.add_failed(failed);
-            forced.insert(place, plugin);
+        for (device, plugin) in self.devices {
+            let FoundDevice { volume, inner_name, is_block, device_mount_path } = device;
+            let placed = PlacedDevice { plugin, inner_name, is_block };
+            records.devices.entry(volume.clone()).or_insert(placed);
+            actual.add_found_device(volume, device_mount_path);
+        }
+        for (place, plugin) in self.unknown {
+            unknown.add(place, plugin);
         }
     }
 }

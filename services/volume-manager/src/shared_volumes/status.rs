@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use keelson_volume_manager_core::claims::{self, VolumeMode};
 use keelson_volume_manager_core::measurement::{MeasureSpec, Method};
-use keelson_volume_manager_core::operations::PodUid;
-use keelson_volume_manager_core::world::{ActualWorld, DesiredWorld, Lookup, Wait, WaitReason, WorldPlan};
+use keelson_volume_manager_core::operations::{PodUid, VolumeName};
+use keelson_volume_manager_core::world::{ActualWorld, DesiredWorld, Lookup, WaitReason, WorldPlan};
 
 use super::records::{PodVolume, Records, ResolvedSpec};
 use crate::view::{MountedVolume, VolumeWait};
@@ -34,6 +34,9 @@ pub(crate) struct PodWait {
     pub(crate) next_try_unix_nanos: i64,
 }
 
+/// Why volumes of pods do not advance.
+type Waits<'a> = BTreeMap<(&'a VolumeName, &'a PodUid), &'a WaitReason>;
+
 /// The clock of the task: milliseconds since its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
@@ -57,6 +60,12 @@ pub(super) fn statuses(
     clock: Clock,
 ) -> BTreeMap<PodUid, PodStatus> {
     let mut pods: BTreeMap<PodUid, PodStatus> = BTreeMap::new();
+    let wanted_waits: Waits<'_> = plan
+        .waits
+        .iter()
+        .filter(|wait| wait.is_wanted)
+        .filter_map(|wait| Some(((&wait.volume, wait.pod.as_ref()?), &wait.reason)))
+        .collect();
     for (key, resolved) in &records.specs {
         let (volume, pod) = key;
         let status = pods.entry(pod.clone()).or_default();
@@ -72,10 +81,11 @@ pub(super) fn statuses(
             match records.placed.get(key).and_then(|placed| placed.host_path.as_ref()) {
                 Some(path) if is_mounted => {
                     let path = path.to_string_lossy().into_owned();
-                    status.mounted.insert(name.clone(), mounted(resolved, name, path));
+                    let read_only = records.is_read_only(key, name);
+                    status.mounted.insert(name.clone(), mounted(resolved, name, path, read_only));
                 }
                 _ => {
-                    status.waits.insert(name.clone(), wait(key, name, records, plan, clock));
+                    status.waits.insert(name.clone(), wait(key, name, records, &wanted_waits, clock));
                 }
             }
         }
@@ -91,7 +101,7 @@ pub(super) fn statuses(
     pods
 }
 
-fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String) -> MountedVolume {
+fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String, read_only: bool) -> MountedVolume {
     let spec = &resolved.spec;
     let is_block_device = spec.mode == VolumeMode::Block;
     let has_statistics = !matches!(spec.field.as_str(), "hostPath" | "fc" | "flexVolume") && !is_block_device;
@@ -99,7 +109,7 @@ fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String) -> MountedVol
     MountedVolume {
         name: name.to_owned(),
         host_path,
-        read_only: resolved.identity.read_only,
+        read_only,
         inner_name: spec.inner_name.clone(),
         plugin: resolved.plugin.plugin_name(spec),
         claim: spec.claim.clone().unwrap_or_default(),
@@ -112,10 +122,8 @@ fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String) -> MountedVol
 }
 
 /// Why a volume of a pod is not mounted.
-fn wait(key: &PodVolume, name: &str, records: &Records, plan: &WorldPlan, clock: Clock) -> PodWait {
-    let (volume, pod) = key;
-    let of_pod = |wait: &&Wait| wait.is_wanted && wait.volume == *volume && wait.pod.as_ref() == Some(pod);
-    let found = plan.waits.iter().find(of_pod).map(|wait| &wait.reason);
+fn wait(key: &PodVolume, name: &str, records: &Records, waits: &Waits<'_>, clock: Clock) -> PodWait {
+    let found = waits.get(&(&key.0, &key.1)).copied();
     let error = records.errors.get(key);
     let owner = match (found, error) {
         (Some(WaitReason::BackOff { .. }) | None, Some(error)) => error.owner.clone(),

@@ -1,6 +1,5 @@
 //! The task that owns the desired and the actual world.
 
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,16 +16,17 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::operation::{Attached, Done, Inputs, carry_out, read_attached};
+use super::operation::{Attached, Done, Inputs, carry_out, read_node, tear_down};
 use super::records::{Placed, PlacedDevice, Records, ResolvedSpec};
 use super::restore::FoundVolumes;
 use super::status::{Clock, PodStatus, statuses};
+use super::unknown::UnknownFolders;
 use super::{Command, Inbox};
 use crate::live_objects::LiveObjects;
 use crate::metrics::{Operation, OperationMetrics};
 use crate::mounter::Mounter;
 use crate::node_facts::NodeFacts;
-use crate::plugins::{DevicePlace, Plugin, PluginError, VolumePlace};
+use crate::plugins::{DevicePlace, PluginError, VolumePlace};
 use crate::walks::FsGroupWalks;
 
 /// The back-off of a Node that cannot be read after a restart.
@@ -73,8 +73,7 @@ pub(crate) struct SharedVolumesTask {
     is_node_read_running: bool,
     /// Who waits until a release is published.
     release_requests: Vec<oneshot::Sender<()>>,
-    /// Pods with a forced unmount that has not succeeded.
-    forced: BTreeMap<VolumePlace, Arc<dyn Plugin>>,
+    unknown: UnknownFolders,
 }
 
 impl SharedVolumesTask {
@@ -100,13 +99,16 @@ impl SharedVolumesTask {
             node_retry: NODE_RETRY,
             is_node_read_running: false,
             release_requests: Vec::new(),
-            forced: BTreeMap::new(),
+            unknown: UnknownFolders::default(),
         };
-        found.restore(&mut task.actual, &mut task.records, &mut task.forced);
+        found.restore(&mut task.actual, &mut task.records, &mut task.unknown);
         task.actual.finish_reading();
         if !task.env.has_api_server {
             task.actual.skip_node_status();
         }
+        // Before a pod's worker looks: what is on disk may be in use.
+        let plan = task.plan();
+        task.publish(&plan);
         task
     }
 
@@ -132,6 +134,13 @@ impl SharedVolumesTask {
                 Ok(()) = self.node.changed() => self.note_node(),
                 () = tokio::time::sleep_until(deadline) => {}
             }
+            // One plan for all that has come together.
+            while let Ok(command) = self.inbox.commands.try_recv() {
+                self.handle(command);
+            }
+            while let Some(ended) = self.running.try_join_next() {
+                self.finish(ended.ok());
+            }
         }
     }
 
@@ -153,24 +162,26 @@ impl SharedVolumesTask {
     fn want(&mut self, resolved: ResolvedSpec) {
         let key = (resolved.name(), resolved.pod());
         self.records.released.remove(&key.1);
+        self.records.stopping.remove(&key.1);
         match self.desired.add(resolved.wanted(self.now())) {
             Ok(()) => {
                 if let Some(size) = resolved.spec.claim_size {
                     self.actual.initialise_size(&key.0, size);
                 }
-                self.records.specs.insert(key, resolved);
+                self.records.add_spec(key, resolved);
                 self.note_node();
             }
             Err(conflict) => {
                 let error = PluginError::new(conflict.to_string()).for_you();
-                self.records.specs.insert(key.clone(), resolved);
+                self.records.add_spec(key.clone(), resolved);
                 self.records.errors.insert(key, error);
             }
         }
     }
 
-    /// Drops the volumes of a pod of which nothing can be mounted.
+    /// Drops the volumes of a pod of which nothing can be mounted, and sets the others up no more.
     fn stop(&mut self, pod: &PodUid) {
+        self.records.stopping.insert(pod.clone());
         let Records { specs, placed, errors, .. } = &mut self.records;
         specs.retain(|key, _| {
             let stays = key.1 != *pod || placed.contains_key(key);
@@ -192,7 +203,7 @@ impl SharedVolumesTask {
     /// Starts what is to be done now and publishes. When something is due, in milliseconds.
     fn advance(&mut self) -> Option<u64> {
         self.read_node_if_needed();
-        self.force_unknown();
+        self.unmount_unknown();
         let mut plan = self.plan();
         // Some actions only change what is known, so what they make possible is planned at once.
         for _ in 0..8 {
@@ -208,16 +219,37 @@ impl SharedVolumesTask {
             // The pod's worker may have ended.
             let _ = done.send(());
         }
-        plan.wake_at
+        let unknown = self.unknown.wake_at(&self.records.released, self.now());
+        plan.wake_at.into_iter().chain(unknown).min()
     }
 
     /// Forgets the pods of which nothing is left.
     fn forget_released(&mut self) {
-        let Records { released, placed, .. } = &mut self.records;
-        let forced = &self.forced;
-        released.retain(|pod| {
-            placed.keys().any(|(_, other)| other == pod) || forced.keys().any(|place| place.pod == *pod)
-        });
+        let Records { released, stopping, specs, placed, .. } = &mut self.records;
+        let has = |pod: &PodUid| placed.keys().any(|(_, other)| other == pod);
+        released.retain(|pod| has(pod) || self.unknown.has_pod(pod));
+        stopping.retain(|pod| specs.keys().any(|(_, other)| other == pod));
+        self.operations
+            .retain(|volume| self.desired.volume(volume).is_some() || self.actual.volume(volume).is_some());
+    }
+
+    /// Whether an action must not start, whatever the plan says.
+    fn is_held(&self, action: &Action) -> bool {
+        let Records { released, stopping, .. } = &self.records;
+        match action {
+            // A volume of a pod that was not released may be in use, whatever is known of the pod's claims now.
+            Action::TearDown { pod, .. } => !released.contains(pod),
+            // The device may be that of a pod whose folder was not understood.
+            Action::UnmountDevice { volume } | Action::Detach { volume } | Action::Forget { volume } => {
+                self.unknown.may_use(volume, released)
+            }
+            Action::VerifyAttached { pod, .. }
+            | Action::Attach { pod, .. }
+            | Action::MountDevice { pod, .. }
+            | Action::SetUp { pod, .. }
+            | Action::Resize { pod, .. } => stopping.contains(pod),
+            Action::MarkAttached { .. } => false,
+        }
     }
 
     fn plan(&self) -> WorldPlan {
@@ -242,10 +274,7 @@ impl SharedVolumesTask {
     fn start(&mut self, plan: &WorldPlan) -> bool {
         let mut has_changed = false;
         for action in &plan.actions {
-            // A volume of a pod that was not released may be in use, whatever is known of the pod's claims now.
-            if let Action::TearDown { pod, .. } = action
-                && !self.records.released.contains(pod)
-            {
+            if self.is_held(action) {
                 continue;
             }
             let Some(kind) = action.kind() else {
@@ -272,10 +301,7 @@ impl SharedVolumesTask {
         self.running.spawn(async move {
             let started = Instant::now();
             let work = AssertUnwindSafe(carry_out(&env, &action, &inputs)).catch_unwind().await;
-            let result = work.unwrap_or_else(|_| {
-                tracing::error!(event = "task_panicked", task = "volume operation", "a task has panicked");
-                Err(PluginError::new("the operation ended unexpectedly; the service's log has the cause"))
-            });
+            let result = work.unwrap_or_else(|_| Err(panicked()));
             Ended::Operation { action, result, elapsed: started.elapsed() }
         });
     }
@@ -327,7 +353,10 @@ impl SharedVolumesTask {
             Some(Ended::Operation { action, result, elapsed }) => {
                 self.finish_operation(&action, result, elapsed)
             }
-            Some(Ended::Forced { place, result }) => self.finish_forced(&place, result),
+            Some(Ended::Forced { place, result }) => {
+                let now = self.now();
+                self.unknown.finish(&place, result, now);
+            }
             Some(Ended::NodeRead(result)) => self.finish_node_read(result),
             None => {}
         }
@@ -350,7 +379,9 @@ impl SharedVolumesTask {
                         }
                     }
                     Action::TearDown { .. } => {
-                        self.records.placed.remove(&key);
+                        if let Some(placed) = self.records.placed.remove(&key) {
+                            self.unknown.forget(&placed.place);
+                        }
                     }
                     _ => {}
                 }
@@ -427,7 +458,8 @@ impl SharedVolumesTask {
             if !is_first {
                 tokio::time::sleep(delay).await;
             }
-            Ended::NodeRead(read_attached(&env).await)
+            let read = AssertUnwindSafe(read_node(&env)).catch_unwind().await;
+            Ended::NodeRead(read.unwrap_or_else(|_| Err(panicked())).map(|node| node.attached))
         });
     }
 
@@ -442,49 +474,29 @@ impl SharedVolumesTask {
         }
     }
 
-    /// Unmounts once what was found at startup and is not known, if no pod wants it (volumes.md §3.16 step 5).
-    fn force_unknown(&mut self) {
-        for failed in self.actual.take_failed(&self.desired, self.is_populated) {
-            let found = self.forced.iter().find(|(place, _)| {
-                place.pod == failed.pod
-                    && place.inner_name == failed.inner_name
-                    && place.plugin == failed.plugin
-            });
-            let Some((place, plugin)) = found.map(|(place, plugin)| (place.clone(), Arc::clone(plugin)))
-            else {
-                continue;
-            };
-            if !self.records.released.contains(&place.pod) {
-                self.actual.add_failed(failed);
-                continue;
-            }
+    /// Unmounts what was found at startup and is not known (volumes.md §3.16 step 5).
+    fn unmount_unknown(&mut self) {
+        if !self.is_populated || !self.actual.is_synced() {
+            return;
+        }
+        let now = self.now();
+        for (place, plugin) in self.unknown.start(&self.records.released, &self.records.placed, now) {
             let env = self.env.clone();
             self.running.spawn(async move {
-                let result = super::operation::tear_down(&env, &*plugin, &place).await;
-                Ended::Forced { place, result }
+                let work = AssertUnwindSafe(tear_down(&env, &*plugin, &place)).catch_unwind().await;
+                Ended::Forced { result: work.unwrap_or_else(|_| Err(panicked())), place }
             });
-        }
-    }
-
-    fn finish_forced(&mut self, place: &VolumePlace, result: Result<(), PluginError>) {
-        match result {
-            Ok(()) => {
-                self.forced.remove(place);
-            }
-            Err(error) => tracing::warn!(
-                event = "forced_unmount_failed",
-                uid = place.pod.as_str(),
-                volume = place.inner_name,
-                plugin = place.plugin,
-                "cannot remove a volume that was found at startup: {error}"
-            ),
         }
     }
 
     fn publish(&self, plan: &WorldPlan) {
         let mut new = statuses(&self.desired, &self.actual, &self.records, plan, self.clock);
-        for place in self.forced.keys() {
-            new.entry(place.pod.clone()).or_default().may_have_mounts = true;
+        for (pod, error) in self.unknown.pods() {
+            let status = new.entry(pod.clone()).or_default();
+            status.may_have_mounts = true;
+            if !error.is_empty() {
+                error.clone_into(&mut status.teardown);
+            }
         }
         let mut pods = self.inbox.pods.lock();
         for pod in new.keys() {
@@ -508,4 +520,10 @@ impl SharedVolumesTask {
             is_new
         });
     }
+}
+
+/// The error of work that has panicked.
+fn panicked() -> PluginError {
+    tracing::error!(event = "task_panicked", task = "volume operation", "a task has panicked");
+    PluginError::new("the operation ended unexpectedly; the service's log has the cause")
 }

@@ -186,11 +186,26 @@ async fn start(plugin: &Arc<FakePlugin>, found: &[(&str, &str)]) -> World {
 
 impl World {
     fn want(&self, uid: &str, name: &str, persistent: Option<Value>) {
+        self.want_volume(uid, (name, name), false, persistent);
+    }
+
+    /// Under another name than that of the volume.
+    fn want_as(&self, uid: &str, name: &str, outer_name: &str, read_only: bool) {
+        self.want_volume(uid, (name, outer_name), read_only, None);
+    }
+
+    fn want_volume(
+        &self,
+        uid: &str,
+        (name, outer_name): (&str, &str),
+        read_only: bool,
+        persistent: Option<Value>,
+    ) {
         let shape = self.plugin.shape;
         let spec = VolumeSpec {
             pod: PodRef { uid: uid.into(), namespace: "default".into(), name: format!("pod-{uid}") },
             service_account: String::new(),
-            outer_name: name.into(),
+            outer_name: outer_name.into(),
             inner_name: name.into(),
             field: "fake".into(),
             source: json!({}),
@@ -210,7 +225,7 @@ impl World {
             is_set_up_each_sync: true,
             supports_label: false,
             can_expand: false,
-            read_only: false,
+            read_only,
         };
         let plugin = Arc::clone(&self.plugin) as Arc<dyn Plugin>;
         self.shared.want(ResolvedSpec { plugin, identity, spec: Arc::new(spec) });
@@ -347,6 +362,7 @@ async fn a_volume_found_at_startup_stays_until_its_pod_is_released() {
 async fn a_folder_that_no_plugin_understands_is_unmounted_once_its_pod_is_released() {
     let plugin = FakePlugin::new(Shape::PerPod);
     plugin.on("reconstruct odd", failed(FailureClass::Final));
+    plugin.on("tear down odd for a", failed(FailureClass::Final));
     let world = start(&plugin, &[("a", "odd")]).await;
     world.until("a", |status| status.may_have_mounts).await;
     world.shared.set_populated();
@@ -354,8 +370,10 @@ async fn a_folder_that_no_plugin_understands_is_unmounted_once_its_pod_is_releas
     world.until_mounted("b", "data").await;
     assert_eq!(plugin.count("tear down odd for a"), 0);
     world.shared.release("a").await;
+    let status = world.until("a", |status| !status.teardown.is_empty()).await;
+    assert_eq!(status.teardown, "the server says no");
     world.until_gone("a").await;
-    assert_eq!(plugin.count("tear down odd for a"), 1);
+    assert_eq!(plugin.count("tear down odd for a"), 2, "once more after the error");
 }
 
 #[tokio::test(start_paused = true)]
@@ -430,4 +448,43 @@ async fn a_stopping_pod_keeps_its_volumes_and_gets_no_others() {
     // Longer than any back-off.
     tokio::time::sleep(std::time::Duration::from_secs(600)).await;
     assert_eq!((plugin.count("set up broken for a"), plugin.count("tear down data for a")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_folder_that_was_not_understood_is_known_again_once_its_volume_is_set_up() {
+    let plugin = FakePlugin::new(Shape::PerPod);
+    plugin.on("reconstruct data", failed(FailureClass::Final));
+    let world = start(&plugin, &[("a", "data")]).await;
+    world.shared.set_populated();
+    world.want("a", "data", None);
+    world.until_mounted("a", "data").await;
+    world.shared.release("a").await;
+    world.until_gone("a").await;
+    assert_eq!(plugin.count("tear down data for a"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_device_is_unmounted_while_a_folder_of_a_running_pod_is_not_understood() {
+    let plugin = FakePlugin::new(Shape::Device);
+    plugin.on("reconstruct odd", failed(FailureClass::Final));
+    let world = start(&plugin, &[("a", "odd"), ("b", "disk")]).await;
+    world.until("b", |status| status.may_have_mounts).await;
+    world.shared.set_populated();
+    world.shared.release("b").await;
+    plugin.until_called("tear down disk for b", 1).await;
+    world.want("c", "other", None);
+    world.until_mounted("c", "other").await;
+    assert_eq!(plugin.count("unmount device disk"), 0, "it may be the device of pod a");
+    world.shared.release("a").await;
+    plugin.until_called("unmount device disk", 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pods_two_names_for_one_volume_keep_their_access() {
+    let world = start(&FakePlugin::new(Shape::Device), &[]).await;
+    world.want_as("a", "disk", "reads", true);
+    world.want_as("a", "disk", "writes", false);
+    world.want_as("a", "disk", "reads", true);
+    let status = world.until_mounted("a", "writes").await;
+    assert!(status.mounted["reads"].read_only && !status.mounted["writes"].read_only);
 }

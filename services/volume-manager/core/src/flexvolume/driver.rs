@@ -125,7 +125,9 @@ pub fn plugin_change(path: &Path, event: FileEvent) -> PluginChange {
     let is_driver = path == Path::new(folder) || path == Path::new(&driver.executable());
     match event {
         FileEvent::Removed if is_driver => PluginChange::Forget(driver),
-        FileEvent::Removed | FileEvent::Changed => PluginChange::Init(driver),
+        FileEvent::Changed if is_driver => PluginChange::Init(driver),
+        // A driver that logs beside itself would be called for each line of its own calls.
+        FileEvent::Removed | FileEvent::Changed => PluginChange::None,
     }
 }
 
@@ -168,15 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_loss_of_a_folder_or_executable_forgets_a_driver() {
+    fn only_the_folder_and_the_executable_of_a_driver_count() {
         let driver = Driver::new("v/d").unwrap();
         let (init, forget) = (PluginChange::Init(driver.clone()), PluginChange::Forget(driver));
         for (path, on_change, on_removal) in [
             ("", &PluginChange::None, &PluginChange::CreateFolder),
             ("v~d", &init, &forget),
             ("v~d/d", &init, &forget),
-            ("v~d/config", &init, &init),
-            ("v~d/lib/d", &init, &init),
+            ("v~d/config", &PluginChange::None, &PluginChange::None),
+            ("v~d/lib/d", &PluginChange::None, &PluginChange::None),
             ("v~d/.d.swp", &PluginChange::None, &PluginChange::None),
             (".tmp/d", &PluginChange::None, &PluginChange::None),
             (".hidden", &PluginChange::None, &PluginChange::None),

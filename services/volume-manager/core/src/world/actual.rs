@@ -192,6 +192,14 @@ impl ActualWorld {
         self.reconstructed.insert((volume, pod));
     }
 
+    /// Records a device that was found on disk, also one that no pod has: it may be mounted.
+    pub fn add_found_device(&mut self, volume: VolumeName, device_mount_path: String) {
+        let entry = self.volumes.entry(volume).or_insert_with(|| ActualVolume::new(Attachability::Uncertain));
+        entry.device = DeviceState::Uncertain;
+        entry.owes_unmount = true;
+        entry.device_mount_path.get_or_insert(device_mount_path);
+    }
+
     /// Records a directory of which the plugin could not tell what it is.
     pub fn add_failed(&mut self, failed: FailedReconstruction) {
         self.failed.insert(failed);
@@ -200,7 +208,7 @@ impl ActualWorld {
     /// The disk was read completely.
     pub fn finish_reading(&mut self) {
         if self.progress == Progress::Reading {
-            let awaiting: BTreeSet<_> = self.reconstructed.iter().map(|(volume, _)| volume.clone()).collect();
+            let awaiting: BTreeSet<_> = self.volumes.keys().cloned().collect();
             self.progress =
                 if awaiting.is_empty() { Progress::Synced } else { Progress::AwaitingNodeStatus(awaiting) };
         }

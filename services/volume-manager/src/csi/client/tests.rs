@@ -145,7 +145,8 @@ async fn a_driver_that_hangs_ends_the_operation_at_its_deadline() {
     let world = World::new();
     let _server = world.serve().await;
     let _gate = world.node.node_stage_volume.hold();
-    let operation = Operation::until(Instant::now() + Duration::from_millis(300), false);
+    // Long enough for a busy machine to send the call.
+    let operation = Operation::until(Instant::now() + Duration::from_secs(5), false);
     let error =
         world.client.node_stage_volume(&operation, pb::NodeStageVolumeRequest::default()).await.unwrap_err();
     assert_eq!((&error.failure, error.class()), (&Failure::NoAnswer, FailureClass::Uncertain));

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use keelson_service_kit::Metrics;
 use keelson_testkit::fakes::{FakeCsiNode, FakeServer};
@@ -8,6 +9,7 @@ use tonic::Status;
 use tonic::service::Routes;
 
 use super::*;
+use crate::csi::client::Failure;
 
 fn drivers() -> Drivers {
     Drivers::new(CsiMetrics::register(&Metrics::new()), Path::new("/root/plugins_registry"))
@@ -130,7 +132,16 @@ async fn capabilities_are_asked_once_and_again_after_the_driver_has_restarted() 
     let _server = FakeServer::at(&other, Routes::new(node.server())).await.unwrap();
     std::fs::rename(&other, &endpoint).unwrap();
     let expected = NodeCapabilities { expand: true, ..NodeCapabilities::default() };
-    assert_eq!(driver.capabilities(&operation).await.unwrap(), expected);
+    // Until the connection to the old server is known to be closed, a call on it fails.
+    let asked = async {
+        loop {
+            match driver.capabilities(&operation).await {
+                Err(CallError { failure: Failure::NotReachable(_), .. }) => tokio::task::yield_now().await,
+                answer => return answer,
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap().unwrap(), expected);
 }
 
 #[test]

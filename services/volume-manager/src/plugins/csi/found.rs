@@ -1,5 +1,8 @@
 //! What a folder on disk says about a volume, after a restart (volumes.md §3.16).
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use keelson_volume_manager_core::csi::LifecycleMode;
 use keelson_volume_manager_core::csi::paths::{block_paths, publish_paths, stage_paths, unique_volume_name};
 use keelson_volume_manager_core::world::MountLabel;
@@ -8,7 +11,7 @@ use super::context::Context;
 use super::files::{self, Data};
 use super::stage::missing_data;
 use super::volume::name_error;
-use crate::plugins::{FoundFolder, PluginError, Reconstructed};
+use crate::plugins::{FoundDevice, FoundFolder, PluginError, Reconstructed};
 
 /// Reads the data file of a folder. It needs neither the driver nor the CSIDriver.
 pub(super) async fn reconstruct(cx: &Context, folder: &FoundFolder) -> Result<Reconstructed, PluginError> {
@@ -43,4 +46,69 @@ pub(super) async fn reconstruct(cx: &Context, folder: &FoundFolder) -> Result<Re
         device_mount_path: Some(cx.path(&device).to_string_lossy().into_owned()),
         label: Some(label),
     })
+}
+
+/// The folder of block volumes, beside those of the drivers.
+const BLOCK_VOLUMES: &str = "volumeDevices";
+/// The folder of the mount of a staged volume.
+const STAGING: &str = "globalmount";
+
+/// A folder with the data file of a device.
+struct DeviceFolder {
+    folder: PathBuf,
+    data_file: PathBuf,
+    /// The name of a block volume.
+    block_name: Option<String>,
+}
+
+/// The devices that were, or may have been, staged. A data file that cannot be read is logged and left.
+pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginError> {
+    let base = cx.path(Path::new("plugins/kubernetes.io/csi"));
+    let listed = tokio::task::spawn_blocking(move || device_folders(&base)).await;
+    let listed =
+        listed.map_err(|error| PluginError::new(format!("cannot list the staged volumes: {error}")))?;
+    let mut found = Vec::new();
+    for DeviceFolder { folder, data_file, block_name } in listed {
+        let saved = match files::read_data(&data_file).await {
+            Ok(Data::Saved(saved)) => saved,
+            Ok(Data::Missing) => continue,
+            Ok(Data::Unreadable(error)) => {
+                tracing::warn!(event = "device_not_reconstructed", "cannot tell what was staged: {error}");
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(event = "device_not_reconstructed", "cannot tell what was staged: {error}");
+                continue;
+            }
+        };
+        let mount = if block_name.is_some() { folder } else { folder.join(STAGING) };
+        found.push(FoundDevice {
+            volume: unique_volume_name(&saved.driver, &saved.volume_handle).into(),
+            is_block: block_name.is_some(),
+            inner_name: block_name.unwrap_or_default(),
+            device_mount_path: mount.to_string_lossy().into_owned(),
+        });
+    }
+    Ok(found)
+}
+
+fn device_folders(base: &Path) -> Vec<DeviceFolder> {
+    let mut found = Vec::new();
+    for driver in children(base) {
+        let is_block = driver.file_name().is_some_and(|name| name == BLOCK_VOLUMES);
+        for folder in children(&driver) {
+            let block_name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
+            let block_name = block_name.filter(|_| is_block);
+            let data_file =
+                if is_block { folder.join("data/vol_data.json") } else { folder.join("vol_data.json") };
+            let folder = if is_block { folder.join("dev") } else { folder };
+            found.push(DeviceFolder { folder, data_file, block_name });
+        }
+    }
+    found
+}
+
+/// What is in a folder; nothing if it cannot be read.
+fn children(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }

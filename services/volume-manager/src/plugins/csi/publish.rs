@@ -90,10 +90,14 @@ impl Target {
         files::write_data(&self.data_file, self.data.clone()).await
     }
 
-    /// Removes what a failed attempt has left, unless something is mounted there. An error is only logged.
-    async fn clean_up(&self, cx: &Context) {
-        if let Err(error) = self.remove(cx).await {
-            tracing::warn!(%error, path = %self.path.display(), "cannot remove what a failed set-up has left");
+    /// Removes what a failed attempt has left. Whether nothing is left: something may be mounted there by an earlier attempt.
+    async fn clean_up(&self, cx: &Context) -> bool {
+        match self.remove(cx).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, path = %self.path.display(), "cannot remove what a failed set-up has left");
+                false
+            }
         }
     }
 
@@ -143,9 +147,12 @@ pub(super) async fn publish(
         volume_context: maps.volume_context.into_iter().collect(),
     };
     if let Err(error) = call_publish(&session, &target, message).await {
-        if error.class == FailureClass::Final && !request.is_remount && !request.is_reconstructed {
-            target.clean_up(cx).await;
-        }
+        let may_clean_up = !request.is_remount && !request.is_reconstructed;
+        let error = if error.class == FailureClass::Final && may_clean_up && !target.clean_up(cx).await {
+            error.of_class(FailureClass::Uncertain)
+        } else {
+            error
+        };
         return Err(without_tokens(error, &tokens));
     }
     if let FsGroupAction::Walk(group) = group {
@@ -161,9 +168,11 @@ async fn call_publish(
     target: &Target,
     message: pb::NodePublishVolumeRequest,
 ) -> Result<(), PluginError> {
-    target.prepare().await?;
+    // Files are left, and an earlier attempt may still be in progress.
+    let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
+    target.prepare().await.map_err(uncertain)?;
     session.driver.node_publish(&session.operation, message).await.map_err(|error| call_error(&error))?;
-    if files::exists(&target.path).await? {
+    if files::exists(&target.path).await.map_err(uncertain)? {
         return Ok(());
     }
     let text = format!(

@@ -77,19 +77,23 @@ impl Stage {
         }
     }
 
-    /// Removes what a failed attempt has left, unless something is mounted there. An error is only logged.
-    async fn clean_up(&self, cx: &Context) {
+    /// Removes what a failed attempt has left. Whether nothing is left: something may be mounted there by an earlier attempt.
+    async fn clean_up(&self, cx: &Context) -> bool {
         let result = async {
             if cx.mounts.is_mount_point(&self.staging)? {
-                return Ok(());
+                return Ok(false);
             }
             files::remove_target(&*cx.mounts, &self.staging).await?;
             // Pods may have a block volume still, and their teardown reads the file.
-            if self.is_block { Ok(()) } else { files::remove_data(&self.data_file).await }
+            if !self.is_block {
+                files::remove_data(&self.data_file).await?;
+            }
+            Ok::<bool, PluginError>(true)
         };
-        if let Err(error) = result.await {
+        result.await.unwrap_or_else(|error| {
             tracing::warn!(%error, path = %self.staging.display(), "cannot remove what a failed staging has left");
-        }
+            false
+        })
     }
 }
 
@@ -121,13 +125,12 @@ pub(super) async fn stage(
         secrets: cx.secret(&volume, secret, "nodeStageSecretRef").await?,
         volume_context: volume.source.attributes.clone().into_iter().collect(),
     };
-    let result = call_stage(cx, &session, &stage, message).await;
-    if let Err(error) = &result
-        && error.class == FailureClass::Final
-    {
-        stage.clean_up(cx).await;
+    match call_stage(cx, &session, &stage, message).await {
+        Err(error) if error.class == FailureClass::Final && !stage.clean_up(cx).await => {
+            Err(error.of_class(FailureClass::Uncertain))
+        }
+        result => result.map(|()| learned),
     }
-    result.map(|()| learned)
 }
 
 async fn call_stage(
@@ -136,8 +139,10 @@ async fn call_stage(
     stage: &Stage,
     message: pb::NodeStageVolumeRequest,
 ) -> Result<(), PluginError> {
-    files::create_staging(&*cx.mounts, &stage.staging).await?;
-    files::write_data(&stage.data_file, stage.data.clone()).await?;
+    // Files are left, and an earlier attempt may still be in progress.
+    let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
+    files::create_staging(&*cx.mounts, &stage.staging).await.map_err(uncertain)?;
+    files::write_data(&stage.data_file, stage.data.clone()).await.map_err(uncertain)?;
     session.driver.node_stage(&session.operation, message).await.map_err(|error| call_error(&error))
 }
 

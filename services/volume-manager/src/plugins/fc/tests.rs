@@ -102,7 +102,7 @@ async fn a_disk_that_no_host_sees_is_an_error_after_a_scan() {
     let node = node();
     let error = Fc::new(node.host()).mount_device(&inline("fc", source()), UNLABELLED).await.unwrap_err();
     assert!(error.message.contains("no fc disk found"), "{error}");
-    assert_eq!((error.class, scans(&node)), (FailureClass::Final, ["- - -".into(), "- - -".into()]));
+    assert_eq!((error.class, scans(&node)), (FailureClass::Transient, ["- - -".into(), "- - -".into()]));
     assert!(!node.root().join(GLOBAL).exists());
 }
 

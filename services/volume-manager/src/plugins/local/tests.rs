@@ -11,7 +11,7 @@ use crate::mounter::testing::{LoopDevice, TestFolder, request, volume};
 use crate::walks::FsGroupWalks;
 
 fn local(folder: &TestFolder) -> Local {
-    Local::new(folder.path().to_owned(), folder.mounter(), EventRing::default())
+    Local::new(folder.path().to_owned(), folder.path().join("run"), folder.mounter(), EventRing::default())
 }
 
 fn spec(uid: &str, path: &Path) -> VolumeSpec {
@@ -150,4 +150,12 @@ async fn a_path_that_is_no_local_volume_is_refused() {
     let missing = folder.path().join("missing");
     let error = Plugin::mount_device(&plugin, &spec("a", &missing), device_request()).await.unwrap_err();
     assert!(error.message.contains("does not exist on this node"), "{}", error.message);
+    // The agent's sockets, by name and through a link.
+    let run = folder.folder("run");
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&run, &link).unwrap();
+    for path in [run, link] {
+        let error = Plugin::mount_device(&plugin, &spec("a", &path), device_request()).await.unwrap_err();
+        assert!(error.message.contains("the agent's sockets"), "{}", error.message);
+    }
 }

@@ -106,7 +106,7 @@ async fn an_nfs_server_that_hangs_makes_the_volume_uncertain() {
     let folder = TestFolder::new();
     let pid = folder.path().join("pid");
     folder.program("mount", &format!("echo $$ > {}\nexec sleep 1000", pid.display()));
-    let mounter = folder.mounter().with_deadline(Duration::from_secs(2));
+    let mounter = folder.mounter().with_deadline(Duration::from_secs(6));
     let plugin = Nfs::new(folder.path().to_owned(), mounter);
     let walks = FsGroupWalks::default();
     let error = plugin.set_up(&spec(), request(&walks)).await.unwrap_err();

@@ -75,6 +75,19 @@ fn device(world: &ActualWorld) -> DeviceState {
 }
 
 #[test]
+fn a_device_found_without_a_pod_may_be_mounted_and_waits_for_the_nodes_status() {
+    let mut world = ActualWorld::default();
+    world.add_found_device("v".into(), "/global".into());
+    world.finish_reading();
+    assert!(world.awaits_node_status());
+    world.apply_node_status(&[("v".into(), "/dev/x".to_owned())].into());
+    let volume = world.volume(&"v".into()).unwrap();
+    assert_eq!((volume.device, volume.attachability), (DeviceState::Uncertain, Attachability::True));
+    assert_eq!(volume.device_mount_path.as_deref(), Some("/global"));
+    assert!(volume.owes_unmount && volume.pods.is_empty());
+}
+
+#[test]
 fn a_lookup_follows_a_mount_from_attachment_to_teardown() {
     let mut world = after(&[]);
     assert_eq!(look(&world, "a"), Lookup::NotAttached);
