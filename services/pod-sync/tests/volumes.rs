@@ -174,7 +174,7 @@ fn wait_then_fail(progress: &vm::MountProgress, status: &Status) -> StreamAnswer
     StreamAnswer::stream(stream::iter([Ok(vm::MountPodResponse { item }), Err(status.clone())]))
 }
 
-/// Waits until pod-sync has asked for the mounts so many times, which it is told to do at once.
+/// Has pod-sync retry at once, and waits until it has asked for the mounts this many times.
 async fn mounts_requested(world: &World, service: &PodSync, times: usize) {
     eventually("requests for mounts", async || {
         service.retry("web").await;

@@ -169,10 +169,10 @@ async fn a_refused_plugin_is_told_why_and_is_tried_again() {
     handler.refusals.lock().unwrap().push("not now".to_owned());
     let watching = Watching::start(&folder, &handler);
     let plugin = FakePlugin::start(folder.join("a.sock"), "CSIPlugin", "a").await;
-    let told = plugin.api.notify_registration_status.requests().until_len(2).await;
+    let answers = plugin.api.notify_registration_status.requests().until_len(2).await;
     let expected = pb::RegistrationStatus { plugin_registered: false, error: "not now".into() };
-    assert_eq!(told[0], expected);
-    assert!(told[1].plugin_registered);
+    assert_eq!(answers[0], expected);
+    assert!(answers[1].plugin_registered);
     watching.stop().await;
 }
 
@@ -198,10 +198,10 @@ async fn plugins_of_unknown_kinds_are_refused_and_those_of_others_left() {
     let left = FakePlugin::start(folder.join("left.sock"), "DRAPlugin", "left").await;
     let unknown = FakePlugin::start(folder.join("unknown.sock"), "OtherPlugin", "unknown").await;
     let watching = Watching::start(&folder, &handler);
-    let told = unknown.is_told().await;
-    assert!(!told.plugin_registered);
+    let answer = unknown.is_told().await;
+    assert!(!answer.plugin_registered);
     let text = "unknown plugin type \"OtherPlugin\": this agent registers CSIPlugin, DRAPlugin";
-    assert_eq!(told.error, text);
+    assert_eq!(answer.error, text);
     left.api.get_info.requests().until_len(1).await;
     watching.stop().await;
     assert!(left.api.notify_registration_status.requests().is_empty());

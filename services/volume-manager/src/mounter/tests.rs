@@ -128,7 +128,7 @@ async fn a_program_that_is_not_killed_keeps_the_next_one_from_starting() {
     assert_eq!(error.class, FailureClass::Transient);
     let text = format!("the earlier attempt to run mkfs.ext4 for the device {device} (process ");
     assert!(error.message.contains(&text), "{}", error.message);
-    // mkfs was not killed: it goes on to its end.
+    // mkfs was not killed: it runs to its end.
     let ended = tokio::task::spawn_blocking(move || {
         fs::write(go, "x\n").unwrap();
         fs::read_to_string(done).unwrap()

@@ -286,8 +286,8 @@ async fn after_a_restart_of_the_service_drivers_register_again() {
         let folder = world.dir.path().join("plugins_registry");
         let watcher = PluginWatcher::new(&folder, &Metrics::new()).with(KIND, handler);
         let watching = tokio::spawn(watcher.run(shutdown.clone(), Progress::default().register("plugins")));
-        let told = api.notify_registration_status.requests().until_len(restarts).await;
-        assert!(told.iter().all(|status| status.plugin_registered), "{told:?}");
+        let answers = api.notify_registration_status.requests().until_len(restarts).await;
+        assert!(answers.iter().all(|status| status.plugin_registered), "{answers:?}");
         assert_eq!(drivers.get("d").unwrap().endpoint(), driver.endpoint);
         assert_eq!(world.api.drivers(), ["d id"]);
         shutdown.cancel();
