@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::sync::Arc;
+use std::time::Duration;
 
 use keelson_config::ServiceName;
 use keelson_node_status_core::{Machine, RuntimeHandler, RuntimeState};
@@ -16,6 +17,7 @@ use keelson_proto::keelson::volume_manager::v1 as vm;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::watch;
+use tonic::{Code, Status};
 
 use crate::images::{self, CriImages};
 use crate::observed_state::ObservedState;
@@ -85,13 +87,26 @@ async fn follow_runtime(ctx: &Context, clock: Clock, observed: Arc<watch::Sender
     follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
 }
 
+/// How often a volume-manager that does not know a call is asked again: it may have been upgraded.
+const OLD_PEER_RETRY: Duration = Duration::from_secs(5);
+
 /// While volume-manager is down, its last list stays in effect.
 async fn follow_volumes_in_use(ctx: &Context, observed: Arc<watch::Sender<ObservedState>>) {
     let peer = ctx.peer(ServiceName::VolumeManager);
     let name = peer.name().to_owned();
     let open = move || {
         let mut client = VolumeManagerClient::new(peer.channel());
-        async move { client.watch_volumes_in_use(vm::WatchVolumesInUseRequest {}).await }
+        async move {
+            loop {
+                let answer = client.watch_volumes_in_use(vm::WatchVolumesInUseRequest {}).await;
+                // A volume-manager of the release before does not know the call. The API object keeps its list meanwhile.
+                let Err(Code::Unimplemented | Code::PermissionDenied) = answer.as_ref().map_err(Status::code)
+                else {
+                    return answer;
+                };
+                tokio::time::sleep(OLD_PEER_RETRY).await;
+            }
+        }
     };
     let on = move |signal: Signal<vm::WatchVolumesInUseResponse>| {
         if let Signal::Message(message) = signal {
