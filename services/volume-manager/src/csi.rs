@@ -8,7 +8,7 @@
 //! | `limits` | asks drivers again how many volumes the node can have |
 //! | `registration` | registers and unregisters drivers |
 
-#![allow(dead_code, reason = "the service registers no drivers yet")]
+#![allow(dead_code, reason = "what the Node needs to know of drivers has no reader yet")]
 
 pub(crate) mod client;
 pub(crate) mod drivers;

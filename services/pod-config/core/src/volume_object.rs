@@ -190,7 +190,7 @@ fn complete_spec(
     set_default(spec, "volumeMode", "Filesystem");
 }
 
-/// What the reclaim policy does not do here.
+/// The warning about a reclaim policy that this node does not carry out.
 fn policy_warning(policy: ReclaimPolicy) -> Option<String> {
     let what = match policy {
         ReclaimPolicy::Retain => return None,

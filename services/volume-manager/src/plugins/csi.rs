@@ -14,7 +14,7 @@
 //! | `tokens` | tokens of service accounts, cached |
 //! | `ports` | what is needed of the control plane |
 
-#![allow(dead_code, reason = "the service has no CSI plugin yet")]
+#![allow(dead_code, reason = "statistics have no caller yet")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
