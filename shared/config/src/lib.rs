@@ -318,14 +318,24 @@ pub struct Volumes {
     /// that; 0: never.
     pub stats_period_ms: u64,
     /// The folder of flexVolume drivers (`volumePluginDir`).
+    #[serde(default = "default_plugin_dir")]
     pub plugin_dir: PathBuf,
+    /// Whether the health of volumes is reported, as CSI drivers measure it (gate `CSIVolumeHealth`).
+    #[serde(default)]
+    pub csi_volume_health: bool,
+}
+
+/// Where a kubelet looks for flexVolume drivers; a configuration of an earlier release names no folder.
+fn default_plugin_dir() -> PathBuf {
+    "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/".into()
 }
 
 impl Default for Volumes {
     fn default() -> Self {
         Self {
             stats_period_ms: 60_000,
-            plugin_dir: "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/".into(),
+            plugin_dir: default_plugin_dir(),
+            csi_volume_health: false,
         }
     }
 }
