@@ -128,6 +128,8 @@ where
 /// of a service.
 fn hide_from_same_user() -> std::io::Result<()> {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    // rustix reads it once, before Linux 6.4 from /proc/self/auxv, which from here on belongs to root.
+    rustix::param::page_size();
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(Into::into)
 }
 
