@@ -1,5 +1,5 @@
 //! What the service restores after a restart (redb): the last good content of each manifest file, which file owns each name, when
-//! each pod was first seen, which claim each PersistentVolume has, and the last contact with the control plane.
+//! each pod was first seen, and the last contact with the control plane.
 //!
 //! Nothing waits for it: rows are passed in memory and written by a loop of its own. If the disk is full or the folder cannot be
 //! written, a condition says so and the service continues. Secrets are never stored.
@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use keelson_pod_config_core::binder::{Binding, Bindings};
 use keelson_pod_config_core::files::NameOwners;
 use keelson_pod_config_core::sent_record::SentRecord;
 use keelson_service_kit::{Context, LoopHandle};
@@ -39,8 +38,6 @@ pub struct Restored {
     pub name_owners: NameOwners,
     /// The last contact with each control plane, in seconds since 1970, by source.
     pub last_contact: BTreeMap<String, i64>,
-    /// The claim of each PersistentVolume; damaged ones are left out.
-    pub bindings: Bindings,
 }
 
 /// Passes rows to the writer. Cheap to clone.
@@ -112,17 +109,6 @@ impl Checkpoint {
         }
     }
 
-    /// Stores which claim each PersistentVolume has. Returns at once.
-    pub fn put_bindings(&self, bindings: &Bindings) {
-        let name = |row: &Row| if let Row::Binding(name) = row { Some(name.clone()) } else { None };
-        let stored: Vec<String> = self.state().stored.keys().filter_map(name).collect();
-        let removed = stored.into_iter().filter(|name| !bindings.contains_key(name));
-        removed.for_each(|name| self.remove_row(Row::Binding(name)));
-        for (name, binding) in bindings {
-            self.put_row(Row::Binding(name.clone()), binding.encode());
-        }
-    }
-
     /// Stores the last contact with a source, in seconds since 1970. Returns at once.
     pub fn put_last_contact(&self, source: &str, unix_seconds: i64) {
         self.put_row(Row::LastContact(source.to_owned()), unix_seconds.to_be_bytes().to_vec());
@@ -190,13 +176,6 @@ impl Restored {
                             "the checkpoint's last contact with this source is damaged and is ignored"
                         )
                     }
-                },
-                Row::Binding(volume) => match Binding::decode(&bytes) {
-                    Some(binding) => drop(restored.bindings.insert(volume, binding)),
-                    None => tracing::warn!(
-                        volume,
-                        "the checkpoint's binding of this PersistentVolume is damaged; it is bound anew"
-                    ),
                 },
                 Row::Pod(uid) => match SentRecord::decode(&bytes) {
                     Some(record) => drop(restored.pods.insert(uid, record)),
@@ -273,7 +252,7 @@ impl Writer {
 /// The condition's message for an unusable checkpoint.
 pub fn condition_message(error: &CheckpointError) -> String {
     format!(
-        "{}; the last good manifests, the ages of pods and the bindings of claims are lost in a restart until the folder can be written",
+        "{}; the last good manifests and the ages of pods are lost in a restart until the folder can be written",
         keelson_service_kit::status::chain(error)
     )
 }

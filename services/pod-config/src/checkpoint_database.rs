@@ -13,10 +13,15 @@ const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");
 const NAME_OWNERS: Table = TableDefinition::new("holders");
 const LAST_CONTACT: Table = TableDefinition::new("heard");
+/// Which claim each PersistentVolume had, of earlier releases.
 const BINDINGS: Table = TableDefinition::new("bindings");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
+/// A row of [`META`]: the bindings are in a file of their own, which was there when the row was written.
+const BINDINGS_MOVED: &str = "bindings_moved";
 const FILE_NAME: &str = "checkpoint.redb";
+/// The file of the bindings, next to the database.
+pub const BINDINGS_FILE: &str = "bindings.json";
 /// The cache of the database.
 const CACHE_BYTES: usize = 1024 * 1024;
 
@@ -60,8 +65,6 @@ pub enum Row {
     NameOwner(String),
     /// The last contact with a control plane, by source.
     LastContact(String),
-    /// The claim of a PersistentVolume, by the name of the PersistentVolume.
-    Binding(String),
 }
 
 type RowConstructor = fn(String) -> Row;
@@ -125,12 +128,11 @@ pub fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, C
             return Ok((version, BTreeMap::new()));
         }
         let mut content = BTreeMap::new();
-        let tables: [(Table, RowConstructor); 5] = [
+        let tables: [(Table, RowConstructor); 4] = [
             (MANIFESTS, Row::Manifest),
             (PODS, Row::Pod),
             (NAME_OWNERS, Row::NameOwner),
             (LAST_CONTACT, Row::LastContact),
-            (BINDINGS, Row::Binding),
         ];
         for (table, constructor) in tables {
             let table = match transaction.open_table(table) {
@@ -152,6 +154,52 @@ pub fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, C
     }
 }
 
+/// What the database says of bindings, which a file of their own has now.
+#[derive(Debug)]
+pub enum EarlierBindings {
+    /// There is no database.
+    NoDatabase,
+    /// The bindings of an earlier release, by PersistentVolume, encoded.
+    Rows(Vec<(String, Vec<u8>)>),
+    /// They were in the file of their own when the database was written.
+    Moved,
+    /// The database is broken.
+    Broken,
+}
+
+/// Reads what the database in `folder` says of bindings, and changes nothing.
+pub fn earlier_bindings(folder: &Path) -> Result<EarlierBindings, CheckpointError> {
+    let path = folder.join(FILE_NAME);
+    if !path.try_exists().map_err(|source| CheckpointError::Folder { folder: folder.to_owned(), source })? {
+        return Ok(EarlierBindings::NoDatabase);
+    }
+    let store = match redb::Builder::new().set_cache_size(CACHE_BYTES).open(&path) {
+        Ok(store) => store,
+        Err(error) if is_broken(&error) => return Ok(EarlierBindings::Broken),
+        Err(error) => return Err(store_error(&path)(error)),
+    };
+    let read = || -> Result<EarlierBindings, redb::Error> {
+        let transaction = store.begin_read()?;
+        match transaction.open_table(META) {
+            Ok(meta) if meta.get(BINDINGS_MOVED)?.is_some() => return Ok(EarlierBindings::Moved),
+            Ok(_) | Err(redb::TableError::TableDoesNotExist(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let rows = match transaction.open_table(BINDINGS) {
+            Ok(rows) => rows,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(EarlierBindings::Rows(Vec::new())),
+            Err(error) => return Err(error.into()),
+        };
+        let mut found = Vec::new();
+        for row in rows.iter()? {
+            let (volume, bytes) = row?;
+            found.push((volume.value().to_owned(), bytes.value().to_vec()));
+        }
+        Ok(EarlierBindings::Rows(found))
+    };
+    read().map_err(store_error(&path))
+}
+
 /// Writes rows in one transaction; opens the database if `store` is `None`. Returns it for the next write.
 pub fn write(
     folder: &Path,
@@ -170,25 +218,26 @@ pub fn write(
     let commit = || -> Result<(), redb::Error> {
         let transaction = store.begin_write()?;
         transaction.open_table(META)?.insert("schema", SCHEMA)?;
+        if folder.join(BINDINGS_FILE).exists() {
+            transaction.open_table(META)?.insert(BINDINGS_MOVED, 1)?;
+        }
         let mut manifests = transaction.open_table(MANIFESTS)?;
         let mut pods = transaction.open_table(PODS)?;
         let mut name_owners = transaction.open_table(NAME_OWNERS)?;
         let mut last_contact = transaction.open_table(LAST_CONTACT)?;
-        let mut bindings = transaction.open_table(BINDINGS)?;
         for (row, content) in pending {
             let (table, key) = match row {
                 Row::Manifest(path) => (&mut manifests, path),
                 Row::Pod(uid) => (&mut pods, uid),
                 Row::NameOwner(name) => (&mut name_owners, name),
                 Row::LastContact(source) => (&mut last_contact, source),
-                Row::Binding(volume) => (&mut bindings, volume),
             };
             match content {
                 Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
             }
         }
-        drop((manifests, pods, name_owners, last_contact, bindings));
+        drop((manifests, pods, name_owners, last_contact));
         transaction.commit()?;
         Ok(())
     };

@@ -1,11 +1,11 @@
 //! The merged desired pods of all sources, and their subscribers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
-use keelson_pod_config_core::binder::Bindings;
+use keelson_pod_config_core::binder::{ClaimKey, Records};
 use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::files::{SourceError, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergeError, Op};
@@ -16,12 +16,13 @@ use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::{Context, EventRing, ObjectRef, Subscription, WatchHub, now_unix_nanos};
 use tokio::sync::watch;
 
+use crate::binding_store::Opened;
 use crate::checkpoint::Checkpoint;
 use crate::metrics::SourceMetrics;
 use crate::sent_pod::SentPod;
 use crate::source_state::SourceState;
 pub use crate::volume_objects::ObjectLookup;
-use crate::volume_objects::VolumeObjects;
+use crate::volume_objects::{ClaimMessages, VolumeObjects};
 
 /// Name of the source that `staticPodPath` configures.
 pub const FILE: &str = "file";
@@ -74,16 +75,16 @@ struct State {
 
 impl DesiredState {
     /// A state without pods. `sources` are the configured sources with their locations, in order of precedence. `restored` are
-    /// the records of the run before the restart, by UID, and `bindings` its bindings of claims; `checkpoint` stores those of this
-    /// run.
+    /// the records of the run before the restart, by UID; `checkpoint` stores those of this run. `bindings` are the records of
+    /// bindings, or why they are not known.
     pub fn new(
         ctx: &Context,
         sources: &[(&str, String)],
         checkpoint: Checkpoint,
         restored: BTreeMap<String, SentRecord>,
-        bindings: Bindings,
+        bindings: Result<Opened, String>,
     ) -> Self {
-        let volumes = VolumeObjects::new(&ctx.config, checkpoint.clone(), bindings);
+        let volumes = VolumeObjects::new(&ctx.config, bindings);
         let state =
             |(name, location): &(&str, String)| ((*name).to_owned(), SourceState::new(location.clone()));
         Self(Arc::new(Inner {
@@ -134,8 +135,9 @@ impl DesiredState {
         let added_unix_nanos = if entry.ready && source != API { now } else { 0 };
         let newly_ready = settled && !entry.ready;
         entry.ready |= settled;
-        if objects_changed || newly_ready {
-            self.bind_volumes(state, now);
+        let used = used_claims(&state.merge);
+        if objects_changed || newly_ready || self.0.volumes.are_others_used(&used) {
+            self.bind_volumes(state, used, now);
             self.0.object_changes.send_modify(|count| *count += 1);
         }
         for change in outcome.changes {
@@ -154,8 +156,8 @@ impl DesiredState {
         }
     }
 
-    /// Binds the claims and PersistentVolumes of all sources to each other.
-    fn bind_volumes(&self, state: &mut State, now: i64) {
+    /// Binds the claims and PersistentVolumes of all sources to each other. `used` are the claims that pods use.
+    fn bind_volumes(&self, state: &mut State, used: BTreeSet<ClaimKey>, now: i64) {
         let sources: Vec<&SourceState> =
             self.0.configured.iter().filter_map(|source| state.sources.get(source)).collect();
         let complete = sources.iter().all(|source| source.ready);
@@ -165,7 +167,34 @@ impl DesiredState {
                 objects.entry(object.key.clone()).or_insert_with(|| Arc::clone(object));
             }
         }
-        let mut warnings = self.0.volumes.update(objects, complete);
+        let messages = self.0.volumes.update(objects, used, complete);
+        self.warn_of_claims(state, messages, complete, now);
+    }
+
+    /// Lets others see the bindings in `records`, which are on the disk now.
+    pub fn bindings_stored(&self, records: Records) {
+        self.after_bindings(|volumes| volumes.stored(records));
+    }
+
+    /// Takes bindings that could not be read at the start.
+    pub fn bindings_read(&self, opened: Opened) {
+        self.after_bindings(|volumes| volumes.take_records(opened));
+    }
+
+    /// Shows why bindings could not be stored or read.
+    pub fn bindings_failed(&self, error: &str) {
+        self.after_bindings(|volumes| volumes.failed(error));
+    }
+
+    fn after_bindings(&self, change: impl FnOnce(&VolumeObjects) -> ClaimMessages) {
+        let mut guard = self.state();
+        let messages = change(&self.0.volumes);
+        let complete = guard.sources.values().all(|source| source.ready);
+        self.warn_of_claims(&mut guard, messages, complete, now_unix_nanos());
+        self.0.object_changes.send_modify(|count| *count += 1);
+    }
+
+    fn warn_of_claims(&self, state: &mut State, mut warnings: ClaimMessages, complete: bool, now: i64) {
         // A warning belongs to the source whose claim is used.
         for source in &self.0.configured {
             let Some(source_state) = state.sources.get_mut(source) else { continue };
@@ -333,6 +362,12 @@ impl DesiredState {
         let one = |name: &String| Some(state.sources.get(name)?.to_wire(name, state.merge.count(name)));
         self.0.configured.iter().filter_map(one).collect()
     }
+}
+
+/// The claims that pods use.
+fn used_claims(merge: &Merge) -> BTreeSet<ClaimKey> {
+    let key = |(namespace, name): (&str, &str)| ClaimKey { namespace: namespace.into(), name: name.into() };
+    merge.used_claims().map(key).collect()
 }
 
 /// The trace context of a new trace for a new or updated pod; empty when traces are off.

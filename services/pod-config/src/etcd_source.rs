@@ -236,10 +236,6 @@ impl EtcdObjects {
 
     fn read(&self, key: &str, value: &[u8], create: i64) -> Result<FileContent, Vec<ManifestError>> {
         let wrong_kind = |text: String| Err(vec![ManifestError::file(ManifestErrorKind::WrongKind, text)]);
-        if let Some(name) = volume_name(&self.keys, key) {
-            let expected = ExpectedObject { kind: Kind::PersistentVolume, namespace: "", name };
-            return parse_stored(value, key, expected, create, &self.rules);
-        }
         let expected = match self.keys.named(key) {
             Some(KeyKind::Pod { namespace, name }) => ExpectedObject { kind: Kind::Pod, namespace, name },
             Some(KeyKind::Object { kind, namespace, name }) => match Kind::parse(kind) {
@@ -256,6 +252,9 @@ impl EtcdObjects {
                 }
                 Some(kind) => ExpectedObject { kind, namespace, name },
             },
+            Some(KeyKind::ClusterObject { kind, name }) if kind == Kind::PersistentVolume.as_str() => {
+                ExpectedObject { kind: Kind::PersistentVolume, namespace: "", name }
+            }
             _ => {
                 return wrong_kind(
                     "this is no key of a pod (pods/<namespace>/<name>) nor of an object \
@@ -317,12 +316,6 @@ fn without_node_local_claims(pod: &DesiredPod, node_local_claims: &BTreeSet<Clai
         });
     }
     pod
-}
-
-/// The PersistentVolume of the key `objects/PersistentVolume/<name>`; `None` for another key.
-fn volume_name<'a>(keys: &NodeKeys, key: &'a str) -> Option<&'a str> {
-    let name = key.strip_prefix(keys.prefix())?.strip_prefix("objects/PersistentVolume/")?;
-    (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
 /// Encodes a checkpoint row: the create revision of the key, a newline, the value.

@@ -20,6 +20,8 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
 
+mod binding_loop;
+mod binding_store;
 mod blocking;
 mod boot_state;
 pub mod checkpoint;
@@ -72,6 +74,7 @@ use keelson_service_kit::server::CallerPolicy;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
 use tonic::service::Routes;
 
+use crate::binding_store::Opened;
 use crate::checkpoint::{API_KEY_PREFIX, Checkpoint, Restored};
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
@@ -95,15 +98,27 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let state = ctx.config.paths.state(ServiceName::PodConfig);
     let manifests = state.join("manifests");
     let sources = configured_sources(&ctx.config, &manifests);
-    let (checkpoint, writer, restored, error) =
-        tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
+    // With an API server nothing is bound here.
+    let binds = !matches!(ctx.config.control_plane, ControlPlaneConfig::Kubernetes(_));
+    let (bindings, (checkpoint, writer, restored, error)) = {
+        let state = state.clone();
+        let bindings =
+            move |state: &Path| if binds { binding_store::open(state) } else { Ok(Opened::default()) };
+        // In this order: a broken checkpoint says something about the bindings, and is replaced when it is opened.
+        tokio::task::spawn_blocking(move || (bindings(&state), Checkpoint::open(&state))).await?
+    };
+    let bindings = bindings.map_err(|error| binding_store::message(&error));
     ctx.progress.condition("checkpoint", error.map_or(Ok(()), |e| Err(checkpoint::condition_message(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
-    let Restored { manifests: rows, pods, name_owners, last_contact, bindings } = restored;
+    let Restored { manifests: rows, pods, name_owners, last_contact } = restored;
     let rows = RestoredRows::of(rows);
-    let node_local_claims = node_local_claims(&bindings);
+    let node_local_claims =
+        bindings.as_ref().map(|opened| node_local_claims(&opened.records.bindings)).unwrap_or_default();
     let desired = DesiredState::new(&ctx, &sources, checkpoint.clone(), pods, bindings);
 
+    if binds {
+        ctx.spawn("bindings", binding_loop::run(ctx.clone(), state, desired.clone()));
+    }
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
     if let Some(path) = ctx.config.sources.static_pod_path.clone() {

@@ -291,6 +291,9 @@ pub fn status(cause: &LiveError) -> Status {
         LiveError::NoApiServer { .. } => (Code::FailedPrecondition, "NO_API_SERVER"),
         LiveError::Unknown { .. } => (Code::NotFound, "OBJECT_UNKNOWN"),
         LiveError::SourcesNotRead { .. } => (Code::Unavailable, "SOURCES_NOT_READ"),
+        LiveError::Refused { source, .. } if source.is_unrelated() => {
+            (Code::FailedPrecondition, "OBJECT_NOT_VISIBLE")
+        }
         LiveError::Refused { .. } => (Code::FailedPrecondition, "READ_REFUSED"),
         LiveError::Unavailable { .. } | LiveError::TimedOut { .. } | LiveError::OtherObject { .. } => {
             (Code::Unavailable, "CONTROL_PLANE_AWAY")

@@ -1,16 +1,16 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_config::Config;
 use keelson_kube_api::Limiter;
-use keelson_pod_config_core::binder::Bindings;
 use keelson_pod_config_core::parse_file;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_service_kit::status::reason;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::checkpoint::Checkpoint;
+use crate::binding_store::Opened;
 use crate::fake_api::{FakeApi, RecordedRequest, refusal};
+use crate::volume_objects::Unstored;
 
 const CONTROL_PLANES: [&str; 2] = ["none", "etcd"];
 
@@ -40,7 +40,7 @@ fn object(wanted: &pb::GetLiveRequest, version: &str) -> Value {
 
 fn manifests() -> VolumeObjects {
     let config = Config { node_name: "n1".into(), ..Config::default() };
-    VolumeObjects::new(&config, Checkpoint::default(), Bindings::default())
+    VolumeObjects::new(&config, Ok(Opened::default()))
 }
 
 fn live(api: Option<&KubeApi>) -> LiveObjects<'_> {
@@ -145,15 +145,15 @@ async fn refusals_of_a_live_read_map_to_codes_and_keep_the_servers_words() {
 async fn a_forbidden_live_read_says_whether_waiting_helps() {
     let unrelated =
         "persistentvolumes \"pv-1\" is forbidden: no relationship found between node 'n1' and this object";
-    for (message, hint) in [
-        (unrelated, "takes a moment after the binding"),
-        ("RBAC: clusterrole not found", "the Node authorizer allows it to system:node:n1"),
+    for (message, reason, hint) in [
+        (unrelated, "OBJECT_NOT_VISIBLE", "takes a moment after the binding"),
+        ("RBAC: clusterrole not found", "READ_REFUSED", "the Node authorizer allows it to system:node:n1"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let refusal = json!({"kind": "Status", "code": 403, "reason": "Forbidden", "message": message});
         let server = FakeApi::start(folder.path(), move |_| Some((403, refusal.clone()))).await;
         let refused = read(Some(&server.api), &request("PersistentVolume", "", "pv-1")).await.unwrap_err();
-        assert_eq!(code_and_reason(&refused), (Code::FailedPrecondition, "READ_REFUSED".into()));
+        assert_eq!(code_and_reason(&refused), (Code::FailedPrecondition, reason.into()));
         assert!(refused.message().contains(message), "{refused:?}");
         assert!(refused.message().contains(hint), "{refused:?}");
     }
@@ -250,8 +250,18 @@ async fn claims_and_volumes_of_manifests_are_read_bound_without_an_api_server() 
         assert_eq!(code_and_reason(&refused), (Code::Unavailable, "SOURCES_NOT_READ".into()));
         assert!(refused.message().contains(&wanted.name), "{refused:?}");
     }
-    objects.manifests.update(stored, true);
+    objects.manifests.update(stored, BTreeSet::new(), true);
     let value = |json: Vec<u8>| -> Value { serde_json::from_slice(&json).unwrap() };
+    let Unstored::Records(records) = objects.manifests.unstored() else { panic!("nothing to store") };
+    assert_eq!(records.bindings["pv-1"].claim.name, "data");
+    let unseen = value(objects.read(&claim).await.unwrap());
+    assert_eq!(
+        (&unseen["status"]["phase"], &unseen["spec"]["volumeName"]),
+        (&json!("Pending"), &Value::Null)
+    );
+    assert_eq!(value(objects.read(&volume).await.unwrap())["spec"]["claimRef"], Value::Null);
+    objects.manifests.stored(records);
+    assert!(matches!(objects.manifests.unstored(), Unstored::Nothing));
     assert_eq!(value(objects.read(&claim).await.unwrap())["spec"]["volumeName"], "pv-1");
     assert_eq!(value(objects.read(&volume).await.unwrap())["spec"]["claimRef"]["name"], "data");
     for wanted in [request("PersistentVolumeClaim", "b", "data"), request("PersistentVolume", "", "pv-2")] {
@@ -268,7 +278,7 @@ async fn with_an_api_server_no_claim_is_read_from_the_manifests() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(folder.path(), |_| Some(refusal(404))).await;
     let objects = live(Some(&server.api));
-    objects.manifests.update(stored, true);
+    objects.manifests.update(stored, BTreeSet::new(), true);
     let refused = status(&objects.read(&request("PersistentVolumeClaim", "a", "data")).await.unwrap_err());
     assert_eq!(code_and_reason(&refused), (Code::NotFound, "OBJECT_UNKNOWN".into()));
     assert!(!refused.message().contains("manifests"), "{refused:?}");

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use keelson_files::create_private_folder;
 use keelson_kube_model::PodFullName;
+use keelson_kube_model::pod_ext::ETCD;
 use keelson_pod_config_core::files::SourceFiles;
-use keelson_pod_config_core::manifest::{Document, read_manifest};
+use keelson_pod_config_core::manifest::{Document, Kind, read_manifest};
+use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{
@@ -28,6 +30,11 @@ use crate::manifest_files::{file_name, remove, replace};
 
 /// The configured sources of manifests, which take precedence.
 const CONFIGURED: [&str; 2] = [FILE, HTTP];
+/// The sources of objects that are changed there and not here.
+const OTHERS: [&str; 3] = [FILE, HTTP, ETCD];
+/// The kinds that are stored.
+const KINDS: [Kind; 5] =
+    [Kind::Pod, Kind::Secret, Kind::ConfigMap, Kind::PersistentVolumeClaim, Kind::PersistentVolume];
 const CONDITION: &str = "manifest-folder";
 /// Delay before an unreadable folder is read again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -38,29 +45,37 @@ pub enum StoreError {
     /// The manifest is invalid; the message has one line per error.
     #[error("{0}")]
     Invalid(String),
-    /// The pod belongs to another source, or its UID to another pod.
+    /// The object belongs to another source, or the UID of a pod to another pod.
     #[error("{what} is defined in {origin}; change it there")]
     OwnedBySource {
-        /// The pod.
+        /// The object.
         what: String,
         /// Where it was read.
         origin: String,
     },
-    /// The file contains other objects besides the pod.
+    /// The file contains other objects besides the named one.
     #[error("{} contains other objects besides {what}; delete the file by hand", path.display())]
     Shared {
-        /// The pod.
+        /// The object.
         what: String,
         /// The file.
         path: PathBuf,
     },
-    /// No such pod is stored.
-    #[error("no manifest of {namespace}/{name} is stored; `keelson get pods` lists the running pods")]
+    /// No such object is stored.
+    #[error("no manifest of {what} is stored; {}", list_hint(*kind))]
     Unknown {
-        /// The requested namespace.
-        namespace: String,
+        /// The requested kind.
+        kind: Option<Kind>,
+        /// The requested object.
+        what: String,
+    },
+    /// Objects of several kinds have the name, and the request names no kind.
+    #[error("{name} is the name of {}; name the kind of the one to delete", found.join(" and "))]
+    Ambiguous {
         /// The requested name.
         name: String,
+        /// The objects.
+        found: Vec<String>,
     },
     /// The folder has not been read yet.
     #[error("the manifest folder {} has not been read yet; try again", path.display())]
@@ -81,10 +96,50 @@ pub enum StoreError {
     ShuttingDown,
 }
 
+/// How to find an object of this kind that is not stored.
+fn list_hint(kind: Option<Kind>) -> &'static str {
+    match kind {
+        None | Some(Kind::Pod) => "`keelson get pods` lists the running pods",
+        Some(Kind::PersistentVolumeClaim) => "`keelson get pvc -A` lists the claims of this node",
+        Some(Kind::PersistentVolume) => "`keelson get pv` lists the PersistentVolumes of this node",
+        Some(Kind::Secret | Kind::ConfigMap) => "`keelson apply` stores manifests",
+    }
+}
+
+/// An object to delete.
+#[derive(Debug, Clone)]
+pub struct ObjectName {
+    /// Its kind; without it, the name must belong to one object only.
+    pub kind: Option<Kind>,
+    /// Its namespace; empty: `default`. Ignored for a PersistentVolume.
+    pub namespace: String,
+    /// Its name. That of a pod may lack the name of the node.
+    pub name: String,
+}
+
+/// An object that has a requested name.
+#[derive(Debug)]
+struct Found {
+    /// `the pod default/web`, `the Secret default/key`.
+    what: String,
+    /// Of a pod; else empty.
+    uid: String,
+    place: Place,
+}
+
+/// Where an object is defined.
+#[derive(Debug)]
+enum Place {
+    /// In this file of the store.
+    Stored(String),
+    /// Elsewhere: the file, URL or key.
+    Other(String),
+}
+
 #[derive(Debug)]
 enum Command {
     Apply { manifest: Vec<u8>, hint: String, reply: oneshot::Sender<Result<Vec<AppliedPod>, StoreError>> },
-    Delete { namespace: String, name: String, reply: oneshot::Sender<Result<String, StoreError>> },
+    Delete { object: ObjectName, reply: oneshot::Sender<Result<String, StoreError>> },
 }
 
 /// Sends commands to the loop of the store, which executes them one at a time.
@@ -99,13 +154,10 @@ impl ManifestStore {
         answer.await.map_err(|_| StoreError::ShuttingDown)?
     }
 
-    /// Deletes a pod, or else the other objects of this name in the namespace, or else the PersistentVolume of this name. Returns the pod's UID, empty for an object.
-    pub async fn delete(&self, namespace: String, name: String) -> Result<String, StoreError> {
+    /// Deletes an object. Returns the UID of a pod; empty for another object.
+    pub async fn delete(&self, object: ObjectName) -> Result<String, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.0
-            .send(Command::Delete { namespace, name, reply })
-            .await
-            .map_err(|_| StoreError::ShuttingDown)?;
+        self.0.send(Command::Delete { object, reply }).await.map_err(|_| StoreError::ShuttingDown)?;
         answer.await.map_err(|_| StoreError::ShuttingDown)?
     }
 }
@@ -227,8 +279,8 @@ impl StoreLoop {
             Command::Apply { manifest, hint, reply } => {
                 let _ = reply.send(self.apply(&manifest, &hint).await);
             }
-            Command::Delete { namespace, name, reply } => {
-                let _ = reply.send(self.delete(&namespace, &name).await);
+            Command::Delete { object, reply } => {
+                let _ = reply.send(self.delete(&object).await);
             }
         }
     }
@@ -343,70 +395,111 @@ impl StoreLoop {
         Ok(())
     }
 
-    async fn delete(&mut self, namespace: &str, name: &str) -> Result<String, StoreError> {
+    async fn delete(&mut self, wanted: &ObjectName) -> Result<String, StoreError> {
         if !self.read {
             return Err(StoreError::NotRead { path: self.folder.clone() });
         }
-        let namespace = if namespace.is_empty() { "default" } else { namespace };
-        let (uid, paths) = self.stored(namespace, name)?;
-        let targets = paths.clone();
-        let removed =
-            self.blocking(move || targets.iter().try_for_each(|path| remove(Path::new(path)))).await;
-        match removed {
+        let (uid, path) = self.stored(wanted)?;
+        let target = path.clone();
+        match self.blocking(move || remove(Path::new(&target))).await {
             None => return Err(StoreError::ShuttingDown),
             Some(Err((path, source))) => return Err(StoreError::Write { path, source }),
             Some(Ok(())) => {}
         }
-        for path in &paths {
-            self.files.remove(path);
-        }
+        self.files.remove(&path);
         self.publish();
         Ok(uid)
     }
 
-    /// The UID and the files of a name: the pod with exactly this name, else with the node's name appended, else the other objects
-    /// of the namespace, else the PersistentVolume.
-    fn stored(&self, namespace: &str, name: &str) -> Result<(String, Vec<String>), StoreError> {
-        let names = [name.to_owned(), self.rules.name_on_node(name)];
-        for name in &names {
-            let full = PodFullName::new(name, namespace);
-            for path in self.files.paths() {
-                let Some(content) = self.files.content(path) else { continue };
-                let Some(pod) = content.pods.iter().find(|pod| pod.full_name() == full) else { continue };
-                if content.pods.len() + content.objects.len() > 1 {
-                    let what = format!("the pod {namespace}/{name}");
+    /// The UID and the file of the object. Without a kind, objects of other sources count too, so that the name is never taken
+    /// for another object than the caller means.
+    fn stored(&self, wanted: &ObjectName) -> Result<(String, String), StoreError> {
+        let namespace = if wanted.namespace.is_empty() { "default" } else { &wanted.namespace };
+        let kinds = KINDS.into_iter().filter(|kind| wanted.kind.is_none_or(|wanted| wanted == *kind));
+        let mut found: Vec<Found> =
+            kinds.filter_map(|kind| self.find(kind, namespace, &wanted.name)).collect();
+        let one = match found.len() {
+            0 => {
+                let what = wanted.kind.map_or_else(
+                    || format!("{namespace}/{}", wanted.name),
+                    |kind| description(kind, namespace, &wanted.name),
+                );
+                return Err(StoreError::Unknown { kind: wanted.kind, what });
+            }
+            1 => found.remove(0),
+            _ => {
+                let found = found.into_iter().map(|object| object.what).collect();
+                return Err(StoreError::Ambiguous { name: wanted.name.clone(), found });
+            }
+        };
+        let Found { what, uid, place } = one;
+        match place {
+            Place::Other(origin) => Err(StoreError::OwnedBySource { what, origin }),
+            Place::Stored(path) => {
+                let all = self.files.content(&path).map_or(0, |all| all.pods.len() + all.objects.len());
+                if all > 1 {
                     return Err(StoreError::Shared { what, path: path.into() });
                 }
-                return Ok((pod.uid.clone(), vec![path.to_owned()]));
+                Ok((uid, path))
             }
         }
-        for name in &names {
-            if let Some(origin) = self.configured_origin(&PodFullName::new(name, namespace)) {
-                return Err(StoreError::OwnedBySource {
-                    what: format!("the pod {namespace}/{name}"),
-                    origin,
-                });
-            }
-        }
-        let mut objects = self.object_paths(namespace, name);
-        if objects.is_empty() {
-            objects = self.object_paths("", name);
-        }
-        if objects.is_empty() {
-            return Err(StoreError::Unknown { namespace: namespace.to_owned(), name: name.to_owned() });
-        }
-        Ok((String::new(), objects))
     }
 
-    /// The files of the objects with this name, except pods; `namespace` is empty for PersistentVolumes.
-    fn object_paths(&self, namespace: &str, name: &str) -> Vec<String> {
-        let of_name = |content: &FileContent| {
-            content.pods.is_empty()
-                && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
+    /// The object of this kind and name, stored here or else in another source.
+    fn find(&self, kind: Kind, namespace: &str, name: &str) -> Option<Found> {
+        if kind == Kind::Pod {
+            return self.find_pod(namespace, name);
+        }
+        let key = object_key(kind, namespace, name);
+        let holds = |content: &FileContent| content.objects.iter().any(|object| object.key == key);
+        let path = self.files.paths().find(|path| self.files.content(path).is_some_and(holds));
+        let place = match path {
+            Some(path) => Place::Stored(path.to_owned()),
+            None => {
+                Place::Other(OTHERS.into_iter().find_map(|other| self.desired.object_origin(other, &key))?)
+            }
         };
-        let paths = self.files.paths().filter(|path| self.files.content(path).is_some_and(of_name));
-        paths.map(ToOwned::to_owned).collect()
+        Some(Found { what: description(kind, namespace, name), uid: String::new(), place })
     }
+
+    /// The pod with exactly this name, else with the node's name appended.
+    fn find_pod(&self, namespace: &str, name: &str) -> Option<Found> {
+        let names = [name.to_owned(), self.rules.name_on_node(name)];
+        let found = |name: &str, uid: String, place: Place| Found {
+            what: description(Kind::Pod, namespace, name),
+            uid,
+            place,
+        };
+        let stored = names.iter().find_map(|name| {
+            let full = PodFullName::new(name, namespace);
+            self.files.paths().find_map(|path| {
+                let pod = self.files.content(path)?.pods.iter().find(|pod| pod.full_name() == full)?;
+                Some(found(name, pod.uid.clone(), Place::Stored(path.to_owned())))
+            })
+        });
+        stored.or_else(|| {
+            names.iter().find_map(|name| {
+                let full = PodFullName::new(name, namespace);
+                let (_, origin) = OTHERS.into_iter().find_map(|other| self.desired.find(other, &full))?;
+                Some(found(name, String::new(), Place::Other(origin)))
+            })
+        })
+    }
+}
+
+/// `the pod default/web`, `the Secret default/key`, `the PersistentVolume disk`.
+fn description(kind: Kind, namespace: &str, name: &str) -> String {
+    match kind {
+        Kind::Pod => format!("the pod {namespace}/{name}"),
+        Kind::Secret | Kind::ConfigMap | Kind::PersistentVolume | Kind::PersistentVolumeClaim => {
+            format!("the {}", object_key(kind, namespace, name))
+        }
+    }
+}
+
+fn object_key(kind: Kind, namespace: &str, name: &str) -> ObjectKey {
+    let namespace = if kind.is_namespaced() { namespace } else { "" };
+    ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
 /// The messages of the warnings about one pod.

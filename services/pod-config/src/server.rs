@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
 use keelson_kube_api::KubeError;
+use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::mutation::is_object_name;
 use keelson_pod_config_core::token::TokenRequest;
 use keelson_proto::keelson::common::v1::Synced;
@@ -21,7 +22,7 @@ use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired_state::{DesiredState, ObjectLookup, WatchKey, WatchValue};
 use crate::live_objects::{self, LiveObjects};
-use crate::manifest_store::{ManifestStore, StoreError};
+use crate::manifest_store::{ManifestStore, ObjectName, StoreError};
 use crate::mutations::{self, mutate};
 use crate::objects::{self, Objects};
 use crate::reviews::Reviewer;
@@ -86,6 +87,7 @@ impl PodConfig for Server {
     type WatchPodsStream = ResponseStream<pb::WatchPodsResponse>;
     type WatchNodeStream = ResponseStream<pb::WatchNodeResponse>;
     type WatchObjectsStream = ResponseStream<pb::WatchObjectsResponse>;
+    type ListVolumeObjectsStream = ResponseStream<pb::ListVolumeObjectsResponse>;
 
     async fn watch_pods(
         &self,
@@ -249,12 +251,33 @@ impl PodConfig for Server {
         &self,
         request: Request<pb::DeleteManifestRequest>,
     ) -> Result<Response<pb::DeleteManifestResponse>, Status> {
-        let pb::DeleteManifestRequest { namespace, name } = request.into_inner();
+        let pb::DeleteManifestRequest { namespace, name, kind } = request.into_inner();
         if name.is_empty() {
-            return Err(error(Code::InvalidArgument, "NAME_MISSING", "the name of a pod must be given"));
+            return Err(error(Code::InvalidArgument, "NAME_MISSING", "the name of an object must be given"));
         }
-        let uid = self.store.delete(namespace, name).await.map_err(|e| store_status(&e))?;
+        let object = ObjectName { kind: optional_kind(&kind)?, namespace, name };
+        let uid = self.store.delete(object).await.map_err(|e| store_status(&e))?;
         Ok(Response::new(pb::DeleteManifestResponse { uid }))
+    }
+
+    async fn list_volume_objects(
+        &self,
+        request: Request<pb::ListVolumeObjectsRequest>,
+    ) -> Result<Response<Self::ListVolumeObjectsStream>, Status> {
+        let kind = request.into_inner().kind;
+        let Some(kind) = Kind::parse(&kind).filter(|kind| kind.is_volume_object()) else {
+            let text = format!("PersistentVolume and PersistentVolumeClaim are listed, not {kind:?}");
+            return Err(error(Code::InvalidArgument, "KIND_NOT_LISTED", text));
+        };
+        if self.cluster.is_some() {
+            let kind = kind.as_str();
+            let text =
+                format!("the {kind}s of this node are those of its API server; `kubectl get` shows them");
+            return Err(error(Code::FailedPrecondition, "API_SERVER", text));
+        }
+        let objects = self.desired.volume_objects().list(kind).into_iter();
+        let items = objects.map(|json| Ok(pb::ListVolumeObjectsResponse { object_json: json.to_vec() }));
+        Ok(Response::new(self.until_shutdown(futures_util::stream::iter(items))))
     }
 
     async fn list_sources(
@@ -334,12 +357,25 @@ fn token_status(cause: &TokenError) -> Status {
     error(code, reason, chain(cause))
 }
 
+/// The kind of a request; an empty one is none.
+fn optional_kind(kind: &str) -> Result<Option<Kind>, Status> {
+    let unknown = || {
+        let text = format!(
+            "kind {kind:?} is none of Pod, Secret, ConfigMap, PersistentVolumeClaim and PersistentVolume"
+        );
+        error(Code::InvalidArgument, "KIND_UNKNOWN", text)
+    };
+    if kind.is_empty() { Ok(None) } else { Kind::parse(kind).map(Some).ok_or_else(unknown) }
+}
+
 fn store_status(cause: &StoreError) -> Status {
     let (code, reason) = match cause {
         StoreError::Invalid(_) => (Code::InvalidArgument, "MANIFEST_INVALID"),
         StoreError::OwnedBySource { .. } => (Code::FailedPrecondition, "OTHER_SOURCE"),
         StoreError::Shared { .. } => (Code::FailedPrecondition, "FILE_SHARED"),
-        StoreError::Unknown { .. } => (Code::NotFound, "POD_UNKNOWN"),
+        StoreError::Unknown { kind: None | Some(Kind::Pod), .. } => (Code::NotFound, "POD_UNKNOWN"),
+        StoreError::Unknown { .. } => (Code::NotFound, "OBJECT_UNKNOWN"),
+        StoreError::Ambiguous { .. } => (Code::InvalidArgument, "KIND_AMBIGUOUS"),
         StoreError::NotRead { .. } => (Code::Unavailable, "FOLDER_NOT_READ"),
         StoreError::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             (Code::ResourceExhausted, "DISK_FULL")

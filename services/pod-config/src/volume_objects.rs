@@ -1,23 +1,27 @@
 //! The PersistentVolumes and claims of the manifests, as they are bound to each other. For nodes without an API server.
 //!
-//! The binding is decided by [`bind`] whenever the manifests change. It is served at once and stored by the checkpoint's loop, so
-//! that a service that is killed in between decides again. The decision is the same unless the manifests have changed meanwhile.
+//! The binding is decided by [`bind`] whenever the manifests or the pods that use claims change. [`crate::binding_store`] stores
+//! it, and only then is it served: what somebody has seen survives a crash, and a decision that is lost was seen by nobody.
 
-use std::collections::BTreeMap;
+mod served;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_config::Config;
+use keelson_kube_model::time::format_seconds;
 use keelson_pod_config_core::binder::{
-    Bindings, Claim, ClaimKey, ClaimState, Manifests, NodeFacts, Outcome, Volume, VolumeState, bind,
-    claim_warning,
+    Bindings, Claim, ClaimKey, ClaimState, Manifests, NodeFacts, Outcome, Records, Volume, WAITS_FOR_STORAGE,
+    bind, claim_warning, deleted_claims, published, unknown,
 };
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::node::standalone_node;
 use keelson_pod_config_core::object::{ObjectKey, StoredObject};
-use keelson_pod_config_core::volume_spec::ClaimReference;
-use serde_json::{Value, json};
+use keelson_service_kit::now_unix_nanos;
+use tokio::sync::Notify;
 
-use crate::checkpoint::Checkpoint;
+use self::served::{deleted, returned};
+use crate::binding_store::Opened;
 
 /// The result of looking up an object in the sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +37,20 @@ pub enum ObjectLookup {
 /// Messages about claims, by claim.
 pub type ClaimMessages = BTreeMap<ObjectKey, String>;
 
+/// The objects of the manifests.
+pub type Objects = BTreeMap<ObjectKey, Arc<StoredObject>>;
+
+/// What has to be done for the records.
+#[derive(Debug)]
+pub enum Unstored {
+    /// Nothing.
+    Nothing,
+    /// They have not been read yet.
+    Unknown,
+    /// These have to be stored.
+    Records(Records),
+}
+
 /// The PersistentVolumes and claims of all sources. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct VolumeObjects(Arc<Inner>);
@@ -40,27 +58,54 @@ pub struct VolumeObjects(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     node: NodeFacts,
-    checkpoint: Checkpoint,
     state: Mutex<State>,
+    decided: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// All sources have been read.
     complete: bool,
-    bindings: Bindings,
+    /// What the manifests have.
+    manifests: Objects,
+    /// The claims that pods use.
+    used: BTreeSet<ClaimKey>,
+    /// The records of the last decision; why they are not known, for people.
+    records: Result<Records, String>,
+    /// The records on the disk, if any.
+    stored: Option<Records>,
+    /// Why the last decision could not be stored.
+    error: Option<String>,
+    /// The last decision.
+    outcome: Outcome,
+    /// What it was about.
+    decided: Manifests,
     /// The objects as they are returned.
     objects: BTreeMap<ObjectKey, Arc<[u8]>>,
 }
 
 impl VolumeObjects {
-    /// Without objects; `bindings` are those of the run before the restart, and `checkpoint` stores those of this run.
-    pub fn new(config: &Config, checkpoint: Checkpoint, bindings: Bindings) -> Self {
+    /// Without objects; `opened` are the records of the run before the restart, or why they are not known.
+    pub fn new(config: &Config, opened: Result<Opened, String>) -> Self {
         let node = standalone_node(&config.node_name, &config.resources.node_labels, std::env::consts::ARCH);
         let labels = serde_json::from_value(node["metadata"]["labels"].clone()).unwrap_or_default();
         let node = NodeFacts { name: config.node_name.clone(), labels };
-        let state = Mutex::new(State { bindings, ..State::default() });
-        Self(Arc::new(Inner { node, checkpoint, state }))
+        let mut state = State {
+            complete: false,
+            manifests: Objects::new(),
+            used: BTreeSet::new(),
+            records: Err(String::new()),
+            stored: None,
+            error: None,
+            outcome: Outcome::default(),
+            decided: Manifests::default(),
+            objects: BTreeMap::new(),
+        };
+        match opened {
+            Ok(opened) => state.set_records(opened),
+            Err(reason) => state.records = Err(reason),
+        }
+        Self(Arc::new(Inner { node, state: Mutex::new(state), decided: Notify::new() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -82,23 +127,131 @@ impl VolumeObjects {
         }
     }
 
-    /// Replaces the PersistentVolumes and claims of the manifests and binds them. With `complete` all sources have been read.
-    /// Returns what a person should know about the claims.
-    pub fn update(&self, objects: BTreeMap<ObjectKey, Arc<StoredObject>>, complete: bool) -> ClaimMessages {
+    /// The PersistentVolumes or the claims, as [`Self::get`] returns them, sorted by namespace and name.
+    pub fn list(&self, kind: Kind) -> Vec<Arc<[u8]>> {
+        let state = self.state();
+        state.objects.iter().filter(|(key, _)| key.kind == kind).map(|(_, json)| Arc::clone(json)).collect()
+    }
+
+    /// Whether pods use other claims than at the last decision.
+    pub fn are_others_used(&self, used: &BTreeSet<ClaimKey>) -> bool {
+        self.state().used != *used
+    }
+
+    /// Replaces the PersistentVolumes and claims of the manifests and the claims that pods use, and decides again. With `complete`
+    /// all sources have been read. Returns what a person should know about the claims.
+    pub fn update(&self, objects: Objects, used: BTreeSet<ClaimKey>, complete: bool) -> ClaimMessages {
         let mut state = self.state();
-        let manifests = read(&objects, complete);
-        let outcome = bind(&manifests, &state.bindings, &self.0.node);
-        log_changes(&state.bindings, &outcome.bindings);
+        let before = std::mem::replace(&mut state.manifests, objects);
+        state.used = used;
         state.complete = complete;
-        state.objects = objects.values().map(|object| returned(object, &manifests, &outcome)).collect();
-        self.0.checkpoint.put_bindings(&outcome.bindings);
-        let messages = outcome.claims.iter().filter_map(|(key, claim_state)| {
-            let message = claim_warning(key, manifests.claims.get(key)?, claim_state)?;
+        self.decide(&mut state, &before)
+    }
+
+    /// Takes records that could not be read before, and decides again.
+    pub fn take_records(&self, opened: Opened) -> ClaimMessages {
+        let mut state = self.state();
+        state.set_records(opened);
+        state.error = None;
+        self.decide(&mut state, &Objects::new())
+    }
+
+    fn decide(&self, state: &mut State, before: &Objects) -> ClaimMessages {
+        let time = format_seconds(now_unix_nanos() / 1_000_000_000).unwrap_or_default();
+        state.decide(before, &self.0.node, &time);
+        self.0.decided.notify_one();
+        state.publish()
+    }
+
+    /// Waits until something was decided that was not looked at by [`Self::unstored`] yet.
+    pub async fn decided(&self) {
+        self.0.decided.notified().await;
+    }
+
+    /// What has to be stored.
+    pub fn unstored(&self) -> Unstored {
+        let state = self.state();
+        match &state.records {
+            Err(_) => Unstored::Unknown,
+            Ok(records) if state.stored.as_ref() == Some(records) => Unstored::Nothing,
+            Ok(records) => Unstored::Records(records.clone()),
+        }
+    }
+
+    /// Records that the disk has these records now: what they say may be seen.
+    pub fn stored(&self, records: Records) -> ClaimMessages {
+        let mut state = self.state();
+        let before = state.stored.replace(records);
+        let after = state.stored.as_ref().map(|records| &records.bindings);
+        if let Some(after) = after {
+            log_changes(&before.unwrap_or_default().bindings, after);
+        }
+        state.error = None;
+        state.publish()
+    }
+
+    /// Records why the last decision could not be stored, or the records not be read.
+    pub fn failed(&self, error: &str) -> ClaimMessages {
+        let mut state = self.state();
+        state.error = Some(error.to_owned());
+        if state.records.is_err() {
+            state.records = Err(error.to_owned());
+        }
+        state.publish()
+    }
+}
+
+impl State {
+    fn set_records(&mut self, Opened { records, is_stored }: Opened) {
+        self.stored = is_stored.then(|| records.clone());
+        self.records = Ok(records);
+    }
+
+    /// Decides about the present manifests; `before` are the earlier ones.
+    fn decide(&mut self, before: &Objects, node: &NodeFacts, time: &str) {
+        let mut manifests = read(&self.manifests, self.complete);
+        manifests.used.clone_from(&self.used);
+        self.outcome = match &mut self.records {
+            Ok(records) => {
+                records.deleted =
+                    deleted_claims(records, before, &self.manifests, &self.used, self.complete, time);
+                for claim in &records.deleted {
+                    if let Some(read) = Claim::of(&claim.object) {
+                        manifests.claims.insert(claim.key(), Claim { deleted: true, ..read });
+                    }
+                }
+                let outcome = bind(&manifests, records, node);
+                records.bindings.clone_from(&outcome.bindings);
+                outcome
+            }
+            Err(reason) => unknown(&manifests, reason),
+        };
+        self.decided = manifests;
+    }
+
+    /// Lets others see as much of the last decision as is stored. Returns what a person should know about the claims.
+    fn publish(&mut self) -> ClaimMessages {
+        let no_bindings = Bindings::new();
+        let stored = self.stored.as_ref().map_or(&no_bindings, |records| &records.bindings);
+        let error = self.error.as_deref();
+        let seen = match &self.records {
+            Ok(_) => published(&self.outcome, stored, error.unwrap_or(WAITS_FOR_STORAGE)),
+            Err(reason) => unknown(&self.decided, reason),
+        };
+        self.objects = self.manifests.values().map(|object| returned(object, &self.decided, &seen)).collect();
+        let deleted_claims = self.records.iter().flat_map(|records| &records.deleted);
+        self.objects.extend(deleted_claims.map(|claim| deleted(claim, &self.decided, &seen)));
+        tracing::debug!(
+            event = "volume_objects_updated",
+            "the PersistentVolumes and claims have been updated"
+        );
+        let messages = seen.claims.iter().filter_map(|(key, state)| {
+            // A binding that is being stored is nothing to know of, unless that fails.
+            let is_storing = |state: &ClaimState| matches!(state, ClaimState::Pending { reason } if reason == WAITS_FOR_STORAGE);
+            let message = claim_warning(key, self.decided.claims.get(key)?, state).filter(|_| !is_storing(state))?;
             Some((object_key(key), message))
         });
-        let messages = messages.collect();
-        state.bindings = outcome.bindings;
-        messages
+        messages.collect()
     }
 }
 
@@ -107,7 +260,7 @@ fn object_key(ClaimKey { namespace, name }: &ClaimKey) -> ObjectKey {
     ObjectKey { kind: Kind::PersistentVolumeClaim, namespace, name }
 }
 
-fn read(objects: &BTreeMap<ObjectKey, Arc<StoredObject>>, complete: bool) -> Manifests {
+fn read(objects: &Objects, complete: bool) -> Manifests {
     let mut manifests = Manifests { complete, ..Manifests::default() };
     for (ObjectKey { kind, namespace, name }, object) in objects {
         let (namespace, name) = (namespace.clone(), name.clone());
@@ -127,77 +280,6 @@ fn read(objects: &BTreeMap<ObjectKey, Arc<StoredObject>>, complete: bool) -> Man
         }
     }
     manifests
-}
-
-/// The object with its state.
-fn returned(object: &StoredObject, manifests: &Manifests, outcome: &Outcome) -> (ObjectKey, Arc<[u8]>) {
-    let key = object.key.clone();
-    let Ok(mut value) = serde_json::from_slice::<Value>(&object.json) else {
-        return (key, Arc::clone(&object.json));
-    };
-    match key.kind {
-        Kind::PersistentVolume => {
-            if let Some(volume_state) = outcome.volumes.get(&key.name) {
-                set_volume_state(&mut value, volume_state);
-            }
-        }
-        Kind::PersistentVolumeClaim => {
-            let claim = ClaimKey { namespace: key.namespace.clone(), name: key.name.clone() };
-            if let Some(claim_state) = outcome.claims.get(&claim) {
-                set_claim_state(&mut value, claim_state, manifests);
-            }
-        }
-        Kind::Pod | Kind::Secret | Kind::ConfigMap => {}
-    }
-    (key, value.to_string().into_bytes().into())
-}
-
-fn set_volume_state(volume: &mut Value, volume_state: &VolumeState) {
-    let (phase, claim) = match volume_state {
-        VolumeState::Available => ("Available", None),
-        VolumeState::Bound(claim) => ("Bound", Some(claim)),
-        VolumeState::Released(claim) => ("Released", Some(claim)),
-    };
-    volume["status"] = json!({"phase": phase});
-    if let Some(ClaimReference { namespace, name, uid }) = claim {
-        volume["spec"]["claimRef"] = json!({
-            "apiVersion": "v1",
-            "kind": Kind::PersistentVolumeClaim.as_str(),
-            "namespace": namespace,
-            "name": name,
-            "uid": uid,
-        });
-    }
-}
-
-fn set_claim_state(claim: &mut Value, claim_state: &ClaimState, manifests: &Manifests) {
-    match claim_state {
-        // volume-manager shows the reason in the pod's wait; the API has no condition of this type.
-        ClaimState::Pending { reason } => {
-            let condition =
-                json!({"type": "Bound", "status": "False", "reason": "Unbound", "message": reason});
-            claim["status"] = json!({"phase": "Pending", "conditions": [condition]});
-        }
-        ClaimState::Lost { volume } => {
-            claim["spec"]["volumeName"] = json!(volume);
-            claim["status"] = json!({"phase": "Lost"});
-        }
-        ClaimState::Bound { volume: name } => {
-            claim["spec"]["volumeName"] = json!(name);
-            claim["status"] = json!({"phase": "Bound"});
-            if let Some(volume) = manifests.volumes.get(name) {
-                let modes: Vec<String> = volume.spec.access_modes.iter().map(ToString::to_string).collect();
-                let capacity: BTreeMap<&String, String> = volume
-                    .spec
-                    .capacity
-                    .iter()
-                    .map(|(resource, amount)| (resource, amount.to_string()))
-                    .collect();
-                claim["status"]["accessModes"] = json!(modes);
-                claim["status"]["capacity"] = json!(capacity);
-            }
-        }
-    }
 }
 
 /// Logs which PersistentVolumes were bound and released.
@@ -220,10 +302,6 @@ fn log_changes(before: &Bindings, after: &Bindings) {
         }
     }
     for volume in before.keys().filter(|volume| !after.contains_key(*volume)) {
-        tracing::info!(
-            event = "volume_freed",
-            volume,
-            "the manifest of a released PersistentVolume has changed"
-        );
+        tracing::info!(event = "volume_freed", volume, "a released PersistentVolume was deleted");
     }
 }

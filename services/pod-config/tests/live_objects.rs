@@ -139,7 +139,7 @@ async fn live_objects_of_this_node_are_readable_and_those_of_others_are_refused(
         ("VolumeAttachment", "", "csi-other"),
         ("VolumeAttachment", "", "none"),
     ] {
-        assert_refused(service, wanted, Code::FailedPrecondition, "READ_REFUSED").await;
+        assert_refused(service, wanted, Code::FailedPrecondition, "OBJECT_NOT_VISIBLE").await;
     }
     server.take_refusals();
     for wanted in [("CSINode", "", "n2"), ("Node", "", "n2")] {
@@ -155,7 +155,7 @@ async fn a_live_read_shows_each_change_and_a_pod_that_has_just_been_bound() {
     let service = &scene.service;
     scene.create_volume("data", "n1");
     let wanted = ("PersistentVolume", "", "pv-data");
-    assert_refused(service, wanted, Code::FailedPrecondition, "READ_REFUSED").await;
+    assert_refused(service, wanted, Code::FailedPrecondition, "OBJECT_NOT_VISIBLE").await;
     scene.bind_pod("own", "n1", "data");
     get_live(service, "PersistentVolume", "", "pv-data").await.unwrap();
 
@@ -234,9 +234,10 @@ async fn without_an_api_server_live_claims_and_volumes_come_from_the_manifests()
                  accessModes: [ReadWriteOnce]\n  storageClassName: ''\n  resources: {requests: {storage: 1Gi}}\n";
     node.write_backdated("volume.yaml", volume);
     node.write_backdated("claim.yaml", claim);
-    let service = node.start();
-    // All sources have been read by then.
+    let mut service = node.start();
+    // All sources have been read by then, and the binding is stored.
     service.watch().await.replay().await;
+    service.wait_for_event("claim_bound");
     let claim = get_live(&service, "PersistentVolumeClaim", "a", "data").await.unwrap();
     assert_eq!(claim["spec"]["volumeName"], "pv-1");
     let volume = get_live(&service, "PersistentVolume", "", "pv-1").await.unwrap();

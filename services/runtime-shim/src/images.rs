@@ -121,8 +121,12 @@ impl Images {
     /// or pod-config is not reachable.
     pub async fn ensure(&self, request: pb::EnsureImageRequest, progress: Progress) {
         let pod = request.pod.clone().unwrap_or_default();
+        let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
         let list = if request.spec_list.is_empty() { "containers" } else { &request.spec_list };
-        let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid).container(list, &request.container);
+        let object = match request.container.as_str() {
+            "" => object,
+            container => object.container(list, container),
+        };
         let end = match self.try_ensure(&pod, &request, &object, &progress).await {
             Ok(done) => Ok(Item::Done(done)),
             Err(EnsureImageError::Failed(failed)) => Ok(Item::Failed(failed)),

@@ -17,7 +17,7 @@ use keelson_volume_manager_core::hostpath::FileKind;
 use keelson_volume_manager_core::names;
 use keelson_volume_manager_core::world::FailureClass;
 
-use crate::mounter::Mounter;
+use crate::mounter::{self, FileFacts, Mounter};
 use crate::plugins::{PluginError, VolumePlace};
 
 /// The mode of folders (volumes.md §2).
@@ -48,13 +48,50 @@ pub(crate) struct BlockPlace {
 impl BlockPlace {
     /// The place of a volume. `root` is the agent's root folder, `global_map_path` the plugin's folder of the volume.
     pub(crate) fn new(root: &Path, global_map_path: &Path, place: &VolumePlace) -> Self {
-        let pod = place.pod.as_str();
-        let plugin = names::escape(&place.plugin);
-        Self {
-            global: global_map_path.join(pod),
-            link: root.join("pods").join(pod).join("volumeDevices").join(plugin).join(&place.inner_name),
-        }
+        Self { global: global_map_path.join(place.pod.as_str()), link: link_of(root, place) }
     }
+
+    /// The place of a volume whose plugin does not know the folder any more: found by the pod's link and the mounts of the
+    /// node. `None`: the volume is not mapped for the pod.
+    pub(crate) async fn find(
+        mounter: &Mounter,
+        root: &Path,
+        place: &VolumePlace,
+    ) -> Result<Option<Self>, PluginError> {
+        let link = link_of(root, place);
+        let shown = link.display();
+        let path = link.clone();
+        let exists = blocking(move || match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            other => other.map(|_| true),
+        });
+        if !exists.await.map_err(|error| PluginError::new(format!("cannot look at {shown}: {error}")))? {
+            return Ok(None);
+        }
+        let device = mounter.inspect(&link).await?;
+        for global in mounter.mounts_with_name(&root.join("plugins"), place.pod.as_str())? {
+            let mapped = mounter.inspect(&global).await?;
+            let is_block = |facts: &FileFacts| facts.kind() == FileKind::BlockDevice;
+            let pair = device.as_ref().zip(mapped.as_ref().filter(|mapped| is_block(mapped)));
+            if pair.is_some_and(|(device, mapped)| device.device == mapped.device) {
+                return Ok(Some(Self { global, link }));
+            }
+        }
+        let message = format!(
+            "cannot find where the device of the block volume {} is mapped for the pod {}; unmount its device below {}, \
+             then remove the link {shown}",
+            place.inner_name,
+            place.pod,
+            root.join("plugins").display(),
+        );
+        Err(PluginError::new(message).for_you())
+    }
+}
+
+/// The link that containers of a pod get.
+fn link_of(root: &Path, place: &VolumePlace) -> PathBuf {
+    let folder = root.join("pods").join(place.pod.as_str()).join("volumeDevices");
+    folder.join(names::escape(&place.plugin)).join(&place.inner_name)
 }
 
 /// Maps `device` for a pod. Returns the link that containers get. May be repeated.
@@ -265,7 +302,7 @@ async fn remove_file(path: &Path) -> Result<(), PluginError> {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    mounter::blocking(work).await.map_err(io::Error::from)
 }
 
 fn text(path: &Path) -> Result<&str, PluginError> {

@@ -8,8 +8,6 @@
 //! | `limits` | asks drivers again how many volumes the node can have |
 //! | `registration` | registers and unregisters drivers |
 
-#![allow(dead_code, reason = "what the Node needs to know of drivers has no reader yet")]
-
 pub(crate) mod client;
 pub(crate) mod drivers;
 pub(crate) mod limits;

@@ -60,6 +60,7 @@ fn migrate(spec: VolumeSpec, migrated: Migrated) -> Result<VolumeSpec, PluginErr
         source,
         persistent: Some(Arc::new(volume)),
         read_only,
+        is_migrated: true,
         ..spec
     })
 }
@@ -85,6 +86,7 @@ mod tests {
             claim_size: None,
             mode: VolumeMode::Filesystem,
             read_only: false,
+            is_migrated: false,
             mount_options: Vec::new(),
             fs_group: None,
             fs_group_policy: keelson_volume_manager_core::desire::FsGroupPolicy::Always,
@@ -106,7 +108,8 @@ mod tests {
     fn sources_with_a_plugin_of_their_own_stay_as_they_are() {
         for field in ["nfs", "iscsi", "fc", "csi", "flexVolume", "local", "hostPath"] {
             let spec = inline(field, json!({"server": "s"}));
-            assert_eq!(translate(spec.clone()).unwrap(), spec, "{field}");
+            let read = translate(spec.clone()).unwrap();
+            assert!(read == spec && !read.is_migrated, "{field}");
         }
     }
 
@@ -124,7 +127,7 @@ mod tests {
         let affinity = volume.spec.node_affinity.as_ref().unwrap().required.as_ref().unwrap();
         let requirement = &affinity.node_selector_terms[0].match_expressions[0];
         assert_eq!(requirement.key, "topology.ebs.csi.aws.com/zone");
-        assert_eq!(read.claim.as_deref(), Some("claim"));
+        assert_eq!((read.claim.as_deref(), read.is_migrated), (Some("claim"), true));
     }
 
     #[test]

@@ -23,8 +23,10 @@
 //! | `prepare` | what one container needs: subPaths, and values of environment files |
 //! | `subpath` | subPaths, opened beneath their volume and bind-mounted for a container |
 //! | `stats`, `measure` | the usage of volumes, measured in the background |
+//! | `driver_stats` | the usage and health of volumes, as CSI drivers measure them |
 //! | `metrics`, `totals` | metrics: orphaned pods, durations of operations, numbers of volumes |
 //! | `selinux` | SELinux labels of the plugin folders |
+//! | `listing` | what is in a folder |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, huge pages, and the shared root folder |
 //!
@@ -37,8 +39,10 @@ mod actions;
 mod atomic;
 mod block;
 mod csi;
+mod driver_stats;
 mod fsgroup;
 mod legacy;
+mod listing;
 mod live_objects;
 mod manager;
 mod measure;
@@ -71,4 +75,4 @@ mod wire;
 mod worker;
 
 pub use mounter::helper::{ARGUMENT as HELPER_ARGUMENT, main as run_helper};
-pub use server::build;
+pub use server::{build, build_with_helper};

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::mounts::is_mount_point;
+use crate::plugin_error::PluginError;
 use crate::remove::{open_child, open_folder};
 
 /// The number of folders that are open at the same time, regardless of the depth.
@@ -32,6 +34,9 @@ pub(crate) enum MeasureError {
     /// A folder was moved while its content was summed up.
     #[error("a folder of the volume was moved during the measurement")]
     FolderMoved,
+    /// The helper process has not measured the volume of a plugin.
+    #[error("{0}")]
+    Helper(PluginError),
     /// A system call has failed.
     #[error("cannot {operation}")]
     Io { operation: &'static str, source: io::Error },
@@ -42,7 +47,8 @@ fn failed(operation: &'static str) -> impl Fn(Errno) -> MeasureError {
 }
 
 /// The usage of a volume.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Usage {
     pub(crate) used_bytes: u64,
     pub(crate) capacity_bytes: u64,

@@ -33,6 +33,22 @@ pub(crate) enum Operation {
     Mount,
     /// It is torn down.
     Unmount,
+    /// The device that pods share is unmounted.
+    UnmountDevice,
+    /// A block volume is prepared and mapped for a pod.
+    Map,
+    /// A block volume is taken away from a pod.
+    Unmap,
+    /// The device of a block volume is taken away.
+    UnmapDevice,
+    /// It is checked that the volume is attached.
+    VerifyAttached,
+    /// It is attached to this node.
+    Attach,
+    /// It is detached from this node.
+    Detach,
+    /// It is grown on the node.
+    Resize,
     /// Its ownership is changed to the pod's fsGroup. This is part of a mount and also counted by itself.
     ApplyAccessControl,
 }
@@ -76,6 +92,14 @@ impl OperationMetrics {
             operation_name: match operation {
                 Operation::Mount => "volume_mount",
                 Operation::Unmount => "volume_unmount",
+                Operation::UnmountDevice => "unmount_device",
+                Operation::Map => "map_volume",
+                Operation::Unmap => "unmap_volume",
+                Operation::UnmapDevice => "unmap_device",
+                Operation::VerifyAttached => "verify_controller_attached_volume",
+                Operation::Attach => "volume_attach",
+                Operation::Detach => "volume_detach",
+                Operation::Resize => "volume_fs_resize",
                 Operation::ApplyAccessControl => "volume_apply_access_control",
             },
             status: if succeeded { "success" } else { "fail-unknown" },
@@ -87,7 +111,7 @@ impl OperationMetrics {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MeasurementLabels {
-    metric_source: &'static str,
+    metric_source: String,
 }
 
 /// Durations of measurements, by method. Cheap to clone.
@@ -99,19 +123,27 @@ impl MeasurementMetrics {
     pub(crate) fn register(metrics: &Metrics) -> Self {
         let new_histogram: fn() -> Histogram = || Histogram::new(MEASUREMENT_SECONDS);
         let seconds = Family::new_with_constructor(new_histogram);
-        let help = "Seconds that measurements of volumes took, by method";
+        let help = "Seconds that measurements of volumes took, by method or CSI driver";
         metrics.register("kubelet_volume_metric_collection_duration_seconds", help, seconds.clone());
         Self(seconds)
     }
 
     /// Records the end of a measurement, successful or not.
     pub(crate) fn ended(&self, method: Method, duration: Duration) {
-        let source = match method {
-            Method::None => return,
-            Method::FileSystem => "statfs",
-            Method::Walk => "du",
-        };
-        self.0.get_or_create(&MeasurementLabels { metric_source: source }).observe(duration.as_secs_f64());
+        match method {
+            Method::None => {}
+            Method::FileSystem => self.measured_by("statfs".to_owned(), duration),
+            Method::Walk => self.measured_by("du".to_owned(), duration),
+        }
+    }
+
+    /// Records the answer of a CSI driver.
+    pub(crate) fn driver_ended(&self, driver: String, duration: Duration) {
+        self.measured_by(driver, duration);
+    }
+
+    fn measured_by(&self, metric_source: String, duration: Duration) {
+        self.0.get_or_create(&MeasurementLabels { metric_source }).observe(duration.as_secs_f64());
     }
 }
 

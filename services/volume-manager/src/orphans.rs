@@ -3,12 +3,12 @@
 //! The service removes such folders by itself, but it never unmounts what it has not mounted and never removes what it does not
 //! know. This is the way for a person to decide that. All functions block.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::UnmountFlags;
 
+use crate::listing::paths_in;
 use crate::mounts::{MountError, read_mounts};
 use crate::remove::{RemoveError, remove_tree};
 
@@ -84,18 +84,8 @@ pub(crate) fn left_of(pod_folder: &Path) -> Result<Vec<Left>, OrphanError> {
     Ok(left)
 }
 
-/// The children of a folder, sorted; none if it does not exist or is no folder.
 fn children(folder: &Path) -> Result<Vec<PathBuf>, OrphanError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Ok(Vec::new());
-        }
-        Err(source) => return Err(OrphanError::Read { path: folder.to_owned(), source }),
-    };
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    Ok(paths)
+    paths_in(folder).map_err(|source| OrphanError::Read { path: folder.to_owned(), source })
 }
 
 /// Unmounts what is mounted below a pod's folder, and then removes the folder. If a mount stays, nothing is removed.
@@ -132,6 +122,7 @@ fn text(error: &RemoveError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;

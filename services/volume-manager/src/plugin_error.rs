@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use keelson_volume_manager_core::expansion::ErrorClass;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use keelson_volume_manager_core::world::{FailureClass, MountStep};
 
@@ -16,6 +17,10 @@ pub(crate) struct PluginError {
     pub(crate) owner: WaitOwner,
     /// What is wrong, and the way out.
     pub(crate) message: String,
+    /// What the error of an expansion says about the size, if [`Self::class`] does not say it.
+    pub(crate) expansion: Option<ErrorClass>,
+    /// The device has another filesystem than the requested one.
+    pub(crate) is_filesystem_mismatch: bool,
 }
 
 impl PluginError {
@@ -27,7 +32,32 @@ impl PluginError {
             step: None,
             owner: WaitOwner::VolumeManager,
             message: message.into(),
+            expansion: None,
+            is_filesystem_mismatch: false,
         }
+    }
+
+    /// The same error of an expansion, with what it says about the size.
+    pub(crate) fn of_expansion(self, class: ErrorClass) -> Self {
+        Self { expansion: Some(class), ..self }
+    }
+
+    /// The same error, because the device has another filesystem than the requested one.
+    pub(crate) fn of_filesystem_mismatch(self) -> Self {
+        Self { is_filesystem_mismatch: true, ..self }
+    }
+
+    /// What the error of an expansion says about the size.
+    pub(crate) fn expansion_class(&self) -> ErrorClass {
+        self.expansion.unwrap_or(match self.class {
+            FailureClass::Final => ErrorClass::Final,
+            FailureClass::Uncertain | FailureClass::Transient => ErrorClass::Unfinished,
+        })
+    }
+
+    /// Whether a failed expansion has left nothing in progress; `None`: the error is not one of an expansion.
+    pub(crate) fn is_final_expansion(&self) -> Option<bool> {
+        self.expansion.map(|class| class != ErrorClass::Unfinished)
     }
 
     /// The same error, for a person to mend.

@@ -31,8 +31,16 @@ use crate::tokens::TokenClient;
 /// The pause before the CSINode is tried again.
 const CSI_NODE_RETRY: Duration = Duration::from_secs(30);
 
+/// The plugins, and what is asked for of CSI alone.
+#[derive(Debug, Clone)]
+pub(crate) struct PluginSet {
+    pub(crate) plugins: Plugins,
+    pub(crate) csi: Arc<Csi>,
+    pub(crate) drivers: Drivers,
+}
+
 /// Creates the plugins, and starts what registers CSI drivers.
-pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens: &TokenClient) -> Plugins {
+pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens: &TokenClient) -> PluginSet {
     let config = &ctx.config;
     let root = &config.paths.root_dir;
     let pod_config = ctx.peer(ServiceName::PodConfig);
@@ -42,15 +50,15 @@ pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens
     let host = || Host::new(root.clone(), mounter);
     let secrets: Arc<dyn Secrets> = Arc::new(PodConfigSecrets::new(pod_config));
     let drivers = start_registration(ctx, root, live);
-    let csi = Csi::new(CsiParts {
+    let csi = Arc::new(Csi::new(CsiParts {
         root: root.clone(),
         node: config.node_name.clone(),
-        drivers,
+        drivers: drivers.clone(),
         mounts: Arc::new(mounter.clone()),
         secrets: Arc::clone(&secrets),
         objects: objects(ctx, live),
         tokens: Arc::new(tokens.clone()),
-    });
+    }));
     let flex = FlexSettings::new(config.volumes.plugin_dir.clone(), config.node_name.clone());
     let flex = FlexVolume::new(host(), Arc::clone(&secrets), flex);
     ctx.spawn("flexVolume drivers", flex.clone().watch(ctx.progress.clone(), ctx.shutdown.clone()));
@@ -60,10 +68,10 @@ pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens
         Arc::new(Nfs::new(root.clone(), mounter.clone())),
         Arc::new(Iscsi::new(host(), Arc::clone(&secrets))),
         Arc::new(Fc::new(host())),
-        Arc::new(csi),
+        Arc::<Csi>::clone(&csi),
         Arc::new(flex),
     ];
-    Plugins::new(plugins)
+    PluginSet { plugins: Plugins::new(plugins), csi, drivers }
 }
 
 /// What CSI volumes need of the control plane. Without an API server nobody attaches volumes, so no driver needs that.

@@ -57,6 +57,8 @@ pub(crate) struct VolumeSpec {
     pub(crate) mode: VolumeMode,
     /// `persistentVolumeClaim.readOnly`. A source without a claim has a field of its own.
     pub(crate) read_only: bool,
+    /// It has a legacy source that its CSI driver serves (volumes.md §12).
+    pub(crate) is_migrated: bool,
     /// The mount options of the PersistentVolume, sorted.
     pub(crate) mount_options: Vec<String>,
     /// The pod's fsGroup.
@@ -247,10 +249,9 @@ pub(crate) trait Plugin: fmt::Debug + Send + Sync {
         Box::pin(async move { Err(PluginError::new(message)) })
     }
 
-    /// Detaches a volume that [`Self::attach`] has attached.
-    fn detach<'a>(&'a self, device: &'a DevicePlace) -> Answer<'a, ()> {
-        let message = format!("{} cannot detach the volume {} from the node", self.name(), device.volume);
-        Box::pin(async move { Err(PluginError::new(message)) })
+    /// Detaches a volume that [`Self::attach`] has, or may have, attached. A plugin that attaches nothing has nothing to detach.
+    fn detach<'a>(&'a self, _: &'a DevicePlace) -> Answer<'a, ()> {
+        Box::pin(async { Ok(()) })
     }
 
     /// Mounts the device that all pods share.

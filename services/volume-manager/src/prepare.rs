@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use keelson_service_kit::status::chain;
 use keelson_volume_manager_core::envfile::{EnvFileError, value_of};
+use tokio::runtime::Handle;
 
+use crate::mounter::Mounter;
 use crate::subpath::{self, SubPath, SubPathError};
 use crate::view::MountedVolume;
 
@@ -83,8 +85,10 @@ enum ValueError {
     Syntax(#[from] EnvFileError),
 }
 
-/// Prepares everything that is not prepared yet. `mounts` are the mounted volumes of the pod.
+/// Prepares everything that is not prepared yet. `mounts` are the mounted volumes of the pod. A subPath of a volume that may
+/// hang is prepared by a helper process of `mounter`.
 pub(crate) fn prepare(
+    mounter: &Mounter,
     pod_folder: &Path,
     mounts: &[MountedVolume],
     request: &ContainerRequest,
@@ -102,7 +106,13 @@ pub(crate) fn prepare(
         let root = Path::new(&mounted.host_path);
         // Below the name of the volume's folder, which is not the pod's name for a PersistentVolume (volumes.md §2).
         let in_folder = SubPath { volume: mounted.inner_name.clone(), ..subpath.clone() };
-        match subpath::prepare(pod_folder, &request.container, root, &in_folder) {
+        let prepared = if mounted.is_foreign() {
+            let prepared = mounter.prepare_subpath(pod_folder, &request.container, root, &in_folder);
+            Handle::current().block_on(prepared)
+        } else {
+            subpath::prepare(pod_folder, &request.container, root, &in_folder)
+        };
+        match prepared {
             Ok(path) => subpaths.push((subpath.index, path)),
             Err(source) => {
                 let path = source.path().map(|path| path.display().to_string());
@@ -158,7 +168,9 @@ mod tests {
             subpaths: Vec::new(),
             keys: vec![key],
         };
-        let prepared = prepare(Path::new("/nowhere"), std::slice::from_ref(mounted), &request).unwrap();
+        let prepared =
+            prepare(&Mounter::default(), Path::new("/nowhere"), std::slice::from_ref(mounted), &request)
+                .unwrap();
         prepared.values.into_iter().next().unwrap()
     }
 
@@ -210,10 +222,11 @@ mod tests {
             subpaths: vec![subpath],
             keys: vec![FileKey { volume: "none".into(), path: "env".into(), key: "A".into() }],
         };
-        let error = prepare(Path::new("/nowhere"), &[], &request).unwrap_err().to_string();
+        let error =
+            prepare(&Mounter::default(), Path::new("/nowhere"), &[], &request).unwrap_err().to_string();
         assert_eq!(error, "cannot find volume \"none\" to mount into container \"main\"");
         let keys = ContainerRequest { subpaths: Vec::new(), ..request };
-        let prepared = prepare(Path::new("/nowhere"), &[], &keys).unwrap();
+        let prepared = prepare(&Mounter::default(), Path::new("/nowhere"), &[], &keys).unwrap();
         assert!(matches!(&prepared.values[0], FileKeyValue::Error(why) if why.contains("no such volume")));
     }
 }

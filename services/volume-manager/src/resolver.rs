@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::legacy;
-use crate::live_objects::LiveObjects;
+use crate::live_objects::{LiveObjects, ReadError};
 use crate::plugins::{Plugin, PluginError, Plugins, VolumeSpec};
 use crate::quantities::storage;
 use crate::shared_volumes::{ResolvedSpec, SharedVolumes};
@@ -224,11 +224,11 @@ impl Resolver {
             name.map_or(ClaimSource::Ephemeral, |claim_name| ClaimSource::Named { claim_name, read_only });
         let request = ClaimRequest { pod, volume: &volume.name, source };
         let claim_name = request.claim_name();
-        let claim: Result<Option<PersistentVolumeClaim>, String> =
-            self.live.get("PersistentVolumeClaim", &pod.namespace, &claim_name).await;
+        let claim: Result<Option<PersistentVolumeClaim>, ReadError> =
+            self.live.read("PersistentVolumeClaim", &pod.namespace, &claim_name).await;
         let bound = claims::check_claim(&request, fetched(&claim)).map_err(|error| of_claim(&error))?;
-        let persistent: Result<Option<PersistentVolume>, String> =
-            self.live.get("PersistentVolume", "", bound.volume_name()).await;
+        let persistent: Result<Option<PersistentVolume>, ReadError> =
+            self.live.read("PersistentVolume", "", bound.volume_name()).await;
         let resolved =
             claims::check_volume(&bound, fetched(&persistent)).map_err(|error| of_claim(&error))?;
         resolved.check_use(&volume.name, volume.used).map_err(|error| of_claim(&error))?;
@@ -238,11 +238,14 @@ impl Resolver {
 }
 
 /// An answer as the rules of claims want it.
-fn fetched<T>(answer: &Result<Option<T>, String>) -> Fetched<'_, T> {
+fn fetched<T>(answer: &Result<Option<T>, ReadError>) -> Fetched<'_, T> {
     match answer {
         Ok(Some(object)) => Fetched::Found(object),
         Ok(None) => Fetched::Missing,
-        Err(why) => Fetched::Failed(why),
+        Err(ReadError::NotVisible(_)) => Fetched::NotVisible,
+        Err(error @ (ReadError::NoApiServer(_) | ReadError::EarlierRelease | ReadError::Failed(_))) => {
+            Fetched::Failed(error.message())
+        }
     }
 }
 
@@ -313,6 +316,7 @@ fn base_spec(desire: &PodDesire, volume: &Volume) -> VolumeSpec {
         claim_size: None,
         mode: VolumeMode::Filesystem,
         read_only: false,
+        is_migrated: false,
         mount_options: Vec::new(),
         fs_group: desire.fs_group,
         fs_group_policy: desire.fs_group_policy,
@@ -365,4 +369,34 @@ fn check_abilities(spec: &VolumeSpec, plugin: &dyn Plugin) -> Result<(), PluginE
         _ => return Ok(()),
     };
     Err(PluginError { owner: WaitOwner::You, ..PluginError::new(text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::mounter::Mounter;
+    use crate::mounter::testing::volume;
+    use crate::plugins::host_path::HostPath;
+    use crate::plugins::nfs::Nfs;
+
+    #[test]
+    fn block_volumes_of_plugins_without_them_are_refused_for_a_person() {
+        let plugins: [Arc<dyn Plugin>; 2] = [
+            Arc::new(Nfs::new("/root".into(), Mounter::default())),
+            Arc::new(HostPath::new("/run".into(), Mounter::default())),
+        ];
+        for plugin in plugins {
+            let mut spec = volume("uid", plugin.field(), json!({}));
+            check_abilities(&spec, &*plugin).unwrap();
+            spec.mode = VolumeMode::Block;
+            let error = check_abilities(&spec, &*plugin).unwrap_err();
+            assert!(
+                error.message.contains("has no block volumes, but PV pv has volumeMode Block"),
+                "{error}"
+            );
+            assert_eq!(error.owner, WaitOwner::You);
+        }
+    }
 }

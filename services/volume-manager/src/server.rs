@@ -1,5 +1,6 @@
 //! The gRPC API, and the construction of the service.
 
+use std::ffi::OsString;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +10,13 @@ use anyhow::Context as _;
 use futures_util::{Stream, StreamExt as _};
 use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_kube_model::Quantity;
-use keelson_pod_reconciler::{
-    Acks, DESIRED_TIMEOUT, ManagerHandle, QUEUE, Runtime, View as _, not_desired_error, wait_until,
-};
+use keelson_pod_reconciler::{Acks, ManagerHandle, QUEUE, Runtime, View as _, wait_until};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Context, ObjectRef, WatchHub, WatchItem, answer_by};
+use keelson_volume_manager_core::csi::paths::DriverName;
 use keelson_volume_manager_core::desire::{PodDesire, Want};
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::plan::ActualState;
@@ -27,6 +27,9 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
+use self::mount_wait::MountWait;
+use crate::csi::drivers::{NodeDriver, NodeUpdate};
+use crate::driver_stats::DriverStats;
 use crate::live_objects::LiveObjects;
 use crate::manager::Manager;
 use crate::metrics::{OperationMetrics, OrphanMetrics};
@@ -35,7 +38,8 @@ use crate::mounts::MountError;
 use crate::node_facts::watch_node;
 use crate::objects::ObjectCache;
 use crate::orphans::{clean, left_of};
-use crate::plugin_set;
+use crate::plugin_set::{self, PluginSet};
+use crate::plugins::csi::Csi;
 use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
 use crate::resolver::Resolver;
 use crate::selinux;
@@ -48,6 +52,8 @@ use crate::view::{Phase, PodView, PodVolumeStatus};
 use crate::wire::{self, path_component};
 use crate::worker::Env;
 
+mod mount_wait;
+
 /// How long the folder of an orphaned pod may take to be read or removed.
 const ORPHAN_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -56,12 +62,22 @@ const ORPHAN_DEADLINE: Duration = Duration::from_secs(20);
 /// # Errors
 /// The root folder is not usable.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    build_with(ctx, Mounter::default()).await
+}
+
+/// As [`build`], for a test: its own program cannot be the helper, so this one is.
+///
+/// # Errors
+/// As of [`build`].
+pub async fn build_with_helper(ctx: Context, program: OsString) -> anyhow::Result<Routes> {
+    build_with(ctx, Mounter::with_helper(program)).await
+}
+
+async fn build_with(ctx: Context, mounter: Mounter) -> anyhow::Result<Routes> {
     let config = Arc::clone(&ctx.config);
-    let (store, found) = tokio::task::spawn_blocking(move || open_store(&config)).await??;
+    let (store, found) = tokio::task::spawn_blocking(move || open_store(&config, mounter)).await??;
     let store = Arc::new(store);
-    let store_to_share = Arc::clone(&store);
-    let shared = tokio::task::spawn_blocking(move || store_to_share.share()).await?;
-    report_root_sharing(&ctx, shared);
+    share_root(&ctx, &store).await?;
 
     let (commands, receiver) = mpsc::channel(QUEUE);
     let hub = WatchHub::new();
@@ -71,7 +87,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     ctx.spawn("objects", watch);
     let operations = OperationMetrics::register(&ctx.metrics);
     let tokens = TokenClient::new(ctx.peer(ServiceName::PodConfig));
-    let (found, resolver) = start_plugins(&ctx, &store, found, &operations, &tokens).await;
+    let totals = VolumeTotals::register(&ctx.metrics);
+    let metrics = (&operations, &totals);
+    let (found, resolver, plugin_set) = start_plugins(&ctx, &store, found, metrics, &tokens).await;
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -86,26 +104,43 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         orphans: OrphanMetrics::register(&ctx.metrics),
         operations,
         resolver,
-        totals: VolumeTotals::register(&ctx.metrics),
+        totals,
         commands: commands.clone(),
         is_set_complete: AtomicBool::new(false),
     });
-    let stats = Stats::new(&ctx.metrics);
-    let period = Duration::from_millis(ctx.config.volumes.stats_period_ms);
-    if !period.is_zero() {
-        let handle = ctx.progress.register("volume statistics");
-        ctx.spawn(
-            "volume statistics",
-            stats.clone().follow(hub.clone(), period, ctx.shutdown.clone(), handle),
-        );
-    }
+    let (stats, driver_stats) = start_statistics(&ctx, &env, Arc::<Csi>::clone(&plugin_set.csi));
     tracing::info!(pods = found.len(), "listed the pod folders");
     let manager = Manager::new(Arc::clone(&env), found);
     let manager_handle = ManagerHandle::new(&ctx, commands);
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
-    let service = Service { manager: manager_handle, hub, env, stats };
+    let service = Service { manager: manager_handle, hub, env, stats, driver_stats, plugin_set };
     Ok(Routes::new(VolumeManagerServer::new(service)))
+}
+
+/// Makes mounts below the root folder propagate. The service works without that, too.
+async fn share_root(ctx: &Context, store: &Arc<Store>) -> anyhow::Result<()> {
+    let store = Arc::clone(store);
+    let shared = tokio::task::spawn_blocking(move || store.share()).await?;
+    report_root_sharing(ctx, shared);
+    Ok(())
+}
+
+/// Starts the measurement of volumes: by this service, and by the drivers of CSI volumes.
+fn start_statistics(ctx: &Context, env: &Env, csi: Arc<Csi>) -> (Stats, DriverStats) {
+    let stats = Stats::new(&ctx.metrics, env.store.mounter());
+    let has_health = ctx.config.volumes.csi_volume_health;
+    let driver_stats = DriverStats::new(csi, stats.durations(), ctx.events.clone(), has_health);
+    let period = Duration::from_millis(ctx.config.volumes.stats_period_ms);
+    if !period.is_zero() {
+        let handle = ctx.progress.register("statistics of CSI volumes");
+        let work = driver_stats.clone().follow(env.hub.clone(), period, ctx.shutdown.clone(), handle);
+        ctx.spawn("statistics of CSI volumes", work);
+        let handle = ctx.progress.register("volume statistics");
+        let work = stats.clone().follow(env.hub.clone(), period, ctx.shutdown.clone(), handle);
+        ctx.spawn("volume statistics", work);
+    }
+    (stats, driver_stats)
 }
 
 /// Starts the task that has the volumes of plugins, with those that are on disk, and returns the rest of the pods' folders.
@@ -113,15 +148,18 @@ async fn start_plugins(
     ctx: &Context,
     store: &Store,
     mut found: Vec<(String, ActualState)>,
-    metrics: &OperationMetrics,
+    (metrics, totals): (&OperationMetrics, &VolumeTotals),
     tokens: &TokenClient,
-) -> (Vec<(String, ActualState)>, Resolver) {
+) -> (Vec<(String, ActualState)>, Resolver, PluginSet) {
     let config = &ctx.config;
     let live = LiveObjects::new(ctx.peer(ServiceName::PodConfig));
-    let mounter = Mounter::default();
-    let plugins = plugin_set::start(ctx, &mounter, &live, tokens);
+    let mounter = store.mounter().clone();
+    let plugin_set = plugin_set::start(ctx, &mounter, &live, tokens);
+    let plugins = plugin_set.plugins.clone();
     let folders = store.take_plugin_folders(&mut found, &plugins);
     let (shared, inbox) = SharedVolumes::new();
+    let retries = shared.clone().follow_drivers(plugin_set.drivers.clone(), ctx.shutdown.clone());
+    ctx.spawn("retries of CSI volumes", retries);
     let (facts, node) = watch::channel(None);
     let watch =
         watch_node(facts, ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
@@ -134,6 +172,7 @@ async fn start_plugins(
         live: live.clone(),
         events: ctx.events.clone(),
         metrics: metrics.clone(),
+        totals: totals.clone(),
         // Without an API server there is no controller that attaches.
         has_attach_controller: config.node_status.controller_attach_detach && has_api_server,
         has_api_server,
@@ -142,7 +181,7 @@ async fn start_plugins(
     let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
     let handle = ctx.progress.register("volumes of plugins");
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
-    (found, Resolver { live, plugins, shared, events: ctx.events.clone() })
+    (found, Resolver { live, plugins, shared, events: ctx.events.clone() }, plugin_set)
 }
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
@@ -158,9 +197,9 @@ fn report_root_sharing(ctx: &Context, shared: Result<(), MountError>) {
 
 type FoundPods = (Store, Vec<(String, keelson_volume_manager_core::plan::ActualState)>);
 
-fn open_store(config: &Config) -> anyhow::Result<FoundPods> {
+fn open_store(config: &Config, mounter: Mounter) -> anyhow::Result<FoundPods> {
     let root = &config.paths.root_dir;
-    let store = Store::open(root, &config.paths.run_dir, allocatable_memory(config))
+    let store = Store::open(root, &config.paths.run_dir, allocatable_memory(config), mounter)
         .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
     selinux::label_folders(root, keelson_service_kit::selinux_is_enabled(), selinux::set_label);
     let found = store.scan().context("cannot list the pod folders")?;
@@ -180,6 +219,8 @@ struct Service {
     hub: WatchHub<String, PodVolumeStatus>,
     env: Arc<Env>,
     stats: Stats,
+    driver_stats: DriverStats,
+    plugin_set: PluginSet,
 }
 
 impl Service {
@@ -215,8 +256,9 @@ impl Service {
         };
         folder.has_subpaths |= !request.subpaths.is_empty();
         let pod_folder = self.env.store.pod_folder(&uid);
+        let mounter = self.env.store.mounter().clone();
         let work = tokio::task::spawn_blocking(move || {
-            let prepared = prepare(&pod_folder, &mounts, &request);
+            let prepared = prepare(&mounter, &pod_folder, &mounts, &request);
             drop(folder);
             prepared
         });
@@ -273,6 +315,18 @@ fn prepare_error_status(cause: &PrepareError) -> Status {
     error(Code::FailedPrecondition, reason, chain(cause))
 }
 
+fn csi_drivers(update: NodeUpdate) -> pb::WatchCsiDriversResponse {
+    let driver = |(name, driver): (DriverName, NodeDriver)| pb::CsiDriver {
+        name: name.to_string(),
+        node_id: driver.node_id,
+        topology: driver.topology.into_iter().collect(),
+    };
+    pb::WatchCsiDriversResponse {
+        registered: update.registered.into_iter().map(driver).collect(),
+        unregistered: update.unregistered.iter().map(ToString::to_string).collect(),
+    }
+}
+
 type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn invalid_argument(cause: &wire::WireError) -> Status {
@@ -286,6 +340,7 @@ impl VolumeManager for Service {
     type WatchPodVolumesStream = ResponseStream<pb::WatchPodVolumesResponse>;
     type PodVolumeStatsStream = ResponseStream<pb::PodVolumeStatsResponse>;
     type WatchVolumesInUseStream = ResponseStream<pb::WatchVolumesInUseResponse>;
+    type WatchCsiDriversStream = ResponseStream<pb::WatchCsiDriversResponse>;
 
     async fn watch_volumes_in_use(
         &self,
@@ -297,6 +352,15 @@ impl VolumeManager for Service {
             Some(Ok(pb::WatchVolumesInUseResponse { names }))
         };
         let stream = in_use.filter_map(move |names| std::future::ready(message(names)));
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn watch_csi_drivers(
+        &self,
+        _: Request<pb::WatchCsiDriversRequest>,
+    ) -> Result<Response<Self::WatchCsiDriversStream>, Status> {
+        let stream =
+            WatchStream::new(self.plugin_set.drivers.node_update()).map(|update| Ok(csi_drivers(update)));
         Ok(Response::new(Box::pin(stream)))
     }
 
@@ -377,7 +441,9 @@ impl VolumeManager for Service {
         request: Request<pb::PodVolumeStatsRequest>,
     ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
         let uid = request.into_inner().uid;
-        let pods = self.stats.measured((!uid.is_empty()).then_some(uid.as_str()));
+        let uid = (!uid.is_empty()).then_some(uid.as_str());
+        let mut pods = self.stats.measured(uid);
+        self.driver_stats.add_to(&mut pods, uid);
         let stream = tokio_stream::iter(pods.into_iter().map(|pod| Ok(wire::pod_stats(pod))));
         Ok(Response::new(Box::pin(stream)))
     }
@@ -400,7 +466,9 @@ impl VolumeManager for Service {
         let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
         let (responses, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
-        let wait = MountWait { uid, revision: request.revision, pod_dir, view, responses, deadline };
+        let revision = request.revision;
+        let (shared, csi) = (self.env.resolver.shared.clone(), Arc::clone(&self.plugin_set.csi));
+        let wait = MountWait { uid, revision, pod_dir, view, responses, deadline, shared, csi };
         keelson_service_kit::spawn("wait for mounts", wait.run().instrument(span));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -439,129 +507,6 @@ impl VolumeManager for Service {
             Ok(pb::WatchPodVolumesResponse { item: Some(item) })
         });
         Ok(Response::new(Box::pin(stream)))
-    }
-}
-
-/// One `MountPod` call.
-struct MountWait {
-    uid: String,
-    revision: u64,
-    pod_dir: String,
-    view: watch::Receiver<PodView>,
-    /// The caller's deadline. For a stream, tonic only applies it to the first headers, so this service enforces it.
-    deadline: Instant,
-    responses: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
-}
-
-/// The `owner` of a wait that the user can end.
-const OWNER_USER: &str = "you";
-
-fn waiting_for(what: &str) -> pb::MountProgress {
-    pb::MountProgress { waiting_for: what.to_owned(), next_try_unix_nanos: 0, owner: String::new() }
-}
-
-/// The state of a `MountPod` call.
-enum MountState {
-    Waiting(pb::MountProgress),
-    NotNamed,
-    Ready(pb::MountsReady),
-    Failed(Status),
-}
-
-impl MountWait {
-    async fn run(mut self) {
-        let mut last = pb::MountProgress::default();
-        let mut not_named_since = Instant::now();
-        loop {
-            let state = self.state();
-            if !matches!(state, MountState::NotNamed) {
-                not_named_since = Instant::now();
-            }
-            let progress = match state {
-                MountState::Waiting(progress) => progress,
-                MountState::NotNamed => waiting_for("pod-sync to name the pod"),
-                MountState::Ready(ready) => return self.finish(Ok(ready)).await,
-                MountState::Failed(status) => return self.finish(Err(status)).await,
-            };
-            if progress != last {
-                last.clone_from(&progress);
-                let item = pb::mount_pod_response::Item::Progress(progress);
-                if self.responses.send(Ok(pb::MountPodResponse { item: Some(item) })).await.is_err() {
-                    return;
-                }
-            }
-            // Cancel-safe: `changed` marks nothing as seen unless it returns; the other futures have no state.
-            tokio::select! {
-                changed = self.view.changed() => if changed.is_err() {
-                    return self.finish(Err(not_desired_error(&self.uid, self.revision))).await;
-                },
-                () = self.responses.closed() => return,
-                () = tokio::time::sleep_until(self.deadline) => {
-                    return self.finish(Err(self.deadline_status(&last))).await;
-                }
-                () = tokio::time::sleep_until(not_named_since + DESIRED_TIMEOUT), if self.is_not_named() => {
-                    return self.finish(Err(not_desired_error(&self.uid, self.revision))).await;
-                }
-            }
-        }
-    }
-
-    /// The status at the caller's deadline. `FAILED_PRECONDITION` only if the user has to fix an object.
-    fn deadline_status(&self, last: &pb::MountProgress) -> Status {
-        if last.owner == OWNER_USER {
-            return error(Code::FailedPrecondition, "OBJECT_NOT_USABLE", last.waiting_for.clone());
-        }
-        let text = format!("pod {} still waits for {}", self.uid, last.waiting_for);
-        error(Code::DeadlineExceeded, "NOT_MOUNTED", text)
-    }
-
-    fn is_not_named(&self) -> bool {
-        self.view.borrow().wanted(self.revision).is_none()
-    }
-
-    fn state(&mut self) -> MountState {
-        let view = self.view.borrow_and_update();
-        let Some(want) = view.wanted(self.revision) else { return MountState::NotNamed };
-        if want != Want::Run {
-            return MountState::Failed(error(
-                Code::FailedPrecondition,
-                "NOT_WANTED",
-                format!("pod {} is not meant to run; its volumes are not mounted", self.uid),
-            ));
-        }
-        if view.revision < self.revision {
-            return MountState::Waiting(waiting_for("volumes to be set up"));
-        }
-        let status = &view.status;
-        match status.phase {
-            Phase::Mounted => MountState::Ready(pb::MountsReady {
-                volumes: wire::mounts(status.mounts.clone()),
-                pod_dir: self.pod_dir.clone(),
-            }),
-            Phase::Failed if view.permanent => MountState::Failed(error(
-                Code::FailedPrecondition,
-                "VOLUME_NOT_USABLE",
-                status.message.clone(),
-            )),
-            Phase::Failed => MountState::Waiting(pb::MountProgress {
-                next_try_unix_nanos: view.next_try_unix_nanos,
-                owner: if view.user_can_fix { OWNER_USER.to_owned() } else { view.owner.clone() },
-                ..waiting_for(&status.message)
-            }),
-            Phase::Pending if !status.message.is_empty() => MountState::Waiting(pb::MountProgress {
-                owner: view.owner.clone(),
-                ..waiting_for(&status.message)
-            }),
-            Phase::Unknown | Phase::Pending | Phase::Unmounting | Phase::Unmounted => {
-                MountState::Waiting(waiting_for("volumes to be set up"))
-            }
-        }
-    }
-
-    async fn finish(&self, result: Result<pb::MountsReady, Status>) {
-        let item = result
-            .map(|ready| pb::MountPodResponse { item: Some(pb::mount_pod_response::Item::Ready(ready)) });
-        let _ = self.responses.send(item).await;
     }
 }
 

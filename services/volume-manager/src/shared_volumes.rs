@@ -3,8 +3,10 @@
 //!
 //! Operations run in tasks of their own. One that hangs holds up nothing but its own volume.
 
+mod expansion;
 mod operation;
 mod records;
+mod reports;
 mod restore;
 mod status;
 mod task;
@@ -15,6 +17,8 @@ mod unknown;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use keelson_service_kit::CancellationToken;
+use keelson_volume_manager_core::csi::paths::DriverName;
 use keelson_volume_manager_core::operations::VolumeName;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -22,6 +26,7 @@ pub(crate) use self::records::ResolvedSpec;
 pub(crate) use self::restore::{PluginFolder, find_volumes};
 pub(crate) use self::status::PodStatus;
 pub(crate) use self::task::{Environment, SharedVolumesTask};
+use crate::csi::drivers::{Counts, Drivers};
 
 /// What other tasks ask for.
 #[derive(Debug)]
@@ -36,6 +41,8 @@ enum Command {
     RequireRemounts(String),
     /// The set of pods is complete, with all sources ready.
     Populated,
+    /// A CSI driver has registered: what has failed without it is tried at once.
+    DriverRegistered(DriverName),
 }
 
 /// The handle of the task. Cheap to clone.
@@ -93,6 +100,22 @@ impl SharedVolumes {
     /// Every source of pods is ready, and all their pods are known.
     pub(crate) fn set_populated(&self) {
         self.send(Command::Populated);
+    }
+
+    /// Has what backs off be tried at once when its CSI driver has registered, until `shutdown`.
+    pub(crate) async fn follow_drivers(self, drivers: Drivers, shutdown: CancellationToken) {
+        let mut registrations = drivers.registrations();
+        registrations.mark_changed();
+        let mut seen = Counts::new();
+        // Cancel-safe: a registration stays marked until it is read.
+        while let Some(Ok(())) = shutdown.run_until_cancelled(registrations.changed()).await {
+            let counts = registrations.borrow_and_update().clone();
+            let is_new = |(driver, count): &(&DriverName, &u64)| seen.get(driver) != Some(count);
+            for (driver, _) in counts.iter().filter(is_new) {
+                self.send(Command::DriverRegistered(driver.clone()));
+            }
+            seen = counts;
+        }
     }
 
     /// The status of a pod's volumes, and its changes.

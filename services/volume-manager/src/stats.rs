@@ -2,6 +2,7 @@
 //! (volumes.md §13).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::measure::{MeasureError, Usage, by_file_system, by_walk};
 use crate::metrics::MeasurementMetrics;
+use crate::mounter::Mounter;
 use crate::view::{Phase, PodVolumeStatus};
 
 /// The number of pods that are measured at the same time.
@@ -24,6 +26,9 @@ const MAX_CONCURRENT: usize = 2;
 const SLOW_AFTER: Duration = Duration::from_secs(10);
 /// With this many slow measurements no new one starts, because each of them occupies a thread.
 const MAX_SLOW: usize = 8;
+
+/// The deadline of a volume of a plugin. It is shorter, so that a server that does not answer makes no measurement slow.
+const FOREIGN_DEADLINE: Duration = Duration::from_secs(3);
 
 /// The stats of one volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub(crate) struct VolumeStats {
     pub(crate) measured: Option<(i64, Usage)>,
     /// Why there is no newer result; empty if the last measurement succeeded.
     pub(crate) message: String,
+    /// The volume is damaged, as its CSI driver reports it.
+    pub(crate) abnormal: Option<bool>,
 }
 
 /// The stats of one pod's volumes.
@@ -49,6 +56,8 @@ pub(crate) struct PodStats {
 pub(crate) struct Stats {
     pods: Arc<Mutex<BTreeMap<String, PodStats>>>,
     durations: MeasurementMetrics,
+    /// Measures the volumes of plugins.
+    mounter: Mounter,
 }
 
 /// A volume to measure.
@@ -58,6 +67,8 @@ struct Target {
     path: PathBuf,
     measure: MeasureSpec,
     claim: String,
+    /// A plugin provides it, so its filesystem may hang.
+    is_foreign: bool,
 }
 
 /// A pod to measure.
@@ -70,8 +81,14 @@ struct Pod {
 
 impl Stats {
     /// Creates an empty set of stats, and registers the duration of measurements with `metrics`.
-    pub(crate) fn new(metrics: &Metrics) -> Self {
-        Self { pods: Arc::default(), durations: MeasurementMetrics::register(metrics) }
+    pub(crate) fn new(metrics: &Metrics, mounter: &Mounter) -> Self {
+        let mounter = mounter.clone().with_patience(FOREIGN_DEADLINE);
+        Self { pods: Arc::default(), durations: MeasurementMetrics::register(metrics), mounter }
+    }
+
+    /// The durations of measurements.
+    pub(crate) fn durations(&self) -> MeasurementMetrics {
+        self.durations.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PodStats>> {
@@ -155,7 +172,7 @@ impl Stats {
             for uid in schedule.start_due(now) {
                 let Some(pod) = pods.get(&uid) else { continue };
                 let (stats, targets, stop) = (self.clone(), pod.targets.clone(), Arc::clone(&pod.stop));
-                running.spawn_blocking(move || stats.measure(uid, &targets, &stop));
+                running.spawn(async move { stats.measure(uid, &targets, &stop).await });
             }
             let heartbeat = started.elapsed() + LoopHandle::HEARTBEAT;
             let wake = started + schedule.next_wake().unwrap_or(heartbeat).min(heartbeat);
@@ -176,8 +193,8 @@ impl Stats {
         for pod in pods.values() {
             pod.stop.store(true, Ordering::Relaxed);
         }
-        // Hanging measurements are abandoned.
-        running.detach_all();
+        // Measurements that hang are abandoned.
+        running.abort_all();
     }
 
     fn update_pod(
@@ -195,6 +212,7 @@ impl Stats {
                 path: PathBuf::from(&mounted.host_path),
                 measure: mounted.measure,
                 claim: mounted.claim.clone(),
+                is_foreign: mounted.is_foreign(),
             })
             .collect();
         // Fast measurements come first.
@@ -222,22 +240,94 @@ impl Stats {
     }
 
     /// Measures the volumes of a pod one after the other, and stores each result at once.
-    fn measure(&self, uid: String, targets: &[Target], stop: &AtomicBool) -> String {
+    async fn measure(&self, uid: String, targets: &[Target], stop: &Arc<AtomicBool>) -> String {
         for target in targets {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
             let started = Instant::now();
-            let outcome = match target.measure.method {
-                Method::None => continue,
-                Method::FileSystem => by_file_system(&target.path),
-                Method::Walk => by_walk(&target.path, stop),
-            };
+            let outcome = self.measure_volume(target, stop).await;
             if !stop.load(Ordering::Relaxed) {
                 self.durations.ended(target.measure.method, started.elapsed());
                 self.store_result(&uid, &target.name, outcome);
             }
         }
         uid
+    }
+
+    /// Measures a volume of this service on a thread, and one of a plugin in a process that is abandoned at its deadline.
+    async fn measure_volume(&self, target: &Target, stop: &Arc<AtomicBool>) -> Result<Usage, MeasureError> {
+        if target.is_foreign {
+            return self.mounter.measure(&target.path).await.map_err(MeasureError::Helper);
+        }
+        let (path, method, stop) = (target.path.clone(), target.measure.method, Arc::clone(stop));
+        let work = move || match method {
+            Method::FileSystem => by_file_system(&path),
+            Method::Walk | Method::None => by_walk(&path, &stop),
+        };
+        let measured = tokio::task::spawn_blocking(work).await;
+        let ended =
+            |error| MeasureError::Io { operation: "measure the volume", source: io::Error::other(error) };
+        measured.map_err(ended).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_testkit::FuseServer;
+
+    use super::*;
+    use crate::mounter::testing::TestFolder;
+
+    fn target(name: &str, path: &std::path::Path, method: Method) -> Target {
+        let measure = MeasureSpec { method, ..MeasureSpec::default() };
+        let is_foreign = method == Method::FileSystem;
+        Target { name: name.into(), path: path.to_owned(), measure, claim: String::new(), is_foreign }
+    }
+
+    fn stats(folder: &TestFolder) -> Stats {
+        let mut stats = Stats::new(&Metrics::new(), &folder.mounter());
+        stats.mounter = folder.mounter().with_patience(Duration::from_secs(1));
+        stats
+    }
+
+    fn message(stats: &Stats, volume: &str) -> String {
+        stats.lock()["u"].volumes[volume].message.clone()
+    }
+
+    #[tokio::test]
+    async fn a_hanging_server_is_measured_once_at_a_time_and_delays_no_other_volume() {
+        let folder = TestFolder::new();
+        let (hanging, healthy) = (folder.folder("hanging"), folder.tmpfs("healthy"));
+        let server = match FuseServer::over(&hanging) {
+            Ok(server) => server,
+            Err(why) => return println!("skipped: {why:#}"),
+        };
+        let stats = stats(&folder);
+        let targets = [
+            target("hanging", &hanging, Method::FileSystem),
+            target("healthy", &healthy, Method::FileSystem),
+            target("own", folder.path(), Method::Walk),
+        ];
+        stats.add_pod(&PodRef { uid: "u".into(), ..PodRef::default() }, &targets);
+        server.hang();
+        stats.measure("u".into(), &targets, &Arc::default()).await;
+        let names = || stats.measured(None)[0].volumes.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(), ["healthy", "own"]);
+        let text = message(&stats, "hanging");
+        assert!(text.contains(&format!("cannot measure the file system at {}", hanging.display())), "{text}");
+        // The process hangs in the kernel, where no signal ends it.
+        stats.measure("u".into(), &targets, &Arc::default()).await;
+        assert_eq!(server.hanging().len(), 1);
+        let text = message(&stats, "hanging");
+        assert!(text.contains("has not ended for"), "{text}");
+        server.answer();
+        let measured = async {
+            while names().len() < 3 {
+                stats.measure("u".into(), &targets, &Arc::default()).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), measured).await.unwrap();
+        assert_eq!(message(&stats, "hanging"), "");
     }
 }

@@ -25,6 +25,8 @@ use self::folders::{
 use self::host_path::check_host_path;
 use crate::atomic;
 use crate::fsgroup::{self, Access, FsGroup};
+use crate::listing::names_in;
+use crate::mounter::Mounter;
 use crate::mounts::{
     MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
 };
@@ -70,11 +72,17 @@ pub(crate) struct Store {
     /// Memory in bytes that pods may use; limits memory-backed volumes.
     allocatable: u64,
     noswap: bool,
+    mounter: Mounter,
 }
 
 impl Store {
     /// Opens the root folder, and creates it and its fixed sub-folders if they are missing.
-    pub(crate) fn open(root: &Path, run_dir: &Path, allocatable: u64) -> Result<Self, StoreError> {
+    pub(crate) fn open(
+        root: &Path,
+        run_dir: &Path,
+        allocatable: u64,
+        mounter: Mounter,
+    ) -> Result<Self, StoreError> {
         if !is_canonical(root) {
             return Err(StoreError::RootPath { path: root.to_owned() });
         }
@@ -89,7 +97,7 @@ impl Store {
         let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
         // Resolved, because hostPaths are resolved before they are compared with it.
         let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
-        Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap })
+        Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap, mounter })
     }
 
     fn reject_link_into_run_dir(&self, path: &str) -> Result<(), StoreError> {
@@ -103,6 +111,11 @@ impl Store {
     /// Makes mounts below the root folder propagate to containers and back.
     pub(crate) fn share(&self) -> Result<(), MountError> {
         share_root(&self.root)
+    }
+
+    /// Access to mounts and foreign filesystems.
+    pub(crate) const fn mounter(&self) -> &Mounter {
+        &self.mounter
     }
 
     /// `<root>/pods/<uid>`.
@@ -159,7 +172,7 @@ impl Store {
             });
             let devices = self.pod_folder(uid).join("volumeDevices");
             for plugin in folders_in(&devices).unwrap_or_default() {
-                for name in names_in(&devices.join(&plugin)) {
+                for name in names_in(&devices.join(&plugin)).unwrap_or_default() {
                     let key = VolumeKey { plugin: plugin.clone(), name };
                     if is_known(&key) {
                         add(&key, true);
@@ -307,12 +320,19 @@ impl Store {
 
     /// Unmounts the subPaths of the pod's containers.
     pub(crate) fn remove_subpaths(&self, uid: &str) -> Result<(), StoreError> {
-        Ok(subpath::remove(&self.pod_folder(uid), None)?)
+        self.remove_subpaths_of(uid, None)
+    }
+
+    /// Waits for the helper process, because the volume of a subPath may hang.
+    fn remove_subpaths_of(&self, uid: &str, volume: Option<&str>) -> Result<(), StoreError> {
+        let folder = self.pod_folder(uid);
+        let removal = self.mounter.remove_subpaths(&folder, volume);
+        tokio::runtime::Handle::current().block_on(removal).map_err(StoreError::SubPath)
     }
 
     /// Unmounts and removes a volume with its content. A missing volume is not an error.
     pub(crate) fn tear_down(&self, uid: &str, key: &VolumeKey) -> Result<(), StoreError> {
-        subpath::remove(&self.pod_folder(uid), Some(&key.name))?;
+        self.remove_subpaths_of(uid, Some(&key.name))?;
         let path = self.volume_path(uid, key);
         let Some(marker) = key.marker() else { return remove_foreign(&path, key) };
         remove_marker(&self.marker_folder(uid, &marker))?;
@@ -352,12 +372,6 @@ impl Store {
         }
         remove_empty(&folder)
     }
-}
-
-/// The names in a folder; none if it cannot be read.
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// Where the content of an emptyDir of a pod is stored.

@@ -21,6 +21,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change,
     mount_remount, move_mount, open_tree, unmount,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::mounts::{is_mount_point, read_mounts};
 
@@ -59,6 +60,12 @@ pub(crate) enum SubPathError {
     /// The kernel has no openat2(2).
     #[error("a subPath needs the system call openat2, available since Linux 5.6")]
     NoOpenat2,
+    /// The helper process has failed, and this is the text of its error.
+    #[error("{0}")]
+    Helper(String),
+    /// The helper process was abandoned, or an earlier one hangs. Only the log names the path.
+    #[error("the volume does not answer; it is retried")]
+    NoAnswer,
     /// A system call has failed. Only the log names the path.
     #[error("cannot {operation}")]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
@@ -75,13 +82,15 @@ impl SubPathError {
             | Self::NotRegular
             | Self::ReadOnly
             | Self::Raced
-            | Self::NoOpenat2 => None,
+            | Self::NoOpenat2
+            | Self::Helper(_)
+            | Self::NoAnswer => None,
         }
     }
 }
 
 /// A subPath that a container mounts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SubPath {
     /// The index of the mount in the container's `volumeMounts`.
     pub(crate) index: u32,
@@ -341,15 +350,20 @@ fn roll_back(pod_folder: &Path, target: &Path) {
     }
 }
 
+/// The folder of the subPath mounts of a pod.
+pub(crate) fn folder(pod_folder: &Path) -> PathBuf {
+    pod_folder.join(SUBPATHS)
+}
+
 /// Whether a pod may have subPath mounts.
 pub(crate) fn has_any(pod_folder: &Path) -> bool {
-    fs::symlink_metadata(pod_folder.join(SUBPATHS)).is_ok()
+    fs::symlink_metadata(folder(pod_folder)).is_ok()
 }
 
 /// Unmounts and removes the subPaths of one volume, or of all volumes. Missing ones are not an error. An error does not
 /// keep the other volumes from being processed.
 pub(crate) fn remove(pod_folder: &Path, volume: Option<&str>) -> Result<(), SubPathError> {
-    let top = pod_folder.join(SUBPATHS);
+    let top = folder(pod_folder);
     let mut first = Ok(());
     for name in entries(&top)? {
         if volume.is_none_or(|volume| name == OsStr::new(volume)) {

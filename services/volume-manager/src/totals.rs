@@ -1,5 +1,7 @@
 //! Metrics: the numbers of desired and actual volumes, and of volumes found at startup (volumes.md §13).
 
+use std::collections::BTreeMap;
+
 use keelson_service_kit::Metrics;
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::names::unescape;
@@ -20,7 +22,7 @@ struct Labels {
 pub(crate) struct VolumeTotals {
     volumes: Family<Labels, Gauge>,
     found: Counter,
-    /// Volumes found at startup of a plugin that this version does not support.
+    /// Volumes found at startup of a plugin that this version does not have, or that their plugin does not understand.
     foreign: Counter,
     forced: Counter,
     forced_errors: Counter,
@@ -40,13 +42,12 @@ impl VolumeTotals {
         metrics.register("volume_manager_total_volumes", help, totals.volumes.clone());
         let help = "Volumes that were found on disk at startup";
         metrics.register("reconstruct_volume_operations", help, totals.found.clone());
-        let help =
-            "Volumes that were found on disk at startup, of plugins that this version does not support";
+        let help = "Volumes that were found on disk at startup and of which no plugin knows what they are";
         metrics.register("reconstruct_volume_operations_errors", help, totals.foreign.clone());
         let help =
-            "Volumes of unsupported plugins that are not desired any more and whose folder was to be removed";
+            "Volumes found at startup that no plugin knows, that are not desired and that were to be removed";
         metrics.register("force_cleaned_failed_volume_operations", help, totals.forced.clone());
-        let help = "Volumes of unsupported plugins whose folder could not be removed";
+        let help = "Volumes found at startup that no plugin knows and that could not be removed";
         metrics.register("force_cleaned_failed_volume_operation_errors", help, totals.forced_errors.clone());
         totals
     }
@@ -61,7 +62,19 @@ impl VolumeTotals {
         pod_counts
     }
 
-    /// Counts the first attempt to remove a volume of an unsupported plugin, successful or not.
+    /// Counts the volumes of plugins that were found on disk at startup. `unknown`: their plugins could not tell what they are.
+    pub(crate) fn found_volumes(&self, known: usize, unknown: usize) {
+        let counted = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        self.found.inc_by(counted(known + unknown));
+        self.foreign.inc_by(counted(unknown));
+    }
+
+    /// Starts counting the volumes that plugins provide.
+    pub(crate) fn count_plugins(&self) -> PluginTotals {
+        PluginTotals(PodCounts { totals: self.clone(), published: Vec::new() })
+    }
+
+    /// Counts the first attempt to remove a volume that no plugin knows, successful or not.
     pub(crate) fn foreign_removal(&self, is_gone: bool) {
         self.forced.inc();
         if !is_gone {
@@ -76,6 +89,18 @@ impl VolumeTotals {
             let labels = Labels { plugin_name: count.plugin.clone(), state };
             self.volumes.get_or_create(&labels).inc_by(sign * of_state);
         }
+    }
+}
+
+/// The contribution of the volumes that plugins provide, of all pods.
+#[derive(Debug)]
+pub(crate) struct PluginTotals(PodCounts);
+
+impl PluginTotals {
+    /// Updates the numbers: desired and mounted volumes, by plugin as Kubernetes names it.
+    pub(crate) fn update(&mut self, counts: BTreeMap<String, (i64, i64)>) {
+        let count = |(plugin, (desired, existing))| PluginCount { plugin, desired, existing };
+        self.0.replace(counts.into_iter().map(count).collect());
     }
 }
 
@@ -124,6 +149,10 @@ impl PodCounts {
         for key in &actual.on_disk {
             count(unescape(&key.plugin), 0, 1);
         }
+        self.replace(counts);
+    }
+
+    fn replace(&mut self, counts: Vec<PluginCount>) {
         if counts != self.published {
             self.published.iter().for_each(|count| self.totals.add(count, -1));
             counts.iter().for_each(|count| self.totals.add(count, 1));
@@ -166,6 +195,18 @@ mod tests {
             source: Source::EmptyDir { medium: Medium::Disk, size_limit: None },
             used: VolumeUse::default(),
         }
+    }
+
+    #[test]
+    fn volumes_of_plugins_are_counted_by_plugin_until_they_are_gone() {
+        let metrics = Metrics::new();
+        let totals = VolumeTotals::register(&metrics);
+        let mut plugins = totals.count_plugins();
+        let value = |state| line(&metrics, "kubernetes.io/nfs", state);
+        plugins.update([("kubernetes.io/nfs".to_owned(), (2, 1))].into());
+        assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("2"), Some("1")));
+        plugins.update(BTreeMap::new());
+        assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("0"), Some("0")));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use keelson_volume_manager_core::desire::{PodRef, Want};
 use keelson_volume_manager_core::measurement::MeasureSpec;
+use keelson_volume_manager_core::names::{VolumeKey, escape};
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use tokio::sync::Mutex;
 
@@ -30,6 +31,13 @@ pub(crate) struct MountedVolume {
     pub(crate) is_empty_dir: bool,
     /// How its usage is measured.
     pub(crate) measure: MeasureSpec,
+}
+
+impl MountedVolume {
+    /// Whether its filesystem may hang: it is not one of this service.
+    pub(crate) fn is_foreign(&self) -> bool {
+        VolumeKey { plugin: escape(&self.plugin), name: self.inner_name.clone() }.is_foreign()
+    }
 }
 
 /// The phase of a pod's volumes.

@@ -226,7 +226,7 @@ pub(crate) fn pod_stats(stats: PodStats) -> pb::PodVolumeStatsResponse {
             size_limit_bytes: i64::try_from(limit).unwrap_or(i64::MAX),
             message: stats.message,
             claim: stats.claim,
-            abnormal: None,
+            abnormal: stats.abnormal,
         }
     };
     pb::PodVolumeStatsResponse {

@@ -81,6 +81,35 @@ async fn each_fsgroup_walk_is_measured_as_its_own_operation() {
 }
 
 #[tokio::test]
+async fn a_volume_that_its_plugin_does_not_understand_counts_as_error_and_one_cleanup() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    for (name, data) in [("torn", r#"{"driverNa"#), ("whole", r#"{"driverName": "d", "volumeHandle": "h"}"#)]
+    {
+        let folder = world.volume("gone", "csi", name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("vol_data.json"), data).unwrap();
+    }
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    let counted = || {
+        [
+            "reconstruct_volume_operations_total",
+            "reconstruct_volume_operations_errors_total",
+            "force_cleaned_failed_volume_operations_total",
+            "force_cleaned_failed_volume_operation_errors_total",
+        ]
+        .map(|name| sample(&service, name))
+    };
+    assert_eq!(counted(), [2, 1, 0, 0]);
+    sync.complete(1, true).await;
+    until_some("the cleanup", || std::future::ready((counted() == [2, 1, 1, 0]).then_some(()))).await;
+    assert!(!world.volume("gone", "csi", "torn").exists());
+    assert!(world.volume("gone", "csi", "whole").exists(), "it waits for its driver");
+}
+
+#[tokio::test]
 async fn a_volume_of_an_unknown_plugin_counts_as_reconstruction_error_and_one_cleanup() {
     let world = World::new();
     let _runtime = world.start_runtime().await;

@@ -332,11 +332,7 @@ fn default_plugin_dir() -> PathBuf {
 
 impl Default for Volumes {
     fn default() -> Self {
-        Self {
-            stats_period_ms: 60_000,
-            plugin_dir: default_plugin_dir(),
-            csi_volume_health: false,
-        }
+        Self { stats_period_ms: 60_000, plugin_dir: default_plugin_dir(), csi_volume_health: false }
     }
 }
 

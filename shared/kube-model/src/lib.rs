@@ -56,4 +56,7 @@ pub use quantity::{ParseQuantityError, Quantity};
 pub use resources::PodCgroupValues;
 pub use source_annotations::with_source_annotations;
 pub use types::*;
-pub use validate::{AllowedReferences, FieldError, static_pod_api_references, unsafe_fields, validate_pod};
+pub use validate::{
+    AllowedReferences, FieldError, static_pod_api_references, unsafe_fields, validate_plugin_source,
+    validate_pod,
+};

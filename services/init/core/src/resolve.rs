@@ -113,6 +113,7 @@ pub(crate) fn resolve_with(
     for group in read.groups {
         group.resolve(&mut out);
     }
+    out.config.volumes.csi_volume_health = gates.is_on("CSIVolumeHealth");
     report_notes(&mut out, kubelet);
     add_flags_to_origins(&mut out.errors, keelson);
     if !out.errors.is_empty() {

@@ -1,19 +1,27 @@
 //! Which PersistentVolume each claim is bound to on a node without an API server.
 //!
 //! The rules are those of the upstream controller for static binding: a claim gets the PersistentVolume that it names, else the
-//! smallest one that fits, preferring one that is reserved for it. A binding is kept until the claim has gone. Then the
-//! PersistentVolume is released: it holds the data of that claim, and no other claim gets it until its manifest changes, or names
-//! another claim in `spec.claimRef`.
+//! smallest one that fits, preferring one that is reserved for it. A binding is kept until the claim has gone and no pod of this
+//! node uses it. Then the PersistentVolume is released: it holds the data of that claim, and no other claim gets it until the
+//! PersistentVolume is deleted and created again, or names another claim in `spec.claimRef`.
+//!
+//! What is bound is in the [`Records`], which are stored before anybody sees a binding ([`published`]). If records are lost, nobody
+//! knows which PersistentVolume has whose data: then only those are bound that name each other.
 //!
 //! Parity: upstream,
 //! - a claim that is created again under its old name does not get its PersistentVolume again. Here the manifest is the truth, and
 //!   a claim that comes back gets its data back;
 //! - a PersistentVolume with exactly the requested access modes is preferred to a smaller one with more;
-//! - the class, and for a reserved PersistentVolume also the access modes, are not compared when claim or PersistentVolume name
-//!   each other. Here they always are, because volume-manager compares them too (volumes.md §3.4);
+//! - class and access modes are not compared for a PersistentVolume that is reserved for the claim. Here they always are, because
+//!   volume-manager compares them too (volumes.md §3.4);
+//! - a claim with `dataSource` or `dataSourceRef` is bound to any PersistentVolume that fits. Here nobody would fill it, and it gets
+//!   only one that it names or that is reserved for it;
 //! - the node is compared only when the pod is scheduled. Here there is one node, and a PersistentVolume of another node never fits.
 
+mod deleted;
 mod fit;
+mod named;
+mod records;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +31,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::deleted::deleted_claims;
 use self::fit::choose;
+pub use self::records::{DeletedClaim, Records, RecordsError, WAITS_FOR_STORAGE, published, unknown};
 use crate::object::StoredObject;
 use crate::volume_object::CLASS_ANNOTATION;
 use crate::volume_spec::{ClaimReference, ClaimSpec, Strings, VolumeSpec, decode};
@@ -68,8 +78,6 @@ struct Metadata {
 pub struct Volume {
     /// Its UID.
     pub uid: String,
-    /// See [`StoredObject::digest`].
-    pub digest: String,
     /// Its labels.
     pub labels: Strings,
     /// Its storage class; empty: none.
@@ -87,14 +95,17 @@ pub struct Claim {
     pub class: String,
     /// Its `spec`.
     pub spec: ClaimSpec,
+    /// It is deleted, and pods still use it: it keeps its binding and gets no new one.
+    pub deleted: bool,
 }
 
 impl Volume {
     /// Reads a valid PersistentVolume; `None` if it is none.
     pub fn read(object: &StoredObject) -> Option<Self> {
-        let (Metadata { uid, labels, annotations }, spec): (_, VolumeSpec) = read(&object.json)?;
+        let object = serde_json::from_slice(&object.json).ok()?;
+        let (Metadata { uid, labels, annotations }, spec): (_, VolumeSpec) = read(&object)?;
         let class = annotations.get(CLASS_ANNOTATION).unwrap_or(&spec.storage_class_name).clone();
-        Some(Self { uid, digest: object.digest.clone(), labels, class, spec })
+        Some(Self { uid, labels, class, spec })
     }
 
     /// Whether its data is on this node alone.
@@ -106,16 +117,20 @@ impl Volume {
 impl Claim {
     /// Reads a valid claim; `None` if it is none.
     pub fn read(object: &StoredObject) -> Option<Self> {
-        let (Metadata { uid, annotations, .. }, spec): (_, ClaimSpec) = read(&object.json)?;
+        Self::of(&serde_json::from_slice(&object.json).ok()?)
+    }
+
+    /// As [`Self::read`], of the object itself.
+    pub fn of(object: &Value) -> Option<Self> {
+        let (Metadata { uid, annotations, .. }, spec): (_, ClaimSpec) = read(object)?;
         let class = annotations.get(CLASS_ANNOTATION).unwrap_or(&spec.storage_class_name).clone();
-        Some(Self { uid, class, spec })
+        Some(Self { uid, class, spec, deleted: false })
     }
 }
 
-fn read<T: for<'de> Deserialize<'de>>(json: &[u8]) -> Option<(Metadata, T)> {
-    let value: Value = serde_json::from_slice(json).ok()?;
-    let metadata = serde_json::from_value(value.get("metadata")?.clone()).ok()?;
-    Some((metadata, decode(value.get("spec")?).ok()?))
+fn read<T: for<'de> Deserialize<'de>>(object: &Value) -> Option<(Metadata, T)> {
+    let metadata = serde_json::from_value(object.get("metadata")?.clone()).ok()?;
+    Some((metadata, decode(object.get("spec")?).ok()?))
 }
 
 /// The claim whose data a PersistentVolume holds. Stored over restarts.
@@ -125,51 +140,45 @@ pub struct Binding {
     pub claim: ClaimReference,
     /// The claim has gone, and the PersistentVolume is not bound to it any more.
     pub released: bool,
-    /// UID of the PersistentVolume when it was seen last before its release.
+    /// UID of the PersistentVolume when it was seen last.
     pub volume_uid: String,
-    /// Digest of the PersistentVolume when it was seen last before its release.
-    pub volume_digest: String,
+    /// The PersistentVolume was there when or after it was released. If it is missing later, it was deleted.
+    #[serde(default)]
+    pub seen_released: bool,
     /// The data is on this node alone.
     pub node_local: bool,
 }
 
 impl Binding {
-    /// Encodes the binding for the checkpoint.
-    pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
-    /// Decodes a binding; `None` if `bytes` are damaged.
+    /// Decodes a binding as the checkpoint of an earlier release has it; `None` if `bytes` are damaged.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
 
     fn new(key: &ClaimKey, claim: &Claim, volume: &Volume) -> Self {
-        let mut binding = Self {
-            claim: ClaimReference {
-                namespace: key.namespace.clone(),
-                name: key.name.clone(),
-                uid: String::new(),
-            },
+        let ClaimKey { namespace, name } = key.clone();
+        Self {
+            claim: ClaimReference { namespace, name, uid: claim.uid.clone() },
             released: false,
-            volume_uid: String::new(),
-            volume_digest: String::new(),
-            node_local: false,
-        };
-        binding.claim.uid.clone_from(&claim.uid);
-        binding.record(volume);
-        binding
+            volume_uid: volume.uid.clone(),
+            seen_released: false,
+            node_local: volume.is_node_local(),
+        }
     }
 
     /// Records the volume as it is now.
     fn record(&mut self, volume: &Volume) {
         self.volume_uid.clone_from(&volume.uid);
-        self.volume_digest.clone_from(&volume.digest);
         self.node_local = volume.is_node_local();
     }
 
-    fn is_of(&self, volume: &Volume) -> bool {
-        self.volume_uid == volume.uid && self.volume_digest == volume.digest
+    /// Whether the released PersistentVolume was deleted, and perhaps created again. `volume` is the one of its name. In etcd a
+    /// key that is created again has another UID; in a manifest it has the same one.
+    fn is_of_deleted(&self, volume: Option<&Volume>) -> bool {
+        match volume {
+            Some(volume) => volume.uid != self.volume_uid,
+            None => self.seen_released,
+        }
     }
 }
 
@@ -192,6 +201,8 @@ pub struct Manifests {
     pub volumes: BTreeMap<String, Volume>,
     /// Claims.
     pub claims: BTreeMap<ClaimKey, Claim>,
+    /// The claims that pods of this node use, whether a manifest has them or not.
+    pub used: BTreeSet<ClaimKey>,
     /// All sources have been read. Until then nothing is bound, lost or released.
     pub complete: bool,
 }
@@ -238,11 +249,11 @@ pub enum VolumeState {
     Released(ClaimReference),
 }
 
-/// Decides which claims and PersistentVolumes are bound to each other. `known` are the bindings that the last decision returned.
+/// Decides which claims and PersistentVolumes are bound to each other. `known` has the bindings that the last decision returned.
 ///
-/// Depends only on the arguments: after a restart with the stored bindings the decision is the same.
-pub fn bind(manifests: &Manifests, known: &Bindings, node: &NodeFacts) -> Outcome {
-    let mut bindings = advance(manifests, known);
+/// Depends only on the arguments: after a restart with the stored records the decision is the same.
+pub fn bind(manifests: &Manifests, known: &Records, node: &NodeFacts) -> Outcome {
+    let mut bindings = advance(manifests, &known.bindings);
     let mut claims = BTreeMap::new();
     for (name, binding) in bindings.iter().filter(|(_, binding)| !binding.released) {
         let key = ClaimKey::of(&binding.claim);
@@ -261,12 +272,11 @@ pub fn bind(manifests: &Manifests, known: &Bindings, node: &NodeFacts) -> Outcom
     let (named, unnamed): (Vec<_>, Vec<_>) = manifests
         .claims
         .iter()
-        .filter(|(key, _)| !claims.contains_key(*key))
+        .filter(|(key, claim)| !claims.contains_key(*key) && !claim.deleted)
         .partition(|(_, claim)| !claim.spec.volume_name.is_empty());
     let mut pending = Vec::new();
     for (key, claim) in named.into_iter().chain(unnamed) {
-        let chosen = choose(key, claim, &manifests.volumes, &bindings, node);
-        match chosen {
+        match choose(key, claim, manifests, &bindings, known.lost, node) {
             Ok((volume, found)) if manifests.complete => {
                 bindings.insert(volume.clone(), Binding::new(key, claim, found));
                 claims.insert(key.clone(), ClaimState::Bound { volume });
@@ -276,7 +286,7 @@ pub fn bind(manifests: &Manifests, known: &Bindings, node: &NodeFacts) -> Outcom
     }
     for (key, claim) in pending {
         // The reasons name what the other claims have got in the end.
-        let reason = choose(key, claim, &manifests.volumes, &bindings, node).err();
+        let reason = choose(key, claim, manifests, &bindings, known.lost, node).err();
         let reason = reason.filter(|_| manifests.complete).unwrap_or_else(|| SOURCES_NOT_READ.to_owned());
         claims.insert(key.clone(), ClaimState::Pending { reason });
     }
@@ -294,9 +304,8 @@ fn advance(manifests: &Manifests, known: &Bindings) -> Bindings {
         let key = ClaimKey::of(&binding.claim);
         let claim = manifests.claims.get(&key);
         match (binding.released, claim, volume) {
-            // A binding whose PersistentVolume is back after a change of its manifest is forgotten.
-            (true, _, Some(volume)) if manifests.complete && !binding.is_of(volume) => continue,
-            (true, _, _) => {}
+            (true, _, volume) if manifests.complete && binding.is_of_deleted(volume) => continue,
+            (true, _, volume) => binding.seen_released |= manifests.complete && volume.is_some(),
             (false, Some(claim), volume) => {
                 // Two bindings of one claim come only from a damaged checkpoint.
                 binding.released = !bound.insert(key);
@@ -305,8 +314,9 @@ fn advance(manifests: &Manifests, known: &Bindings) -> Bindings {
                     binding.claim.uid.clone_from(&claim.uid);
                 }
             }
-            (false, None, volume) if manifests.complete => {
+            (false, None, volume) if manifests.complete && !manifests.used.contains(&key) => {
                 binding.released = true;
+                binding.seen_released = volume.is_some();
                 if let Some(volume) = volume {
                     binding.record(volume);
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher};
 
 use bytes::Bytes;
-use keelson_kube_model::{Pod, PodFullName, annotations, with_source_annotations};
+use keelson_kube_model::{Pod, PodFullName, Volume, annotations, with_source_annotations};
 use serde_json::Value;
 
 use crate::offline::SingleRun;
@@ -31,6 +31,8 @@ pub struct DesiredPod {
     pub fingerprint: Fingerprint,
     /// Why the pod must not run twice; `None` if it may.
     pub single_run: Option<SingleRun>,
+    /// The claims that it uses, by their names in its namespace.
+    pub claims: Box<[String]>,
     /// Fields that were removed: they belong to the control plane from which the manifest was exported.
     pub ignored: Vec<String>,
 }
@@ -48,6 +50,7 @@ impl DesiredPod {
             json: value.to_string().into_bytes().into_boxed_slice().into(),
             fingerprint: Fingerprint::of(value),
             single_run: SingleRun::of(pod),
+            claims: claims_of(pod),
             ignored: Vec::new(),
         }
     }
@@ -62,6 +65,16 @@ impl DesiredPod {
     pub fn annotated_json(&self, source: &str, seen_unix_nanos: i64) -> Vec<u8> {
         with_source_annotations(&self.json, source, seen_unix_nanos)
     }
+}
+
+/// The names of the claims that a pod uses. That of an `ephemeral` volume is created for the pod (volumes.md §3.4).
+fn claims_of(pod: &Pod) -> Box<[String]> {
+    let claim = |volume: &Volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name, volume.name)),
+        (None, None) => None,
+    };
+    pod.spec.volumes.iter().filter_map(claim).collect()
 }
 
 /// By which two versions of a pod are compared (pod-lifecycle.md §2.5). Valid only within one process.

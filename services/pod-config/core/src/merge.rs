@@ -133,6 +133,14 @@ impl Merge {
         self.sources.contains_key(source)
     }
 
+    /// The claims that pods of any source use, by namespace and name.
+    pub fn used_claims(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pods = self.sources.values().flat_map(BTreeMap::values);
+        pods.flat_map(|known| {
+            known.pod.claims.iter().map(|claim| (known.pod.namespace.as_str(), claim.as_str()))
+        })
+    }
+
     /// How many pods the source has.
     pub fn count(&self, source: &str) -> usize {
         self.sources.get(source).map_or(0, BTreeMap::len)

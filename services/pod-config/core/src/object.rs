@@ -37,8 +37,6 @@ pub struct StoredObject {
     pub key: ObjectKey,
     /// The object as JSON.
     pub json: Arc<[u8]>,
-    /// Identifies what was written of a PersistentVolume or claim, also over restarts and releases; empty for other kinds.
-    pub digest: String,
     /// Document in its file, 1-based.
     pub document: u32,
     /// Line where its document begins, 1-based.
@@ -92,7 +90,6 @@ pub(crate) fn prepare(document: Document, origin: &str) -> Result<StoredObject, 
     Ok(StoredObject {
         key: ObjectKey { kind, namespace, name },
         json: json.into(),
-        digest: String::new(),
         document: place.number,
         line: place.line,
         origin: origin.to_owned(),

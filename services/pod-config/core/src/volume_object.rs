@@ -10,9 +10,9 @@ use crate::error::{ManifestError, ManifestErrorKind};
 use crate::manifest::{Document, Kind};
 use crate::object::{ObjectKey, StoredObject, identity, is_dns_name};
 use crate::static_pod::StaticRules;
-use crate::volume_rules::{Fail, check_claim, check_labels, check_volume};
+use crate::volume_rules::{Fail, check_claim, check_labels, check_volume, volume_warnings};
 use crate::volume_spec::{
-    ClaimSpec, ReclaimPolicy, Strings, VolumeSpec, decode, remove_null_fields, write_canonical_amounts,
+    ClaimSpec, Strings, VolumeSpec, decode, remove_null_fields, write_canonical_amounts,
 };
 
 /// Annotation of both kinds: the storage class. It takes precedence over the field (volumes.md §3.4).
@@ -62,7 +62,6 @@ pub(crate) fn prepare(
         fail("kind", message);
         return Err(errors);
     }
-    let digest = static_pod_uid(&value, "", PodOrigin::Url(""));
     fill_nulls(&mut value);
     remove_null_fields(&mut value);
     let mut warnings = Vec::new();
@@ -74,7 +73,7 @@ pub(crate) fn prepare(
     object.insert("kind".into(), json!(kind.as_str()));
     object.shift_remove("status");
     let (name, namespace) = match kind {
-        Kind::PersistentVolume => (cluster_name(object, &mut fail), String::new()),
+        Kind::PersistentVolume => (cluster_name(object, &mut warnings, &mut fail), String::new()),
         Kind::Pod | Kind::Secret | Kind::ConfigMap | Kind::PersistentVolumeClaim => {
             identity(object, &mut |field: &str, message: &str| fail(field, message.to_owned()))
         }
@@ -94,7 +93,6 @@ pub(crate) fn prepare(
     let object = StoredObject {
         key: ObjectKey { kind, namespace, name },
         json: json.into(),
-        digest,
         document: place.number,
         line: place.line,
         origin: origin.to_owned(),
@@ -115,20 +113,21 @@ fn uid(kind: Kind, namespace: &str, name: &str, rules: &StaticRules) -> String {
     static_pod_uid(&identity, "", PodOrigin::Url(""))
 }
 
-/// The name of an object without a namespace.
-fn cluster_name(object: &Map<String, Value>, fail: &mut Fail<'_>) -> String {
-    let text = |field: &str| {
-        let metadata = object.get("metadata");
-        metadata.and_then(|m| m.get(field)).and_then(Value::as_str).unwrap_or_default().to_owned()
+/// The name of an object without a namespace. A namespace is removed, as the API server does.
+fn cluster_name(object: &mut Map<String, Value>, warnings: &mut Vec<String>, fail: &mut Fail<'_>) -> String {
+    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else {
+        fail("metadata.name", "Required value".into());
+        return String::new();
     };
-    let name = text("name");
+    if metadata.shift_remove("namespace").is_some_and(|namespace| namespace != "") {
+        warnings.push("metadata.namespace is ignored: a PersistentVolume has no namespace".to_owned());
+    }
+    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
     if name.is_empty() {
         fail("metadata.name", "Required value".into());
     } else if !is_dns_name(&name) {
         fail("metadata.name", "must be lower case letters, digits, '-' and '.', as in a DNS name".into());
-    }
-    if !text("namespace").is_empty() {
-        fail("metadata.namespace", "Forbidden: a PersistentVolume has no namespace; remove the field".into());
     }
     name
 }
@@ -171,7 +170,7 @@ fn complete_spec(
         match decode::<VolumeSpec>(spec) {
             Ok(volume) => {
                 check_volume(&volume, spec, node_name, fail);
-                warnings.extend(policy_warning(volume.persistent_volume_reclaim_policy));
+                warnings.extend(volume_warnings(&volume));
             }
             Err((field, message)) => return fail(&field, message),
         }
@@ -179,7 +178,7 @@ fn complete_spec(
         set_default(spec, "persistentVolumeReclaimPolicy", "Retain");
     } else {
         match decode::<ClaimSpec>(spec) {
-            Ok(claim) => check_claim(&claim, spec, fail),
+            Ok(claim) => check_claim(&claim, fail),
             Err((field, message)) => return fail(&field, message),
         }
         write_canonical_amounts(spec, "/resources/requests");
@@ -188,19 +187,6 @@ fn complete_spec(
         set_default(spec, "storageClassName", "");
     }
     set_default(spec, "volumeMode", "Filesystem");
-}
-
-/// The warning about a reclaim policy that this node does not carry out.
-fn policy_warning(policy: ReclaimPolicy) -> Option<String> {
-    let what = match policy {
-        ReclaimPolicy::Retain => return None,
-        ReclaimPolicy::Delete => "Delete",
-        ReclaimPolicy::Recycle => "Recycle",
-    };
-    Some(format!(
-        "persistentVolumeReclaimPolicy {what} has the effect of Retain: without a control plane nobody deletes the data of a \
-         released PersistentVolume"
-    ))
 }
 
 fn set_default(spec: &mut Value, field: &str, value: &str) {

@@ -1,43 +1,45 @@
-//! The validation of PersistentVolumes and PersistentVolumeClaims by the API server on creation, and what a node without an API
-//! server cannot do.
+//! The validation of PersistentVolumes and PersistentVolumeClaims by the API server on creation: what it accepts is accepted here.
+//! A source that this node cannot mount is refused by volume-manager, when a pod uses it (volumes.md §12).
 
 use std::collections::BTreeMap;
 
-use keelson_kube_model::Quantity;
+use keelson_kube_model::{FieldError, Quantity, validate_plugin_source};
 use serde_json::Value;
 
 use crate::object::is_dns_name;
 use crate::volume_spec::{
-    AccessMode, ClaimSpec, CsiSource, LabelSelector, NodeSelector, Operator, ReclaimPolicy, Requirement,
-    VolumeSpec,
+    AccessMode, ClaimReference, ClaimSpec, CsiSource, LabelSelector, NodeSelector, Operator, ReclaimPolicy,
+    Requirement, VolumeSpec,
 };
 
 /// The values of `spec.hostPath.type`.
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
-/// Sources that only a cluster provides, with what to use instead.
-const REFUSED_SOURCES: [(&str, &str); 18] = [
-    ("awsElasticBlockStore", CSI),
-    ("azureDisk", CSI),
-    ("azureFile", CSI),
-    ("cephfs", CSI),
-    ("cinder", CSI),
-    ("fc", DEVICE),
-    ("flexVolume", CSI),
-    ("flocker", CSI),
-    ("gcePersistentDisk", CSI),
-    ("glusterfs", CSI),
-    ("iscsi", DEVICE),
-    ("photonPersistentDisk", CSI),
-    ("portworxVolume", CSI),
-    ("quobyte", CSI),
-    ("rbd", CSI),
-    ("scaleIO", CSI),
-    ("storageos", CSI),
-    ("vsphereVolume", CSI),
+/// Every source of a PersistentVolume, by its wire name.
+const SOURCES: [&str; 22] = [
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "csi",
+    "fc",
+    "flexVolume",
+    "flocker",
+    "gcePersistentDisk",
+    "glusterfs",
+    "hostPath",
+    "iscsi",
+    "local",
+    "nfs",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+    "vsphereVolume",
 ];
-const CSI: &str = "use spec.csi with a CSI driver that runs on this node";
-const DEVICE: &str = "attach the device to this node and use spec.local with its path";
 
 /// Receives a field and what is wrong with it.
 pub(crate) type Fail<'a> = dyn FnMut(&str, String) + 'a;
@@ -50,14 +52,7 @@ pub(crate) fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, f
     check_storage(&volume.capacity, "spec.capacity", fail);
     check_access_modes(&volume.access_modes, fail);
     check_class(&volume.storage_class_name, fail);
-    check_unsupported(spec, "volumeAttributesClassName", "only an API server has attributes classes", fail);
-    if let Some(reference) = &volume.claim_ref {
-        for (field, value) in [("namespace", &reference.namespace), ("name", &reference.name)] {
-            if value.is_empty() {
-                fail(&format!("spec.claimRef.{field}"), "Required value".into());
-            }
-        }
-    }
+    check_attributes_class(&volume.volume_attributes_class_name, fail);
     let required = volume.node_affinity.as_ref().map(|affinity| affinity.required.as_ref());
     match required {
         Some(Some(selector)) => check_node_selector(selector, fail),
@@ -77,38 +72,18 @@ pub(crate) fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, f
     check_sources(volume, spec, fail);
 }
 
-/// Checks a PersistentVolumeClaim; `spec` is the same as JSON.
-pub(crate) fn check_claim(claim: &ClaimSpec, spec: &Value, fail: &mut Fail<'_>) {
+/// Checks a PersistentVolumeClaim.
+pub(crate) fn check_claim(claim: &ClaimSpec, fail: &mut Fail<'_>) {
     check_access_modes(&claim.access_modes, fail);
     check_storage(&claim.resources.requests, "spec.resources.requests", fail);
-    let (requests, limits) = (claim.resources.requests.get("storage"), claim.resources.limits.get("storage"));
-    if requests.zip(limits).is_some_and(|(request, limit)| request > limit) {
-        fail(
-            "spec.resources.requests.storage",
-            "Invalid value: must be less than or equal to the limit".into(),
-        );
-    }
     check_class(&claim.storage_class_name, fail);
-    if !claim.volume_name.is_empty() && !is_dns_name(&claim.volume_name) {
-        fail("spec.volumeName", format!("Invalid value: {:?}: {DNS_NAME}", claim.volume_name));
-    }
+    check_attributes_class(&claim.volume_attributes_class_name, fail);
     if let Some(selector) = &claim.selector {
         check_label_selector(selector, fail);
     }
-    let instead =
-        "without a control plane nobody fills a volume; copy the data into it, and remove the field";
-    check_unsupported(spec, "dataSource", instead, fail);
-    check_unsupported(spec, "dataSourceRef", instead, fail);
-    check_unsupported(spec, "volumeAttributesClassName", "only an API server has attributes classes", fail);
 }
 
 const DNS_NAME: &str = "must be lower case letters, digits, '-' and '.', as in a DNS name";
-
-fn check_unsupported(spec: &Value, field: &str, why: &str, fail: &mut Fail<'_>) {
-    if spec.get(field).is_some() {
-        fail(&format!("spec.{field}"), format!("Forbidden: {why}"));
-    }
-}
 
 fn check_storage(amounts: &BTreeMap<String, Quantity>, field: &str, fail: &mut Fail<'_>) {
     match amounts.get("storage") {
@@ -139,31 +114,28 @@ fn check_class(class: &str, fail: &mut Fail<'_>) {
     }
 }
 
+fn check_attributes_class(class: &str, fail: &mut Fail<'_>) {
+    if !class.is_empty() && !is_dns_name(class) {
+        fail("spec.volumeAttributesClassName", format!("Invalid value: {class:?}: {DNS_NAME}"));
+    }
+}
+
 fn check_sources(volume: &VolumeSpec, spec: &Value, fail: &mut Fail<'_>) {
-    let mut is_refused = false;
-    for (source, instead) in REFUSED_SOURCES {
-        if spec.get(source).is_some() {
-            is_refused = true;
-            let message = format!("Forbidden: not supported without an API server; {instead}");
-            fail(&format!("spec.{source}"), message);
+    let mut given = SOURCES.iter().filter_map(|source| Some((*source, spec.get(*source)?)));
+    match given.next() {
+        None => fail("spec", "Required value: must specify a volume type".into()),
+        // These are the only ones with rules of their own here.
+        Some(("local" | "hostPath" | "csi", _)) => {}
+        Some((source, value)) => {
+            for FieldError { field, message } in
+                validate_plugin_source(&format!("spec.{source}"), source, value)
+            {
+                fail(&field, message);
+            }
         }
     }
-    let sources = [
-        ("local", volume.local.is_some()),
-        ("hostPath", volume.host_path.is_some()),
-        ("nfs", volume.nfs.is_some()),
-        ("csi", volume.csi.is_some()),
-    ];
-    let mut given = sources.iter().filter(|(_, is_given)| *is_given);
-    match given.next() {
-        None if !is_refused => {
-            fail("spec", "Required value: must specify a volume type: local, hostPath, nfs or csi".into());
-        }
-        None => {}
-        Some(_) => given.for_each(|(source, _)| {
-            let message = "Forbidden: may not specify more than 1 volume type";
-            fail(&format!("spec.{source}"), message.into());
-        }),
+    for (source, _) in given {
+        fail(&format!("spec.{source}"), "Forbidden: may not specify more than 1 volume type".into());
     }
     if let Some(local) = &volume.local {
         check_path("spec.local.path", &local.path, fail);
@@ -179,18 +151,6 @@ fn check_sources(volume: &VolumeSpec, spec: &Value, fail: &mut Fail<'_>) {
         if is_root && volume.persistent_volume_reclaim_policy == ReclaimPolicy::Recycle {
             let message = "Forbidden: may not be 'recycle' for a hostPath mount of '/'";
             fail("spec.persistentVolumeReclaimPolicy", message.into());
-        }
-    }
-    if let Some(nfs) = &volume.nfs {
-        if nfs.server.is_empty() {
-            fail("spec.nfs.server", "Required value".into());
-        }
-        match nfs.path.as_str() {
-            "" => fail("spec.nfs.path", "Required value".into()),
-            path if !path.starts_with('/') => {
-                fail("spec.nfs.path", format!("Invalid value: {path:?}: must be an absolute path"));
-            }
-            _ => {}
         }
     }
     if let Some(csi) = &volume.csi {
@@ -213,19 +173,50 @@ fn check_csi(csi: &CsiSource, fail: &mut Fail<'_>) {
     }
 }
 
-/// Checks a path of the node.
-///
-/// Parity: the API accepts a relative path, with which the volume is never mounted.
+/// Checks a path of the node. A relative one is valid, and is never mounted; [`volume_warnings`] says so.
 fn check_path(field: &str, path: &str, fail: &mut Fail<'_>) {
     if path.is_empty() {
         fail(field, "Required value".into());
     } else if path.split('/').any(|part| part == "..") {
         fail(field, format!("Invalid value: {path:?}: must not contain '..'"));
-    } else if !path.starts_with('/') {
-        fail(field, format!("Invalid value: {path:?}: must be an absolute path"));
-    } else if path.contains('\0') {
-        fail(field, format!("Invalid value: {path:?}: must not contain NUL"));
     }
+}
+
+/// What is valid in a PersistentVolume and has no effect.
+pub(crate) fn volume_warnings(volume: &VolumeSpec) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let paths = [
+        ("local", volume.local.as_ref().map(|source| &source.path)),
+        ("hostPath", volume.host_path.as_ref().map(|source| &source.path)),
+    ];
+    for (source, path) in paths {
+        if let Some(path) = path.filter(|path| !path.starts_with('/')) {
+            warnings
+                .push(format!("spec.{source}.path {path:?} is not absolute, so the volume is never mounted"));
+        }
+    }
+    let is_incomplete = |of: &ClaimReference| of.namespace.is_empty() || of.name.is_empty();
+    if volume.claim_ref.as_ref().is_some_and(is_incomplete) {
+        warnings.push(
+            "spec.claimRef needs the namespace and the name of the claim; until then no claim gets the PersistentVolume"
+                .to_owned(),
+        );
+    }
+    warnings.extend(policy_warning(volume.persistent_volume_reclaim_policy));
+    warnings
+}
+
+/// The warning about a reclaim policy that this node does not carry out.
+fn policy_warning(policy: ReclaimPolicy) -> Option<String> {
+    let what = match policy {
+        ReclaimPolicy::Retain => return None,
+        ReclaimPolicy::Delete => "Delete",
+        ReclaimPolicy::Recycle => "Recycle",
+    };
+    Some(format!(
+        "persistentVolumeReclaimPolicy {what} has the effect of Retain: without a control plane nobody deletes the data of a \
+         released PersistentVolume"
+    ))
 }
 
 fn check_label_selector(selector: &LabelSelector, fail: &mut Fail<'_>) {
@@ -285,9 +276,6 @@ fn check_values(field: &str, requirement: &Requirement, fail: &mut Fail<'_>) {
         }
         Operator::Gt | Operator::Lt if values.len() != 1 => {
             "Required value: must be specified single value when `operator` is 'Lt' or 'Gt'"
-        }
-        Operator::Gt | Operator::Lt if values[0].parse::<i64>().is_err() => {
-            "Invalid value: must be a whole number"
         }
         _ => "",
     };

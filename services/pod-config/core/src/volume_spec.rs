@@ -22,6 +22,8 @@ pub struct VolumeSpec {
     pub volume_mode: VolumeMode,
     /// Its storage class; empty: none.
     pub storage_class_name: String,
+    /// Its class of attributes; empty: none.
+    pub volume_attributes_class_name: String,
     /// What happens when its claim has gone.
     pub persistent_volume_reclaim_policy: ReclaimPolicy,
     /// Options of its mount.
@@ -34,8 +36,6 @@ pub struct VolumeSpec {
     pub local: Option<LocalSource>,
     /// A path of one node.
     pub host_path: Option<HostPathSource>,
-    /// An export of an NFS server.
-    pub nfs: Option<NfsSource>,
     /// A volume of a CSI driver.
     pub csi: Option<CsiSource>,
 }
@@ -50,6 +50,12 @@ pub struct ClaimSpec {
     pub volume_mode: VolumeMode,
     /// Its storage class; empty or absent: none.
     pub storage_class_name: String,
+    /// The requested class of attributes; empty: none.
+    pub volume_attributes_class_name: String,
+    /// What its volume is to be filled with.
+    pub data_source: Option<Value>,
+    /// As `data_source`, of any kind.
+    pub data_source_ref: Option<Value>,
     /// The labels of the PersistentVolume.
     pub selector: Option<LabelSelector>,
     /// The PersistentVolume that it asks for; empty: any.
@@ -210,16 +216,6 @@ pub struct HostPathSource {
     /// What has to be there; empty: anything.
     #[serde(rename = "type")]
     pub kind: String,
-}
-
-/// `spec.nfs`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct NfsSource {
-    /// The server.
-    pub server: String,
-    /// The exported path.
-    pub path: String,
 }
 
 /// `spec.csi`.

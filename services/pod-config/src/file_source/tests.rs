@@ -7,6 +7,7 @@ use keelson_pod_config_core::desired_pod::DesiredPod;
 use serde_json::json;
 
 use super::*;
+use crate::binding_store::Opened;
 use crate::sent_pod::SentPod;
 
 #[test]
@@ -37,8 +38,13 @@ async fn an_edit_of_one_file_decodes_only_that_file_and_sends_only_its_pod() {
     let ctx = Context::detached(ServiceName::PodConfig, config);
     let location = folder.path().display().to_string();
     let checkpoint = Checkpoint::default();
-    let desired =
-        DesiredState::new(&ctx, &[(FILE, location)], checkpoint.clone(), BTreeMap::new(), BTreeMap::new());
+    let desired = DesiredState::new(
+        &ctx,
+        &[(FILE, location)],
+        checkpoint.clone(),
+        BTreeMap::new(),
+        Ok(Opened::default()),
+    );
     let (rows, owners) = (BTreeMap::new(), NameOwners::new());
     let mut source = FileSource::new(&ctx, folder.path(), desired, checkpoint, rows, owners);
     let changed = |names: &[&str]| Batch {

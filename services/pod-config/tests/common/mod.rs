@@ -195,8 +195,25 @@ impl Service {
     }
 
     pub async fn delete(&self, name: &str) -> Result<String, tonic::Status> {
-        let request = pb::DeleteManifestRequest { namespace: String::new(), name: name.into() };
+        let request = pb::DeleteManifestRequest { name: name.into(), ..Default::default() };
         self.client().delete_manifest(request).await.map(|answer| answer.into_inner().uid)
+    }
+
+    pub async fn delete_kind(&self, kind: &str, name: &str) -> Result<String, tonic::Status> {
+        let request =
+            pb::DeleteManifestRequest { kind: kind.into(), name: name.into(), ..Default::default() };
+        self.client().delete_manifest(request).await.map(|answer| answer.into_inner().uid)
+    }
+
+    /// The PersistentVolumes or the claims as `ListVolumeObjects` returns them.
+    pub async fn volume_objects(&self, kind: &str) -> Result<Vec<serde_json::Value>, tonic::Status> {
+        let request = pb::ListVolumeObjectsRequest { kind: kind.into() };
+        let mut stream = self.client().list_volume_objects(request).await?.into_inner();
+        let mut objects = Vec::new();
+        while let Some(item) = stream.message().await? {
+            objects.push(serde_json::from_slice(&item.object_json).unwrap());
+        }
+        Ok(objects)
     }
 
     /// Sends SIGKILL: the service writes nothing.

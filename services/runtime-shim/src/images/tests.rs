@@ -154,6 +154,20 @@ async fn failed_pull_has_the_kubelets_message_and_is_repeated_during_back_off() 
 }
 
 #[tokio::test]
+async fn events_of_the_image_of_a_volume_are_those_of_the_pod() {
+    let fake = FakeRuntime::start().await;
+    let images = images(&fake);
+    fake.images.pull_image.answer_once(Err(refusal(Code::Unknown)));
+    let of_volume =
+        pb::EnsureImageRequest { container: String::new(), spec_list: String::new(), ..request("Always") };
+    failed(end(&images, of_volume).await);
+    let events = events_of(&images).await;
+    let reasons: Vec<&str> = events.iter().map(|e| e.reason.as_str()).collect();
+    assert_eq!(reasons, ["Pulling", "Failed"]);
+    assert!(events.iter().all(|e| e.field_path.is_empty() && e.name == "web"), "{events:?}");
+}
+
+#[tokio::test]
 async fn unavailable_runtime_is_no_pull_failure() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);

@@ -96,6 +96,8 @@ pub enum Fetched<'a, T> {
     Found(&'a T),
     /// The API server says that it does not exist.
     Missing,
+    /// The Node authorizer does not show it: it does not exist, or the pod that refers to it has just been bound.
+    NotVisible,
     /// The read failed, or was refused, for this reason.
     Failed(&'a str),
 }
@@ -154,6 +156,9 @@ pub fn check_claim<'a>(
         Fetched::Found(claim) => claim_cause(request, &key, claim).map_or(Ok(claim), Err),
         Fetched::Missing => {
             Err(ClaimCause::ClaimMissing { name: request.claim_name(), kind: request.kind() })
+        }
+        Fetched::NotVisible => {
+            Err(ClaimCause::ClaimNotVisible { name: request.claim_name(), kind: request.kind() })
         }
         Fetched::Failed(why) => Err(ClaimCause::ClaimUnreadable { why: why.to_owned() }),
     };
@@ -239,6 +244,7 @@ pub fn check_volume<'a>(
             None => check_request(claim.claim, volume).map(|mode| (volume, mode)),
         },
         Fetched::Missing => Err(ClaimCause::VolumeMissing { name }),
+        Fetched::NotVisible => Err(ClaimCause::VolumeNotVisible { name }),
         Fetched::Failed(why) => Err(ClaimCause::VolumeUnreadable { name, why: why.to_owned() }),
     };
     match checked {

@@ -45,13 +45,6 @@ pub fn is_expandable(origin: Origin, plugin_can_expand: bool) -> bool {
     }
 }
 
-/// Whether a mounted volume has to be expanded. `desired` is the size of the PersistentVolume in the desired state,
-/// `recorded` the size in the actual state, both in bytes and 0 while unknown. `is_refused`: the driver has refused to
-/// expand the volume while it is in use.
-pub fn is_due_online(desired: u64, recorded: u64, is_refused: bool) -> bool {
-    !is_refused && recorded > 0 && desired > recorded
-}
-
 /// A quantity and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
@@ -119,8 +112,9 @@ pub enum Step {
         /// The size.
         recorded: u64,
     },
-    /// Nothing but the event `FileSystemResizeFailed` with [`read_only_text`] on pod and claim. The mount continues,
-    /// and the actual state records this size, so that the event is not repeated.
+    /// Nothing but the event `FileSystemResizeFailed` with [`read_only_text`] on pod and claim. The mount continues.
+    /// The actual state records the size that the claim has, because another pod may still grow the volume. A pod that
+    /// only reads never asks for an online expansion, so the event is not repeated.
     ReadOnly {
         /// The size in bytes.
         recorded: u64,
@@ -145,7 +139,7 @@ pub fn decide(claim: &PersistentVolumeClaim, sizes: &Sizes<'_>, moment: Moment, 
         return Step::Done { recorded: from };
     }
     if is_read_only {
-        return Step::ReadOnly { recorded: sizes.volume.bytes };
+        return Step::ReadOnly { recorded: from };
     }
     let expand = |to: &Size, mode, before| Step::Expand(Expansion { from, to: to.clone(), mode, before });
     let status = storage_status(&claim.status);
@@ -344,6 +338,11 @@ fn condition<'a>(claim: &'a ClaimStatus, kind: &str) -> Option<&'a Value> {
 /// The text of the event `FileSystemResizeSuccessful` on pod and claim. `volume` is the inner name.
 pub fn expanded_text(volume: &str, node: &str) -> String {
     format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?} {node}")
+}
+
+/// The text of the event `VolumeResizeFailed` on the pod. `volume` is the inner name.
+pub fn failed_text(volume: &str, cause: &str) -> String {
+    format!("NodeExpandVolume.NodeExpandVolume failed for volume {volume:?} : {cause}")
 }
 
 /// The text of the event `FileSystemResizeFailed` on pod and claim. `volume` is the inner name.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::global_folder::Tree;
 use crate::multipath::{self, Mapping, Step};
 use crate::names;
 use crate::sources::FcSource;
@@ -53,6 +54,17 @@ pub enum FcError {
         /// The name.
         name: String,
     },
+    /// The folder of the disk would have a name that no filesystem takes.
+    #[error(
+        "fc volume {volume}: the name of its folder would have {length} bytes, but file names have at most 255; \
+         name fewer targetWWNs or wwids in the volume's source"
+    )]
+    NameTooLong {
+        /// The volume's inner name.
+        volume: String,
+        /// The length of the name in bytes.
+        length: usize,
+    },
     /// The node sees no such disk.
     #[error(
         "fc volume {volume}: no fc disk found in {folder} for {ids}; check that the target serves this node"
@@ -94,15 +106,6 @@ enum Ids {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
     ids: Ids,
-}
-
-/// Which tree a folder is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Tree {
-    /// The disk is mounted on the folder.
-    Mounts,
-    /// The folder contains block maps.
-    BlockMaps,
 }
 
 /// A link in the folder [`Disk::links`] of the node.
@@ -150,6 +153,9 @@ impl Disk {
         };
         let disk = Self { ids };
         let name = disk.folder();
+        if name.len() > names::MAX_COMPONENT {
+            return Err(FcError::NameTooLong { volume: owner(), length: name.len() });
+        }
         if disk.ids().iter().any(String::is_empty)
             || !names::is_path_component(&name)
             || name == "volumeDevices"
@@ -282,6 +288,25 @@ pub fn unique_name(volume: &str, source: &FcSource) -> Result<String, FcError> {
         _ if !source.wwids.is_empty() => Ok(format!("{PLUGIN}/[{}]", source.wwids.join(" "))),
         _ => Err(FcError::NoDisk { volume: volume.to_owned() }),
     }
+}
+
+/// Whether the disk of the volume with this unique name may have the folder `folder`. What separates identifiers in the name
+/// of the folder may have been a part of them.
+pub fn is_folder_of(folder: &str, unique_name: &str) -> bool {
+    let plain = |text: &str| text.replace([' ', '_'], "-");
+    let ids_and_lun = unique_name
+        .strip_prefix(PLUGIN)
+        .and_then(|rest| rest.strip_prefix("/["))
+        .and_then(|rest| rest.rsplit_once(']'));
+    let wanted = match ids_and_lun {
+        Some((ids, "")) => plain(ids),
+        Some((ids, lun)) => match lun.strip_prefix(':') {
+            Some(lun) => format!("{}-lun-{lun}", plain(ids)),
+            None => return false,
+        },
+        None => return false,
+    };
+    plain(folder) == wanted
 }
 
 /// The steps that detach the mounted `device`, with symlinks already followed: a disk, or the multipath device over

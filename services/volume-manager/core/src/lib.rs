@@ -29,6 +29,7 @@
 //! | [`nfs`] | what is mounted for an nfs volume, and what a failed mount says |
 //! | [`iscsi`] | how iscsi disks are named, logged in to, chosen and logged out of |
 //! | [`fc`] | how fc disks are named, found and detached |
+//! | [`global_folder`] | which trees the global folders of disks are in, and how files next to them are called |
 //! | [`multipath`] | which multipath device is over a disk, and how a disk is removed |
 //! | [`local_volume`] | how the path of a local volume is used, and who owns its files |
 //! | [`flexvolume`] | where flexVolume drivers are, how they are called, and what they answer |
@@ -41,6 +42,7 @@ pub mod expansion;
 pub mod fc;
 pub mod filesystem;
 pub mod flexvolume;
+pub mod global_folder;
 pub mod hostpath;
 pub mod hugepages;
 pub mod iscsi;

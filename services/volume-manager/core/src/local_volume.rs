@@ -8,9 +8,9 @@ use crate::names;
 /// The filesystem of a blank block device, unless the volume names one.
 pub const DEFAULT_FS_TYPE: &str = "ext4";
 /// The folder of device mounts, relative to the agent's root folder.
-const GLOBAL_MOUNTS: &str = "plugins/kubernetes.io/local-volume/mounts";
+pub const GLOBAL_MOUNTS: &str = "plugins/kubernetes.io/local-volume/mounts";
 /// The folder of block maps, relative to the agent's root folder. The tilde is the kubelet's (volumes.md §2).
-const BLOCK_MAPS: &str = "plugins/kubernetes.io~local-volume/volumeDevices";
+pub const BLOCK_MAPS: &str = "plugins/kubernetes.io~local-volume/volumeDevices";
 
 /// The reason of the event about a volume whose files already belong to another group.
 pub const ALREADY_MOUNTED_VOLUME: &str = "AlreadyMountedVolume";
@@ -153,14 +153,6 @@ fn in_folder(folder: &str, volume: &str) -> Result<String, LocalVolumeError> {
     }
 }
 
-/// Whether the device mount at `path`, relative to the agent's root folder, may be unmounted: only one that
-/// [`global_mount`] has named. The path of a directory-backed volume is the user's own and stays as it is.
-pub fn is_global_mount(path: &str) -> bool {
-    path.strip_prefix(GLOBAL_MOUNTS)
-        .and_then(|rest| rest.strip_prefix('/'))
-        .is_some_and(names::is_path_component)
-}
-
 /// Whether one of the mount references of a volume is in a pod's folder below `pods`, the absolute path of the folder
 /// of all pods.
 pub fn is_mounted_by_a_pod<'p>(references: impl IntoIterator<Item = &'p str>, pods: &Path) -> bool {
@@ -276,23 +268,6 @@ mod tests {
         for name in ["", ".", "..", "a/b", "a\0"] {
             assert!(matches!(global_mount(name), Err(LocalVolumeError::UnsafeName { .. })), "{name:?}");
             assert!(matches!(block_maps(name), Err(LocalVolumeError::UnsafeName { .. })), "{name:?}");
-        }
-    }
-
-    #[test]
-    fn only_device_mounts_of_the_plugin_may_be_unmounted() {
-        assert!(is_global_mount(&global_mount("pv").unwrap()));
-        for path in [
-            "",
-            "/mnt/disk",
-            GLOBAL_MOUNTS,
-            "plugins/kubernetes.io/local-volume/mounts/",
-            "plugins/kubernetes.io/local-volume/mounts/..",
-            "plugins/kubernetes.io/local-volume/mounts/a/b",
-            "plugins/kubernetes.io/local-volume/mounts-other/pv",
-            "x/plugins/kubernetes.io/local-volume/mounts/pv",
-        ] {
-            assert!(!is_global_mount(path), "{path}");
         }
     }
 

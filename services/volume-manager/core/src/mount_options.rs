@@ -22,6 +22,9 @@ const KEPT_FLAGS: [(u64, &str); 7] = [
     (0x1000, "relatime"),
 ];
 
+/// Options of a single mount that restrict it, or that keep times of access from being written.
+const PER_MOUNT: [&str; 7] = ["ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow"];
+
 /// The options of a list that is separated by commas, as in the mount options annotation or in mountinfo. A comma in
 /// double quotes belongs to its option: `ro,context="u:r:t:s0:c1,c2"` has two options. A quote that is not closed
 /// extends to the end. Empty options are left out.
@@ -139,6 +142,14 @@ impl MountOptions {
         self.plain.contains(option)
             || self.sensitive.contains(option)
             || (self.has_defaults && option == "defaults")
+    }
+
+    /// Which of the options a bind mount lacks that has the options `present`, as mountinfo shows those of the mount itself.
+    /// Only options that a bind mount can have of its own count.
+    pub fn missing_in(&self, present: &str) -> Vec<&'static str> {
+        let present = split(present);
+        let is_missing = |option: &&str| self.contains(option) && !present.contains(option);
+        PER_MOUNT.into_iter().filter(is_missing).collect()
     }
 
     /// Whether the mount is read-only.
@@ -340,6 +351,20 @@ mod tests {
         // Even if the opposite is requested.
         let steps = bind_steps(&options("rw,suid,dev,exec"), 1 | 2 | 4 | 8);
         assert_eq!(steps.remount.argument(), "bind,nodev,noexec,nosuid,remount,ro");
+    }
+
+    #[test]
+    fn a_bind_mount_lacks_the_restrictions_that_mountinfo_does_not_show() {
+        for (requested, present, missing) in [
+            ("", "rw,relatime", vec![]),
+            ("rw,exec,relatime,errors=remount-ro", "rw", vec![]),
+            ("ro", "rw,relatime", vec!["ro"]),
+            ("ro", "ro,relatime", vec![]),
+            ("noexec,nodev,nosuid,ro,noatime", "rw,nosuid,nodev", vec!["ro", "noexec", "noatime"]),
+            ("nodiratime,nosymfollow", "rw,noatime", vec!["nodiratime", "nosymfollow"]),
+        ] {
+            assert_eq!(options(requested).missing_in(present), missing, "{requested} in {present}");
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::path::{Component, Path, PathBuf};
 /// The plugin of emptyDir volumes, escaped.
 pub const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
+/// The longest name of a file or folder, in bytes.
+pub const MAX_COMPONENT: usize = 255;
+
 /// Plugins whose volumes are built on an internal emptyDir, whose marker has the prefix `wrapped_`.
 const WRAPPING: &[&str] = &[
     "kubernetes.io~configmap",
@@ -27,7 +30,7 @@ pub fn unescape(escaped: &str) -> String {
 /// Whether `name` is a single path component that cannot lead out of its folder.
 pub fn is_path_component(name: &str) -> bool {
     !name.is_empty()
-        && name.len() <= 255
+        && name.len() <= MAX_COMPONENT
         && name != "."
         && name != ".."
         && !name.bytes().any(|b| b == b'/' || b == 0)

@@ -92,6 +92,16 @@ pub enum OperationKind {
     UnmountDevice,
 }
 
+impl OperationKind {
+    /// Whether it gives a volume to pods. The others take it away.
+    pub const fn is_for_pods(self) -> bool {
+        match self {
+            Self::VerifyAttached | Self::Attach | Self::MountDevice | Self::SetUp | Self::Resize => true,
+            Self::Detach | Self::TearDown | Self::UnmountDevice => false,
+        }
+    }
+}
+
 impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -283,6 +293,6 @@ impl Operations {
 }
 
 /// The back-off after one more error.
-fn next_back_off(last: u64) -> u64 {
+pub(crate) fn next_back_off(last: u64) -> u64 {
     last.saturating_mul(2).clamp(INITIAL_BACK_OFF, MAX_BACK_OFF)
 }

@@ -15,12 +15,14 @@ mod outcome;
 mod planner;
 #[cfg(test)]
 mod tests;
+mod unknown;
 
 pub use action::{Action, Learned};
-pub use actual::{
-    ActualPod, ActualVolume, ActualWorld, Attachability, FailedReconstruction, FoundVolume, Lookup,
-};
+pub use actual::{ActualPod, ActualVolume, ActualWorld, Attachability, FoundVolume, Lookup};
 pub use desired::{DesiredPod, DesiredVolume, DesiredWorld, LabelConflict, MountLabel, Shape, WantedVolume};
 pub use in_use::{has_unreported, volumes_in_use};
-pub use outcome::{DeviceState, FailureClass, MountStep, PodState, device_after_failure, pod_after_failure};
+pub use outcome::{
+    DeviceState, FailureClass, MountStep, PodState, device_after_failure, mapped_texts, pod_after_failure,
+};
 pub use planner::{AttachedBy, Situation, Wait, WaitReason, WorldPlan, plan_world};
+pub use unknown::{UnknownFolder, UnknownFolders};

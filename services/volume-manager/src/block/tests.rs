@@ -55,6 +55,30 @@ async fn a_device_that_was_attached_again_is_mapped_instead_of_the_old_one() {
 }
 
 #[tokio::test]
+async fn a_map_of_an_unknown_folder_is_found_by_the_pods_link_or_named() {
+    let folder = TestFolder::new();
+    let Some(device) = LoopDevice::new(&folder, "disk", 4) else { return };
+    let mounter = folder.mounter();
+    let root = folder.path();
+    let place = VolumePlace {
+        volume: "kubernetes.io/iscsi/disk".into(),
+        pod: PodUid::from("uid"),
+        plugin: "kubernetes.io/iscsi".into(),
+        inner_name: "pv".into(),
+        is_block: true,
+    };
+    assert_eq!(BlockPlace::find(&mounter, root, &place).await.unwrap(), None);
+    let mapped = BlockPlace::new(root, &root.join("plugins/x/maps"), &place);
+    map(&mounter, &mapped, &device.0).await.unwrap();
+    assert_eq!(BlockPlace::find(&mounter, root, &place).await.unwrap(), Some(mapped.clone()));
+    unmap(&mounter, &mapped).await.unwrap();
+    point_link(&mapped.link, &device.0).unwrap();
+    let error = BlockPlace::find(&mounter, root, &place).await.unwrap_err();
+    let text = format!("then remove the link {}", mapped.link.display());
+    assert!(error.message.ends_with(&text), "{}", error.message);
+}
+
+#[tokio::test]
 async fn only_a_block_device_is_mapped() {
     let folder = TestFolder::new();
     let (mounter, place) = (folder.mounter(), place(&folder, "uid"));

@@ -4,7 +4,6 @@
 //! has sent counts as its answer: one that was made here, of a broken connection or an unreadable message, leaves open what
 //! the driver has done.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
@@ -234,7 +233,7 @@ impl Client {
         request: pb::NodeStageVolumeRequest,
     ) -> Result<(), CallError> {
         let mut call = Call::new("NodeStageVolume", operation, &self.calls);
-        call.hide(&request.secrets);
+        call.hide(request.secrets.values());
         let answer = self
             .send(call, request, |mut node, request| async move { node.node_stage_volume(request).await });
         answer.await.map(drop)
@@ -251,13 +250,16 @@ impl Client {
         answer.await.map(drop)
     }
 
+    /// `tokens` are part of the request, and no error shows them.
     pub(super) async fn node_publish_volume(
         &self,
         operation: &Operation,
         request: pb::NodePublishVolumeRequest,
+        tokens: &[String],
     ) -> Result<(), CallError> {
         let mut call = Call::new("NodePublishVolume", operation, &self.calls);
-        call.hide(&request.secrets);
+        call.hide(tokens);
+        call.hide(request.secrets.values());
         let answer = self
             .send(call, request, |mut node, request| async move { node.node_publish_volume(request).await });
         answer.await.map(drop)
@@ -294,7 +296,7 @@ impl Client {
         request: pb::NodeExpandVolumeRequest,
     ) -> Result<i64, CallError> {
         let mut call = Call::new("NodeExpandVolume", operation, &self.calls);
-        call.hide(&request.secrets);
+        call.hide(request.secrets.values());
         let answer = self
             .send(call, request, |mut node, request| async move { node.node_expand_volume(request).await });
         answer.await.map(|answer| answer.capacity_bytes)
@@ -375,8 +377,8 @@ impl<'a> Call<'a> {
         Self { method, operation, limit, secrets: Vec::new() }
     }
 
-    fn hide(&mut self, secrets: &HashMap<String, String>) {
-        self.secrets.extend(secrets.values().filter(|value| value.len() >= SHORTEST_SECRET).cloned());
+    fn hide<'s>(&mut self, secrets: impl IntoIterator<Item = &'s String>) {
+        self.secrets.extend(secrets.into_iter().filter(|value| value.len() >= SHORTEST_SECRET).cloned());
         // A secret may contain another one.
         self.secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     }
@@ -395,6 +397,7 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The message without secrets, then cut: what is cut first may end within a secret.
     fn redacted(&self, message: &str) -> String {
         let mut text = message.to_owned();
         for secret in &self.secrets {

@@ -1,19 +1,15 @@
 //! The registered CSI drivers (volumes.md §11.1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use keelson_proto::csi::v1 as pb;
 use keelson_volume_manager_core::csi::access_mode::NodeCapabilities;
-use keelson_volume_manager_core::csi::csi_node::{
-    AnnotationChange, CsiNodeError, DriverEntry, NODE_ID_ANNOTATION, add_node_id, missing_labels, node_patch,
-    remove_node_id,
-};
+use keelson_volume_manager_core::csi::csi_node::DriverEntry;
 use keelson_volume_manager_core::csi::paths::DriverName;
 use keelson_volume_manager_core::csi::registration::{RegistrationError, Version};
 use keelson_volume_manager_core::objects::Strings;
-use serde_json::Value;
 use tokio::sync::watch;
 
 use super::client::{CallError, Client, CsiMetrics, Operation};
@@ -86,11 +82,6 @@ impl Driver {
         self.client.endpoint()
     }
 
-    /// The highest version of CSI that it and the agent support.
-    pub(crate) fn version(&self) -> &Version {
-        &self.version
-    }
-
     /// What it says about this node.
     pub(crate) fn info(&self) -> &NodeInfo {
         &self.info
@@ -143,7 +134,7 @@ impl Driver {
         self.client.node_unstage_volume(operation, request).await
     }
 
-    /// Mounts a volume for a pod.
+    /// Mounts a volume for a pod. `tokens` are part of the request, and no error shows them.
     ///
     /// # Errors
     /// As [`Self::node_stage`].
@@ -151,8 +142,9 @@ impl Driver {
         &self,
         operation: &Operation,
         request: pb::NodePublishVolumeRequest,
+        tokens: &[String],
     ) -> Result<(), CallError> {
-        self.client.node_publish_volume(operation, request).await
+        self.client.node_publish_volume(operation, request, tokens).await
     }
 
     /// Undoes [`Self::node_publish`].
@@ -204,11 +196,20 @@ async fn socket_id(path: &Path) -> Option<SocketId> {
 /// driver runs next to it.
 pub(crate) type DriverSet = BTreeMap<DriverName, Vec<Driver>>;
 
+/// How often something has happened, by driver.
+pub(crate) type Counts = BTreeMap<DriverName, u64>;
+
+fn count(counts: &watch::Sender<Counts>, driver: &DriverName) {
+    counts.send_modify(|counts| *counts.entry(driver.clone()).or_default() += 1);
+}
+
 /// The registered drivers. Cheap to clone; all clones share the drivers.
 #[derive(Debug, Clone)]
 pub(crate) struct Drivers {
     registered: watch::Sender<DriverSet>,
     node: watch::Sender<NodeUpdate>,
+    registrations: watch::Sender<Counts>,
+    exhaustions: watch::Sender<Counts>,
     metrics: CsiMetrics,
     registry: Arc<Path>,
 }
@@ -219,6 +220,8 @@ impl Drivers {
         Self {
             registered: watch::Sender::default(),
             node: watch::Sender::default(),
+            registrations: watch::Sender::default(),
+            exhaustions: watch::Sender::default(),
             metrics,
             registry: registry.into(),
         }
@@ -244,9 +247,24 @@ impl Drivers {
         self.registered.subscribe()
     }
 
-    /// What the Node has to say about the drivers. volume-manager does not write the Node.
+    /// What the Node has to show of the drivers; node-status writes it.
     pub(crate) fn node_update(&self) -> watch::Receiver<NodeUpdate> {
         self.node.subscribe()
+    }
+
+    /// Counts the registrations of each driver: waiting operations may succeed now.
+    pub(crate) fn registrations(&self) -> watch::Receiver<Counts> {
+        self.registrations.subscribe()
+    }
+
+    /// Counts how often the node had no room for another volume of a driver (volumes.md §3.14).
+    pub(crate) fn exhaustions(&self) -> watch::Receiver<Counts> {
+        self.exhaustions.subscribe()
+    }
+
+    /// The node has no room for another volume of a driver, as it or its attacher has said.
+    pub(crate) fn note_exhausted(&self, name: &DriverName) {
+        count(&self.exhaustions, name);
     }
 
     /// The metrics of calls.
@@ -284,6 +302,9 @@ impl Drivers {
             registrations.push(driver.clone());
             true
         });
+        if result.is_ok() {
+            count(&self.registrations, &driver.name);
+        }
         result
     }
 
@@ -316,75 +337,46 @@ impl Drivers {
         })
     }
 
-    /// Publishes what the Node has to say about a driver.
+    /// Publishes what the Node has to show of a driver.
     pub(crate) fn publish(&self, info: &NodeInfo) {
         self.node.send_if_modified(|node| {
-            let name = info.entry.name.clone();
-            let is_new_id = node.node_ids.insert(name.clone(), Some(info.entry.node_id.clone()))
-                != Some(Some(info.entry.node_id.clone()));
-            let is_new_topology =
-                node.topologies.insert(name, info.topology.clone()).as_ref() != Some(&info.topology);
-            is_new_id || is_new_topology
+            let (name, shown) = (info.entry.name.clone(), NodeDriver::from(info));
+            let was_gone = node.unregistered.remove(&name);
+            node.registered.insert(name, shown.clone()).as_ref() != Some(&shown) || was_gone
         });
     }
 
     /// Publishes that a driver is gone.
     pub(crate) fn unpublish(&self, name: &DriverName) {
         self.node.send_if_modified(|node| {
-            node.topologies.remove(name);
-            node.node_ids.insert(name.clone(), None) != Some(None)
+            let was_there = node.registered.remove(name).is_some();
+            node.unregistered.insert(name.clone()) || was_there
         });
     }
 }
 
-/// What the Node has to say about CSI drivers: the annotation `csi.volume.kubernetes.io/nodeid` and labels.
+/// What the Node has to show of CSI drivers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NodeUpdate {
-    /// The node id of each driver. `None`: the driver is gone, and the annotation must not have it. Drivers that are not
-    /// listed stay in the annotation: after a restart they register again.
-    pub(crate) node_ids: BTreeMap<DriverName, Option<String>>,
-    /// The labels of each driver. Labels stay when a driver goes.
-    pub(crate) topologies: BTreeMap<DriverName, Strings>,
+    /// The registered drivers.
+    pub(crate) registered: BTreeMap<DriverName, NodeDriver>,
+    /// The drivers that were unregistered. What the Node has of others stays: after a restart they register again.
+    pub(crate) unregistered: BTreeSet<DriverName>,
 }
 
-impl NodeUpdate {
-    /// The merge patch for a Node with these labels and this value of the annotation. `None`: it is up to date.
-    ///
-    /// # Errors
-    /// The annotation cannot be read, or the topology of a driver contradicts a label.
-    pub(crate) fn patch(
-        &self,
-        labels: &Strings,
-        annotation: Option<&str>,
-    ) -> Result<Option<Value>, CsiNodeError> {
-        let mut current = annotation.map(ToOwned::to_owned);
-        for (driver, node_id) in &self.node_ids {
-            let change = match node_id {
-                Some(node_id) => add_node_id(current.as_deref(), driver, node_id)?,
-                None => remove_node_id(current.as_deref(), driver)?,
-            };
-            match change {
-                AnnotationChange::Unchanged => {}
-                AnnotationChange::Set(text) => current = Some(text),
-                AnnotationChange::Remove => current = None,
-            }
-        }
-        let change = match current {
-            same if same.as_deref() == annotation => AnnotationChange::Unchanged,
-            Some(text) => AnnotationChange::Set(text),
-            None => AnnotationChange::Remove,
-        };
-        let mut missing = Strings::new();
-        for (driver, topology) in &self.topologies {
-            missing.extend(missing_labels(labels, topology, driver)?);
-        }
-        Ok(node_patch(&change, &missing))
+/// What the Node has to show of one driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeDriver {
+    /// The node's ID for the driver.
+    pub(crate) node_id: String,
+    /// Labels.
+    pub(crate) topology: Strings,
+}
+
+impl From<&NodeInfo> for NodeDriver {
+    fn from(info: &NodeInfo) -> Self {
+        Self { node_id: info.entry.node_id.clone(), topology: info.topology.clone() }
     }
-}
-
-/// The value of the annotation with node ids, of a Node as JSON.
-pub(crate) fn node_id_annotation(node: &Value) -> Option<&str> {
-    node["metadata"]["annotations"][NODE_ID_ANNOTATION].as_str()
 }
 
 #[cfg(test)]

@@ -17,20 +17,43 @@ use keelson_volume_manager_core::csi::paths::DriverName;
 use keelson_volume_manager_core::legacy::migrated_plugins_annotation;
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
+use tokio::time::timeout;
 use tonic::{Code, Request, Status};
+
+use crate::live_objects::{LiveObjects, ReadError};
 
 /// The deadline of one call: a little longer than pod-config waits for the API server.
 const TIMEOUT: Duration = Duration::from_secs(35);
-/// How often a change is tried, with the pauses before the second attempt and the later ones.
-const ATTEMPTS: u32 = 4;
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const PAUSE_FACTOR: u32 = 5;
-/// The same for the first change after startup: about 140 s in total.
-const INITIAL_ATTEMPTS: u32 = 6;
-const INITIAL_PAUSE: Duration = Duration::from_millis(30);
-const INITIAL_FACTOR: u32 = 8;
+/// How long an API server that does not answer delays the registration of a driver.
+const ADD_WITHIN: Duration = Duration::from_secs(20);
+/// How long it delays the end of one, and so the start of a driver that is restarted.
+const REMOVE_WITHIN: Duration = Duration::from_secs(5);
 /// How often the API server is asked until it answers at startup.
 const POLL: Duration = Duration::from_secs(1);
+
+/// How often a change is tried, with the pauses before the second attempt and the later ones.
+#[derive(Debug, Clone, Copy)]
+struct Attempts {
+    number: u32,
+    first_pause: Duration,
+    factor: u32,
+    /// The time for all.
+    within: Duration,
+}
+
+impl Attempts {
+    const fn usual(within: Duration) -> Self {
+        Self { number: 4, first_pause: Duration::from_millis(10), factor: 5, within }
+    }
+
+    /// Of the first change after startup: about 140 s if each is refused at once.
+    const INITIAL: Self = Self {
+        number: 6,
+        first_pause: Duration::from_millis(30),
+        factor: 8,
+        within: Duration::from_secs(600),
+    };
+}
 
 /// The Ready condition until the CSINode is there (node-and-api.md §8).
 pub(crate) const NOT_INITIALIZED: &str = "CSINode is not yet initialized";
@@ -41,6 +64,9 @@ pub(crate) enum NodeInfoError {
     /// The control plane is none, or none with CSINodes.
     #[error("this node has no API server")]
     NoApiServer,
+    /// pod-config cannot read a Node or CSINode before it is upgraded.
+    #[error(transparent)]
+    EarlierRelease(ReadError),
     /// The Node does not exist yet.
     #[error("the node {node} is not registered at the API server yet")]
     NoNode {
@@ -75,9 +101,12 @@ pub(crate) enum NodeInfoError {
 /// Access to the CSINode and the Node of this node. Cheap to clone; clones make their changes one after another.
 #[derive(Debug, Clone)]
 pub(crate) struct CsiNodes {
+    live: LiveObjects,
     pod_config: Peer,
     node: Arc<str>,
     changes: Arc<Mutex<()>>,
+    add_within: Duration,
+    remove_within: Duration,
 }
 
 type Change<'a> = dyn Fn(&Value) -> Result<Option<Value>, CsiNodeError> + Send + Sync + 'a;
@@ -85,7 +114,20 @@ type Change<'a> = dyn Fn(&Value) -> Result<Option<Value>, CsiNodeError> + Send +
 impl CsiNodes {
     /// The CSINode with the name of this node.
     pub(crate) fn new(pod_config: Peer, node: &str) -> Self {
-        Self { pod_config, node: node.into(), changes: Arc::default() }
+        Self {
+            live: LiveObjects::new(pod_config.clone()),
+            pod_config,
+            node: node.into(),
+            changes: Arc::default(),
+            add_within: ADD_WITHIN,
+            remove_within: REMOVE_WITHIN,
+        }
+    }
+
+    /// The same with other limits.
+    #[cfg(test)]
+    pub(super) fn within(self, add_within: Duration, remove_within: Duration) -> Self {
+        Self { add_within, remove_within, ..self }
     }
 
     /// The Node as the API server has it.
@@ -93,25 +135,31 @@ impl CsiNodes {
     /// # Errors
     /// There is no API server, no Node, or no answer.
     pub(crate) async fn node(&self) -> Result<Value, NodeInfoError> {
-        self.read("Node").await?.ok_or_else(|| NodeInfoError::NoNode { node: self.node.to_string() })
+        let read = timeout(self.add_within, self.read("Node")).await;
+        let node = read.unwrap_or_else(|_| Err(self.no_answer("read", "Node", self.add_within)))?;
+        node.ok_or_else(|| NodeInfoError::NoNode { node: self.node.to_string() })
     }
 
     /// Adds the entry of a driver. Creates the CSINode if it does not exist.
     ///
     /// # Errors
-    /// The change failed several times.
+    /// The change failed several times, or the API server does not answer.
     pub(crate) async fn add(&self, entry: &DriverEntry) -> Result<(), NodeInfoError> {
-        self.retry((ATTEMPTS, FIRST_PAUSE, PAUSE_FACTOR), true, &|csi_node| with_driver(csi_node, entry))
-            .await
+        let attempts = Attempts::usual(self.add_within);
+        self.retry(attempts, true, &|csi_node| with_driver(csi_node, entry)).await
     }
 
-    /// Removes the entry of a driver.
+    /// Removes the entry of a driver, unless the driver `is_back` by then.
     ///
     /// # Errors
-    /// The change failed several times.
-    pub(crate) async fn remove(&self, driver: &DriverName) -> Result<(), NodeInfoError> {
-        let without = |csi_node: &Value| without_driver(csi_node, driver);
-        self.retry((ATTEMPTS, FIRST_PAUSE, PAUSE_FACTOR), false, &without).await
+    /// The change failed several times, or the API server does not answer.
+    pub(crate) async fn remove(
+        &self,
+        driver: &DriverName,
+        is_back: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<(), NodeInfoError> {
+        let without = |csi_node: &Value| if is_back() { Ok(None) } else { without_driver(csi_node, driver) };
+        self.retry(Attempts::usual(self.remove_within), false, &without).await
     }
 
     /// Creates the CSINode or updates its annotation of migrated plugins, as soon as the API server answers. `ready` then
@@ -135,7 +183,7 @@ impl CsiNodes {
             let list = migrated_plugins_annotation();
             let plugins: BTreeSet<&str> = list.split(',').filter(|plugin| !plugin.is_empty()).collect();
             let annotated = |csi_node: &Value| with_migrated_plugins(csi_node, &plugins);
-            let change = self.retry((INITIAL_ATTEMPTS, INITIAL_PAUSE, INITIAL_FACTOR), true, &annotated);
+            let change = self.retry(Attempts::INITIAL, true, &annotated);
             // A change that is cut off here is made again after the restart.
             let result = tokio::select! {
                 result = change => result,
@@ -160,27 +208,33 @@ impl CsiNodes {
             match readable {
                 Ok(()) => return true,
                 Err(NodeInfoError::NoApiServer) => return false,
-                Err(error) => {
-                    let text = Err(format!("{NOT_INITIALIZED}: {error}"));
-                    ready.send_if_modified(|old| {
-                        let is_new = *old != text;
-                        old.clone_from(&text);
-                        is_new
-                    });
-                }
+                // In the middle of an upgrade. The node stays ready.
+                Err(NodeInfoError::EarlierRelease(_)) => set(ready, Ok(())),
+                Err(error) => set(ready, Err(format!("{NOT_INITIALIZED}: {error}"))),
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    /// Tries a change several times. Without an API server it is done.
+    /// Tries a change several times, for a limited time. Without an API server it is done.
     async fn retry(
         &self,
-        (attempts, first_pause, factor): (u32, Duration, u32),
+        attempts: Attempts,
         creates: bool,
         change: &Change<'_>,
     ) -> Result<(), NodeInfoError> {
-        let mut pause = first_pause;
+        // A change that is cut off may still be made. Later ones read the CSINode again.
+        let tried = timeout(attempts.within, self.try_all(attempts, creates, change)).await;
+        tried.unwrap_or_else(|_| Err(self.no_answer("update", "CSINode", attempts.within)))
+    }
+
+    async fn try_all(
+        &self,
+        attempts: Attempts,
+        creates: bool,
+        change: &Change<'_>,
+    ) -> Result<(), NodeInfoError> {
+        let mut pause = attempts.first_pause;
         let mut attempt = 1;
         loop {
             let result = {
@@ -190,11 +244,11 @@ impl CsiNodes {
             match result {
                 Ok(()) | Err(NodeInfoError::NoApiServer) => return Ok(()),
                 Err(error @ NodeInfoError::Content(_)) => return Err(error),
-                Err(error) if attempt == attempts => return Err(error),
+                Err(error) if attempt == attempts.number => return Err(error),
                 Err(error) => tracing::debug!(%error, attempt, "cannot change the CSINode; trying again"),
             }
             tokio::time::sleep(pause.mul_f64(1.0 + 0.1 * fastrand::f64())).await;
-            pause *= factor;
+            pause *= attempts.factor;
             attempt += 1;
         }
     }
@@ -227,27 +281,19 @@ impl CsiNodes {
     }
 
     async fn read(&self, kind: &'static str) -> Result<Option<Value>, NodeInfoError> {
-        let message = pb::GetLiveRequest {
-            kind: kind.to_owned(),
-            namespace: String::new(),
-            name: self.node.to_string(),
-        };
-        let mut request = Request::new(message);
-        request.set_timeout(TIMEOUT);
-        match PodConfigClient::new(self.pod_config.channel()).get_live(request).await {
-            Ok(response) => {
-                serde_json::from_slice(&response.into_inner().object_json).map(Some).map_err(|error| {
-                    NodeInfoError::Call {
-                        verb: "read",
-                        kind,
-                        node: self.node.to_string(),
-                        message: error.to_string(),
-                    }
-                })
+        let read = self.live.read(kind, "", &self.node).await;
+        read.map_err(|error| match error {
+            ReadError::NoApiServer(_) => NodeInfoError::NoApiServer,
+            ReadError::EarlierRelease => NodeInfoError::EarlierRelease(error),
+            ReadError::NotVisible(message) | ReadError::Failed(message) => {
+                NodeInfoError::Call { verb: "read", kind, node: self.node.to_string(), message }
             }
-            Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.error("read", kind, &status)),
-        }
+        })
+    }
+
+    fn no_answer(&self, verb: &'static str, kind: &'static str, within: Duration) -> NodeInfoError {
+        let message = format!("the API server has not answered within {within:?}");
+        NodeInfoError::Call { verb, kind, node: self.node.to_string(), message }
     }
 
     async fn mutate(&self, verb: Verb, body: Option<&Value>, uid: &str) -> Result<(), NodeInfoError> {
@@ -270,20 +316,29 @@ impl CsiNodes {
         match PodConfigClient::new(self.pod_config.channel()).mutate(request).await {
             Ok(_) => Ok(()),
             Err(status) if status.code() == Code::NotFound && verb == Verb::Delete => Ok(()),
-            Err(status) => Err(self.error(name, "CSINode", &status)),
+            Err(status) => Err(self.error(name, &status)),
         }
     }
 
-    fn error(&self, verb: &'static str, kind: &'static str, status: &Status) -> NodeInfoError {
+    fn error(&self, verb: &'static str, status: &Status) -> NodeInfoError {
         let (node, message) = (self.node.to_string(), status.message().to_owned());
         match status.code() {
             Code::FailedPrecondition if reason(status).as_deref() == Some("NO_API_SERVER") => {
                 NodeInfoError::NoApiServer
             }
             Code::Aborted => NodeInfoError::Conflict { node, message },
-            _ => NodeInfoError::Call { verb, kind, node, message },
+            _ => NodeInfoError::Call { verb, kind: "CSINode", node, message },
         }
     }
+}
+
+/// Sets the condition without waking anybody if it is the same.
+fn set(ready: &watch::Sender<Result<(), String>>, state: Result<(), String>) {
+    ready.send_if_modified(|old| {
+        let is_new = *old != state;
+        *old = state;
+        is_new
+    });
 }
 
 #[cfg(test)]

@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use keelson_plugin_watcher::{Plugin, PluginHandler};
-use keelson_service_kit::Backoff;
-use keelson_volume_manager_core::csi::csi_node::{Allocatable, CsiNodeError, DriverEntry, missing_labels};
+use keelson_service_kit::{Backoff, spawn};
+use keelson_volume_manager_core::csi::csi_node::{
+    Allocatable, CsiNodeError, DriverEntry, check_labels, check_other_driver,
+};
 use keelson_volume_manager_core::csi::paths::DriverName;
 use keelson_volume_manager_core::csi::registration::{RegistrationError, check_driver, check_node_id};
 use keelson_volume_manager_core::objects::Strings;
@@ -102,15 +104,18 @@ impl CsiRegistration {
         published
     }
 
-    /// Checks the topology against the labels of the Node.
+    /// Checks the topology against the other drivers and the labels of the Node.
     async fn check_topology(&self, info: &NodeInfo) -> Result<(), RegisterError> {
         if info.topology.is_empty() {
             return Ok(());
         }
         let name = &info.entry.name;
+        for (other, shown) in &self.drivers.node_update().borrow().registered {
+            check_other_driver((other, &shown.topology), &info.topology, name)?;
+        }
         match self.csi_nodes.node().await {
             Ok(node) => {
-                missing_labels(&labels(&node), &info.topology, name)?;
+                check_labels(&labels(&node), &info.topology, name)?;
                 Ok(())
             }
             Err(NodeInfoError::NoApiServer) => Ok(()),
@@ -137,15 +142,32 @@ impl CsiRegistration {
             }
             return;
         }
-        if let Err(error) = self.csi_nodes.remove(name).await {
+        if let Err(error) = self.remove_from_csi_node(name).await {
             tracing::warn!(
                 event = "csi_driver_not_unpublished",
                 driver = %name,
                 %error,
-                "cannot remove a CSI driver from the CSINode; the next registration replaces its entry"
+                "cannot remove a CSI driver from the CSINode; this is retried until the driver registers again"
             );
+            // The driver may be restarted meanwhile: it must not wait for the API server.
+            spawn("CSINode without a driver", self.clone().remove_later(name.clone()));
         }
         self.drivers.unpublish(name);
+    }
+
+    async fn remove_from_csi_node(&self, name: &DriverName) -> Result<(), NodeInfoError> {
+        self.csi_nodes.remove(name, &|| self.drivers.get(name.as_str()).is_ok()).await
+    }
+
+    /// Removes a driver from the CSINode once the API server answers, unless it has registered again.
+    async fn remove_later(self, name: DriverName) {
+        let mut pause = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        loop {
+            sleep(pause.next_delay()).await;
+            if self.remove_from_csi_node(&name).await.is_ok() {
+                return;
+            }
+        }
     }
 }
 

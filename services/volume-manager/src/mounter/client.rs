@@ -9,7 +9,7 @@ use tokio::process::ChildStdout;
 use tokio::time::timeout;
 
 use super::helper::{ARGUMENT, Answer, Failure, Line, Request};
-use super::runner::{Process, RunError, Runner};
+use super::runner::{HelperStart, Process, RunError, Runner};
 
 /// This program, even if the file was replaced since the start.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -47,8 +47,12 @@ impl Client {
         Self { runner, program: THIS_PROGRAM.into(), patience }
     }
 
+    /// The same client with another patience.
+    pub(super) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
     /// The same client with another program as the helper.
-    #[cfg(test)]
     pub(super) fn with_program(self, program: OsString) -> Self {
         Self { program, ..self }
     }
@@ -62,9 +66,10 @@ impl Client {
     ) -> Result<Answer, HelperError> {
         let mut text = serde_json::to_vec(request).map_err(io::Error::from)?;
         text.push(b'\n');
-        let key = format!("helper {}", request.path().display());
-        let started = self.runner.start_with_pipes(&self.program, ARGUMENT, &key, &request.describe()).await;
-        let mut process = started.map_err(HelperError::Run)?;
+        let (key, what) = (format!("helper {}", request.path().display()), request.describe());
+        let (program, patience) = (&self.program, self.patience);
+        let start = HelperStart { program, argument: ARGUMENT, key: &key, what: &what, patience };
+        let mut process = self.runner.start_with_pipes(start).await.map_err(HelperError::Run)?;
         // The helper ends when stdin is closed, so it stays open until the last line.
         let mut stdin = process.child().and_then(|child| child.stdin.take()).ok_or_else(no_pipe)?;
         let stdout = process.child().and_then(|child| child.stdout.take()).ok_or_else(no_pipe)?;

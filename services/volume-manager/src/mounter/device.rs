@@ -167,12 +167,13 @@ fn filesystem_error(error: &FilesystemError) -> PluginError {
     match error {
         FilesystemError::InvalidType { .. }
         | FilesystemError::BlankReadOnly { .. }
-        | FilesystemError::Damaged { .. }
-        | FilesystemError::Mismatch { .. }
-        | FilesystemError::CannotGrow { .. } => message.for_you(),
-        FilesystemError::Probe { .. }
-        | FilesystemError::Format { .. }
-        | FilesystemError::Mount { .. }
-        | FilesystemError::Grow { .. } => message,
+        | FilesystemError::Damaged { .. } => message.for_you(),
+        FilesystemError::Mismatch { .. } => message.for_you().of_filesystem_mismatch(),
+        FilesystemError::CannotGrow { .. } => message.for_you().of_class(FailureClass::Final),
+        // The program has ended, so nothing is left in progress.
+        FilesystemError::Grow { .. } => message.of_class(FailureClass::Final),
+        FilesystemError::Probe { .. } | FilesystemError::Format { .. } | FilesystemError::Mount { .. } => {
+            message
+        }
     }
 }

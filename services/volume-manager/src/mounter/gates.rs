@@ -31,7 +31,7 @@ pub(super) struct Abandoned {
 pub(super) enum Refusal {
     /// An earlier one has not ended.
     Hung(Abandoned),
-    /// Too many are running.
+    /// All places have been taken for as long as the caller was ready to wait.
     Busy,
 }
 
@@ -62,22 +62,29 @@ pub(super) struct Gates {
 #[derive(Debug, Default)]
 struct Inner {
     gates: Mutex<HashMap<String, Gate>>,
-    ended: Notify,
+    /// A process has ended, or was abandoned.
+    changed: Notify,
 }
 
 impl Gates {
-    /// Lets a process start that works on `key`. If one was killed just now, its end is awaited for a moment.
-    pub(super) async fn enter(&self, key: &str) -> Result<Pass, Refusal> {
+    /// Lets a process start that works on `key`. Waits at most `patience` for a free place, and if a process was killed just
+    /// now, a moment for its end.
+    pub(super) async fn enter(&self, key: &str, patience: Duration) -> Result<Pass, Refusal> {
+        let give_up = Instant::now() + patience;
         loop {
-            let ended = self.inner.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
+            let changed = self.inner.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             let refusal = match self.try_enter(key) {
                 Ok(pass) => return Ok(pass),
                 Err(refusal) => refusal,
             };
-            let Refusal::Hung(Abandoned { abandoned, .. }) = &refusal else { return Err(refusal) };
-            if timeout_at(*abandoned + KILL_GRACE, ended).await.is_err() {
+            let until = match &refusal {
+                Refusal::Hung(Abandoned { abandoned, .. }) => *abandoned + KILL_GRACE,
+                Refusal::Busy => give_up,
+            };
+            // Cancel-safe: nothing is taken before `try_enter`.
+            if timeout_at(until, changed).await.is_err() {
                 return Err(refusal);
             }
         }
@@ -118,6 +125,9 @@ impl Pass {
             gate.abandoned = Some(Abandoned { what, pid, started, abandoned: Instant::now() });
             self.is_abandoned = true;
         }
+        drop(gates);
+        // Who waits for a place learns that it hangs.
+        self.gates.inner.changed.notify_waiters();
     }
 }
 
@@ -134,7 +144,7 @@ impl Drop for Pass {
             }
         }
         drop(gates);
-        self.gates.inner.ended.notify_waiters();
+        self.gates.inner.changed.notify_waiters();
     }
 }
 
@@ -142,41 +152,75 @@ impl Drop for Pass {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(120);
+
     #[tokio::test(start_paused = true)]
     async fn one_abandoned_process_keeps_others_for_the_same_thing_from_starting() {
         let gates = Gates::default();
-        let mut pass = gates.enter("a").await.unwrap();
+        let mut pass = gates.enter("a", LONG).await.unwrap();
         pass.abandon("mount x".to_owned(), 7, Instant::now());
         tokio::time::advance(Duration::from_secs(35)).await;
-        let text = gates.enter("a").await.unwrap_err().to_string();
+        let text = gates.enter("a", LONG).await.unwrap_err().to_string();
         assert_eq!(text, "the earlier attempt to mount x (process 7) has not ended for 35 s");
-        drop(gates.enter("b").await.unwrap());
+        drop(gates.enter("b", LONG).await.unwrap());
         drop(pass);
-        drop(gates.enter("a").await.unwrap());
+        drop(gates.enter("a", LONG).await.unwrap());
         assert!(gates.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_process_killed_just_now_is_awaited() {
         let gates = Gates::default();
-        let mut pass = gates.enter("a").await.unwrap();
+        let mut pass = gates.enter("a", LONG).await.unwrap();
         pass.abandon("x".to_owned(), 7, Instant::now());
-        let entering = gates.enter("a");
+        let entering = gates.enter("a", LONG);
         tokio::pin!(entering);
         assert!(futures_util::poll!(&mut entering).is_pending());
         drop(pass);
         entering.await.unwrap();
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn only_so_many_processes_work_on_the_same_thing() {
-        let gates = Gates::default();
+    async fn take_all(gates: &Gates) -> Vec<Pass> {
         let mut passes = Vec::new();
         for _ in 0..MAX_RUNNING {
-            passes.push(gates.enter("a").await.unwrap());
+            passes.push(gates.enter("a", LONG).await.unwrap());
         }
-        assert_eq!(gates.enter("a").await.unwrap_err(), Refusal::Busy);
+        passes
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_further_process_waits_for_a_free_place() {
+        let gates = Gates::default();
+        let mut passes = take_all(&gates).await;
+        let entering = gates.enter("a", LONG);
+        tokio::pin!(entering);
+        assert!(futures_util::poll!(&mut entering).is_pending());
+        tokio::time::advance(LONG / 2).await;
+        assert!(futures_util::poll!(&mut entering).is_pending());
         passes.pop();
-        gates.enter("a").await.unwrap();
+        let pass = entering.await.unwrap();
+        drop((pass, passes));
+        assert!(gates.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_place_longer_than_its_deadline() {
+        let gates = Gates::default();
+        let _passes = take_all(&gates).await;
+        let started = Instant::now();
+        let refusal = gates.enter("a", LONG).await.unwrap_err();
+        assert_eq!((refusal, started.elapsed()), (Refusal::Busy, LONG));
+        drop(gates.enter("b", LONG).await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_abandoned_meanwhile_ends_the_wait_for_a_place() {
+        let gates = Gates::default();
+        let mut passes = take_all(&gates).await;
+        let entering = gates.enter("a", LONG);
+        tokio::pin!(entering);
+        assert!(futures_util::poll!(&mut entering).is_pending());
+        passes[0].abandon("mount x".to_owned(), 7, Instant::now());
+        assert!(matches!(entering.await.unwrap_err(), Refusal::Hung(_)));
     }
 }

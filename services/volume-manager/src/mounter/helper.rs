@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use keelson_service_kit::status::chain;
 use keelson_volume_manager_core::desire::FsGroupPolicy;
 use keelson_volume_manager_core::hostpath::FileKind;
 use rustix::fs::{Mode, OFlags};
@@ -25,6 +26,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::fsgroup::{self, Access, Progress};
+use crate::measure::{Usage, by_file_system};
+use crate::subpath::{self, SubPath};
 
 /// The first argument of the helper.
 pub const ARGUMENT: &str = "volume-helper";
@@ -51,6 +54,12 @@ pub(super) enum Request {
     IsBusy { path: PathBuf },
     /// Apply the fsGroup to the files of a volume.
     ApplyFsGroup { path: PathBuf, group: u32, read_only: bool, on_root_mismatch: bool },
+    /// Prepare a subPath of the volume at `path` for a container.
+    PrepareSubpath { path: PathBuf, pod_folder: PathBuf, container: String, subpath: SubPath },
+    /// Unmount and remove the subPaths of one volume of a pod, or of all; `path` is their folder.
+    RemoveSubpaths { path: PathBuf, pod_folder: PathBuf, volume: Option<String> },
+    /// The usage of the filesystem that is mounted at a path.
+    Measure { path: PathBuf },
 }
 
 impl Request {
@@ -62,7 +71,10 @@ impl Request {
             | Self::Flags { path }
             | Self::Inspect { path }
             | Self::IsBusy { path }
-            | Self::ApplyFsGroup { path, .. } => path,
+            | Self::ApplyFsGroup { path, .. }
+            | Self::PrepareSubpath { path, .. }
+            | Self::RemoveSubpaths { path, .. }
+            | Self::Measure { path } => path,
         }
     }
 
@@ -75,6 +87,9 @@ impl Request {
             Self::Inspect { .. } => "look at",
             Self::IsBusy { .. } => "open the device",
             Self::ApplyFsGroup { .. } => "apply the pod's fsGroup to",
+            Self::PrepareSubpath { .. } => "prepare a subPath of the volume at",
+            Self::RemoveSubpaths { .. } => "unmount the subPaths in",
+            Self::Measure { .. } => "measure the file system at",
         };
         format!("{act} {}", self.path().display())
     }
@@ -106,6 +121,10 @@ pub(super) enum Answer {
     File(Option<FileFacts>),
     /// Whether the device is busy.
     Busy(bool),
+    /// The usage of a filesystem.
+    Usage(Usage),
+    /// What a container mounts.
+    Path(PathBuf),
 }
 
 /// An error of a system call.
@@ -207,7 +226,26 @@ fn carry_out(request: &Request, lines: &Lines) -> io::Result<Answer> {
                 if *on_root_mismatch { FsGroupPolicy::OnRootMismatch } else { FsGroupPolicy::Always };
             apply_fs_group(path, *group, access, policy, lines).map(|()| Answer::Nothing)
         }
+        Request::PrepareSubpath { path, pod_folder, container, subpath } => {
+            subpath::prepare(pod_folder, container, path, subpath).map(Answer::Path).map_err(|error| {
+                // The text of the error is for the pod's status, which shows no path of the node.
+                if let Some(path) = error.path() {
+                    let _ = lines.write(&Line::Warning(path.display().to_string()));
+                }
+                with_causes(error)
+            })
+        }
+        Request::RemoveSubpaths { pod_folder, volume, .. } => {
+            subpath::remove(pod_folder, volume.as_deref()).map_err(with_causes)?;
+            Ok(Answer::Nothing)
+        }
+        Request::Measure { path } => by_file_system(path).map(Answer::Usage).map_err(with_causes),
     }
+}
+
+/// The error with its causes in its text.
+fn with_causes(error: impl std::error::Error + 'static) -> io::Error {
+    io::Error::other(chain(&error))
 }
 
 fn inspect(path: &Path) -> io::Result<Option<FileFacts>> {

@@ -156,7 +156,8 @@ impl Mounter {
     }
 
     /// Bind-mounts `source` on `target`, then applies the options (volumes.md §7). If that fails, nothing is left mounted,
-    /// or the class is `Uncertain`.
+    /// or the class is `Uncertain`. A mount that is there already was left by a service that was killed between the two
+    /// steps: it gets its options.
     pub(crate) async fn bind(
         &self,
         source: &Path,
@@ -176,7 +177,9 @@ impl Mounter {
             PluginError::new(format!("cannot bind-{}: {}", request.describe(), failure.cause))
                 .of_class(failure.class)
         };
-        self.try_mount(&request, "", &steps.bind).await?.map_err(failed)?;
+        if !self.is_mount_point(target)? {
+            self.try_mount(&request, "", &steps.bind).await?.map_err(failed)?;
+        }
         let remounted = match self.try_mount(&request, "", &steps.remount).await {
             Ok(result) => result.map_err(failed),
             Err(error) => Err(error),

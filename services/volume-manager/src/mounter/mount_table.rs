@@ -17,6 +17,8 @@ const DELETED: [&str; 2] = ["//deleted", " (deleted)"];
 pub(super) struct Entry {
     /// `major:minor` of its filesystem.
     device: String,
+    /// The options of the mount itself, not of its filesystem.
+    options: String,
     mount: Mount,
 }
 
@@ -50,9 +52,12 @@ fn parse(text: &[u8]) -> Vec<Entry> {
 }
 
 fn parse_line(line: &[u8]) -> Option<Entry> {
-    let device = line.split(|byte| *byte == b' ').nth(2)?;
+    let field = |index| {
+        let field = line.split(|byte| *byte == b' ').nth(index);
+        field.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
     let mount = keelson_mountinfo::parse(line).pop()?;
-    Some(Entry { device: String::from_utf8_lossy(device).into_owned(), mount })
+    Some(Entry { device: field(2)?, options: field(5)?, mount })
 }
 
 /// The path as mountinfo has it. Resolves the folder that contains it, but never touches the path itself. A folder that
@@ -76,6 +81,12 @@ pub(super) fn is_mount_point(entries: &[Entry], path: &Path) -> bool {
     })
 }
 
+/// The options of the mount on exactly `path`; the last one hides others. `None`: nothing is mounted there.
+pub(super) fn options_at<'a>(entries: &'a [Entry], path: &Path) -> Option<&'a str> {
+    let topmost = entries.iter().rev().find(|entry| entry.mount.point == path);
+    topmost.map(|entry| entry.options.as_str())
+}
+
 /// The other mounts of what is at `path`: those with the same part of the same filesystem (volumes.md §7).
 pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
     // The last of several mounts on one point hides the others.
@@ -91,6 +102,13 @@ pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
         .enumerate()
         .filter(|(other, entry)| *other != index && entry.device == own.device && entry.mount.root == root);
     others.map(|(_, entry)| entry.mount.point.clone()).collect()
+}
+
+/// The mount points strictly below `folder` whose last component is `name`.
+pub(super) fn with_name(entries: &[Entry], folder: &Path, name: &str) -> Vec<PathBuf> {
+    let points = entries.iter().map(|entry| &entry.mount.point);
+    let has_name = |point: &&PathBuf| point.file_name().is_some_and(|last| last == name);
+    points.filter(has_name).filter(|point| *point != folder && point.starts_with(folder)).cloned().collect()
 }
 
 /// What is mounted below `path`, for the error of an unmount; empty if there is nothing.
@@ -126,6 +144,18 @@ mod tests {
         ] {
             assert_eq!(is_mount_point(&table, Path::new(path)), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn the_options_of_a_mount_are_those_of_the_last_one_on_its_point() {
+        let table = parse(
+            b"\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
+30 21 8:1 /a /k/v rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
+31 30 8:1 /a /k/v ro,noexec - ext4 /dev/sda1 rw\n",
+        );
+        let of = |path: &str| options_at(&table, Path::new(path));
+        assert_eq!((of("/k/v"), of("/"), of("/k")), (Some("ro,noexec"), Some("rw,relatime"), None));
     }
 
     #[test]

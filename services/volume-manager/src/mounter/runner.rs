@@ -6,17 +6,13 @@ use std::io;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::fd::OwnedFd;
-use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
+use super::captured::{Captured, TRIM_PERIOD};
 use super::gates::{Gates, Pass, Refusal};
 use super::output::CommandOutput;
-
-/// More output than this is cut off, in bytes.
-const MAX_OUTPUT: usize = 1 << 20;
 
 /// What happens to a process that nobody waits for any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +32,22 @@ pub(super) struct Run {
     pub(super) key: String,
     /// What it does, without secrets.
     pub(super) what: String,
+    /// The longest time that it may take, and that it may wait for its start.
     pub(super) deadline: Duration,
     pub(super) abandonment: Abandonment,
+}
+
+/// A helper to start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HelperStart<'a> {
+    pub(super) program: &'a OsString,
+    pub(super) argument: &'a str,
+    /// What it works on. It is never shown.
+    pub(super) key: &'a str,
+    /// What it does, without secrets.
+    pub(super) what: &'a str,
+    /// How long it may wait for its start.
+    pub(super) patience: Duration,
 }
 
 /// Why there is no exit code of a program.
@@ -75,42 +85,34 @@ impl Runner {
 
     /// Runs a program and waits for its end.
     pub(super) async fn run(&self, run: &Run) -> Result<CommandOutput, RunError> {
-        let pass = self.gates.enter(&run.key).await.map_err(RunError::Refused)?;
-        // Files instead of pipes: a daemon that inherits them holds up nothing, and a program that outlives this service
-        // can still write.
-        let stdout = memory_file().map_err(RunError::Start)?;
-        let stderr = memory_file().map_err(RunError::Start)?;
+        let pass = self.gates.enter(&run.key, run.deadline).await.map_err(RunError::Refused)?;
+        let stdout = Captured::new().map_err(RunError::Start)?;
+        let stderr = Captured::new().map_err(RunError::Start)?;
         let mut command = self.command(&run.program).map_err(RunError::Start)?;
         command.args(&run.arguments).stdin(Stdio::null());
-        command.stdout(stdout.try_clone().map_err(RunError::Start)?);
-        command.stderr(stderr.try_clone().map_err(RunError::Start)?);
+        command.stdout(stdout.for_program().map_err(RunError::Start)?);
+        command.stderr(stderr.for_program().map_err(RunError::Start)?);
         let mut process = Process::start(command, pass, &run.what, run.abandonment)?;
-        let read = || (read_all(&stdout), read_all(&stderr));
-        match timeout(run.deadline, process.wait()).await {
+        let outputs = [&stdout, &stderr];
+        match timeout(run.deadline, until_end(&mut process, outputs)).await {
             Ok(Ok(status)) => {
-                let (stdout, stderr) = read();
-                Ok(CommandOutput { code: status.code(), stdout, stderr })
+                outputs.iter().for_each(|output| output.close());
+                Ok(CommandOutput { code: status.code(), stdout: stdout.text(), stderr: stderr.text() })
             }
             Ok(Err(error)) => Err(RunError::Start(error)),
             Err(_) => {
-                let (stdout, stderr) = read();
-                Err(RunError::Deadline { after: run.deadline, output: format!("{stdout}{stderr}") })
+                let output = format!("{}{}", stdout.text(), stderr.text());
+                Err(RunError::Deadline { after: run.deadline, output })
             }
         }
     }
 
-    /// Starts this program of the service for work on `key`, with pipes to its stdin and stdout.
-    pub(super) async fn start_with_pipes(
-        &self,
-        program: &OsString,
-        argument: &str,
-        key: &str,
-        what: &str,
-    ) -> Result<Process, RunError> {
-        let pass = self.gates.enter(key).await.map_err(RunError::Refused)?;
-        let mut command = self.command(program).map_err(RunError::Start)?;
-        command.arg(argument).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Process::start(command, pass, what, Abandonment::Kill)
+    /// Starts a helper with pipes to its stdin and stdout.
+    pub(super) async fn start_with_pipes(&self, start: HelperStart<'_>) -> Result<Process, RunError> {
+        let pass = self.gates.enter(start.key, start.patience).await.map_err(RunError::Refused)?;
+        let mut command = self.command(start.program).map_err(RunError::Start)?;
+        command.arg(start.argument).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Process::start(command, pass, start.what, Abandonment::Kill)
     }
 
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> io::Result<Command> {
@@ -124,21 +126,14 @@ impl Runner {
     }
 }
 
-fn memory_file() -> io::Result<OwnedFd> {
-    Ok(rustix::fs::memfd_create(c"output", MemfdFlags::CLOEXEC)?)
-}
-
-/// What was written to a file, without what is too much. Bytes that are not UTF-8 are replaced.
-fn read_all(file: &OwnedFd) -> String {
-    let mut bytes = vec![0; MAX_OUTPUT];
-    let mut length = 0;
-    while length < MAX_OUTPUT {
-        match rustix::io::pread(file, &mut bytes[length..], length as u64) {
-            Ok(0) | Err(_) => break,
-            Ok(read) => length += read,
+/// Waits for the end of a process, and meanwhile drops what it writes too much.
+async fn until_end(process: &mut Process, outputs: [&Captured; 2]) -> io::Result<std::process::ExitStatus> {
+    loop {
+        match timeout(TRIM_PERIOD, process.wait()).await {
+            Ok(ended) => return ended,
+            Err(_) => outputs.iter().for_each(|output| output.trim()),
         }
     }
-    String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
 /// A process. If it is dropped before the process has ended, the process is abandoned.

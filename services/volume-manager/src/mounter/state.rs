@@ -50,7 +50,6 @@ impl Default for Mounter {
 
 impl Mounter {
     /// A mounter whose helper process is the program `helper`.
-    #[cfg(test)]
     pub(crate) fn with_helper(helper: OsString) -> Self {
         let mounter = Self::default();
         Self { client: mounter.client.clone().with_program(helper), ..mounter }

@@ -73,17 +73,17 @@ impl TestFolder {
 
     /// A mounter that finds the programs of this folder first, and whose helper is this test program.
     pub(crate) fn mounter(&self) -> Mounter {
+        self.helper();
+        mounter_in(&self.path)
+    }
+
+    /// The program that starts this test program as the helper.
+    pub(crate) fn helper(&self) -> PathBuf {
         let test = std::env::current_exe().unwrap();
         let module = module_path!().split_once("::").unwrap().1;
         let name = format!("{module}::answers_as_the_helper_if_it_is_started_as_one");
         let script = format!("exec 3>&1 1>/dev/null\n{IS_HELPER}=1 exec '{}' --exact {name}", test.display());
-        let helper = self.program("helper", &script);
-        Mounter::with_helper(helper.into_os_string()).with_search_path(self.search_path())
-    }
-
-    fn search_path(&self) -> OsString {
-        let own = self.path.join("bin").display().to_string();
-        format!("{own}:{}", std::env::var("PATH").unwrap()).into()
+        self.program("helper", &script)
     }
 
     /// Mounts a tmpfs.
@@ -92,6 +92,13 @@ impl TestFolder {
         rustix::mount::mount("tmpfs", &path, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
         path
     }
+}
+
+/// A mounter that finds the programs of this folder first, and whose helper is one of them.
+pub(crate) fn mounter_in(folder: &Path) -> Mounter {
+    let own = folder.join("bin");
+    let search_path: OsString = format!("{}:{}", own.display(), std::env::var("PATH").unwrap()).into();
+    Mounter::with_helper(own.join("helper").into_os_string()).with_search_path(search_path)
 }
 
 impl TestFolder {
@@ -167,6 +174,7 @@ pub(crate) fn volume(uid: &str, field: &str, source: serde_json::Value) -> Volum
         claim_size: None,
         mode: VolumeMode::Filesystem,
         read_only: false,
+        is_migrated: false,
         mount_options: Vec::new(),
         fs_group: None,
         fs_group_policy: FsGroupPolicy::Always,

@@ -46,6 +46,34 @@ async fn a_bind_mount_gets_its_options_and_leaves_its_source_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_bind_mount_without_its_options_is_not_complete_and_gets_them() {
+    let folder = TestFolder::new();
+    let mounter = folder.mounter();
+    let (source, target) = (folder.tmpfs("source"), folder.folder("target"));
+    let restricted = options(&["ro", "noexec"]);
+    assert!(!mounter.is_bound(&target, &[]).unwrap(), "nothing is mounted");
+    rustix::mount::mount_bind(&source, &target).unwrap();
+    assert!(mounter.is_bound(&target, &[]).unwrap());
+    assert!(!mounter.is_bound(&target, &restricted).unwrap());
+    mounter.bind(&source, &target, &restricted).await.unwrap();
+    assert!(mounter.is_bound(&target, &restricted).unwrap());
+    assert!(fs::write(target.join("file"), "x").is_err());
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    assert!(!mounter.is_mount_point(&target).unwrap(), "it was mounted once");
+}
+
+#[tokio::test]
+async fn many_helpers_for_the_same_path_at_once_all_get_their_turn() {
+    let folder = TestFolder::new();
+    let mounter = folder.mounter();
+    let path = folder.path();
+    let asked = (0..12).map(|_| mounter.inspect(path));
+    for found in futures_util::future::join_all(asked).await {
+        assert_eq!(found.unwrap().unwrap().path, path);
+    }
+}
+
+#[tokio::test]
 async fn a_bind_mount_of_a_missing_path_names_it_and_mounts_nothing() {
     let folder = TestFolder::new();
     let mounter = folder.mounter();
@@ -354,4 +382,64 @@ async fn folders_are_created_by_the_helper_with_their_mode() {
     fs::write(folder.path().join("file"), "").unwrap();
     let error = mounter.create_folders(&folder.path().join("file/x"), 0o750).await.unwrap_err();
     assert!(error.message.contains("cannot create the folder /"), "{}", error.message);
+}
+
+#[tokio::test]
+async fn the_helper_unmounts_subpaths_of_one_volume_and_of_all() {
+    let folder = TestFolder::new();
+    let mounter = folder.mounter();
+    let pod = folder.folder("pod");
+    mounter.remove_subpaths(&pod, None).await.unwrap();
+    let [one, two] = ["one", "two"].map(|name| folder.tmpfs(&format!("pod/volume-subpaths/{name}/main/0")));
+    mounter.remove_subpaths(&pod, Some("one")).await.unwrap();
+    assert!(!one.exists() && mounter.is_mount_point(&two).unwrap());
+    let held = fs::File::open(&two).unwrap();
+    let error = mounter.remove_subpaths(&pod, None).await.unwrap_err();
+    assert!(error.message.contains("cannot unmount the subPath: "), "{}", error.message);
+    drop(held);
+    mounter.remove_subpaths(&pod, None).await.unwrap();
+    assert!(!pod.join("volume-subpaths").exists());
+}
+
+#[tokio::test]
+async fn an_unmount_of_subpaths_that_hangs_is_abandoned_and_holds_up_no_other_volume() {
+    let folder = TestFolder::new();
+    let mounter = folder.mounter();
+    let pod = folder.folder("pod");
+    folder.folder("pod/volume-subpaths/hanging");
+    let pid = folder.path().join("pid");
+    folder.program("helper", &format!("echo $$ > {}\nexec sleep 1000", pid.display()));
+    let hasty = mounter.clone().with_patience(Duration::from_secs(3));
+    let error = hasty.remove_subpaths(&pod, Some("hanging")).await.unwrap_err();
+    assert_eq!(error.class, FailureClass::Uncertain);
+    let volume = pod.join("volume-subpaths/hanging");
+    assert!(error.message.contains(volume.to_str().unwrap()), "{}", error.message);
+    until_ended(pid).await;
+    folder.helper();
+    mounter.remove_subpaths(&pod, Some("other")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_subpath_of_a_volume_that_hangs_is_abandoned_without_a_path_in_its_error() {
+    let folder = TestFolder::new();
+    let (mounter, pod, volume) = (folder.mounter(), folder.folder("pod"), folder.folder("volume"));
+    let subpath = |path: &str| crate::subpath::SubPath {
+        index: 0,
+        volume: "data".into(),
+        path: path.into(),
+        read_only: true,
+    };
+    let prepared = mounter.prepare_subpath(&pod, "main", &volume, &subpath("sub")).await.unwrap();
+    assert_eq!(prepared, pod.join("volume-subpaths/data/main/0"));
+    assert!(fs::write(prepared.join("file"), "x").is_err() && volume.join("sub").is_dir());
+    let error = mounter.prepare_subpath(&pod, "main", &volume, &subpath("../x")).await.unwrap_err();
+    assert!(error.to_string().starts_with("the path leads out of the volume"), "{error}");
+    let pid = folder.path().join("pid");
+    folder.program("helper", &format!("echo $$ > {}\nexec sleep 1000", pid.display()));
+    let hasty = mounter.clone().with_patience(Duration::from_secs(3));
+    let error = hasty.prepare_subpath(&pod, "main", &volume, &subpath("sub")).await.unwrap_err();
+    assert_eq!(error.to_string(), "the volume does not answer; it is retried");
+    until_ended(pid).await;
+    folder.helper();
+    mounter.remove_subpaths(&pod, None).await.unwrap();
 }

@@ -6,12 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use keelson_volume_manager_core::mount_options::MountOptions;
 use keelson_volume_manager_core::world::FailureClass;
 
 use super::mount_table::{self, Entry};
 use super::output::{CommandOutput, run_error};
 use super::runner::{Abandonment, Run, RunError};
 use super::state::Mounter;
+use super::threads::blocking;
 use crate::plugin_error::PluginError;
 
 /// The number of mounts that may be stacked at one path.
@@ -28,6 +30,21 @@ impl Mounter {
         Ok(mount_table::is_mount_point(&read_table()?, &mount_table::resolve(path)))
     }
 
+    /// Whether something is mounted on `path` that is restricted as `options` want it. If the service was killed in the middle
+    /// of [`Mounter::bind`], that is not so, and another `bind` completes it.
+    pub(crate) fn is_bound(&self, path: &Path, options: &[String]) -> Result<bool, PluginError> {
+        let wanted = MountOptions::default().with(options);
+        let wanted = wanted.map_err(|error| PluginError::new(error.to_string()).for_you())?;
+        let table = read_table()?;
+        let present = mount_table::options_at(&table, &mount_table::resolve(path));
+        Ok(present.is_some_and(|present| wanted.missing_in(present).is_empty()))
+    }
+
+    /// The mount points strictly below `folder` whose last component is `name`.
+    pub(crate) fn mounts_with_name(&self, folder: &Path, name: &str) -> Result<Vec<PathBuf>, PluginError> {
+        Ok(mount_table::with_name(&read_table()?, &mount_table::resolve(folder), name))
+    }
+
     /// Other mounts of what is mounted on `path` (volumes.md §7).
     pub(crate) fn mount_references(&self, path: &Path) -> Result<Vec<PathBuf>, PluginError> {
         Ok(mount_table::references(&read_table()?, &mount_table::resolve(path)))
@@ -41,8 +58,7 @@ impl Mounter {
     pub(crate) async fn clean_mount_point(&self, path: &Path, force: bool) -> Result<(), PluginError> {
         self.unmount(path, force).await?;
         let folder = path.to_owned();
-        let removed = tokio::task::spawn_blocking(move || fs::remove_dir(folder)).await;
-        match removed.map_err(io::Error::other).flatten() {
+        match blocking(move || fs::remove_dir(folder)).await.map_err(io::Error::from) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let path = path.display();
                 let message = format!("cannot remove the folder {path}, where a volume was mounted: {error}");

@@ -8,19 +8,19 @@
 //! | `publish` | publishes and unpublishes it for a pod |
 //! | `grow` | expands it |
 //! | `usage` | measures it |
+//! | `attach_limit` | whether the node has no room for it |
 //! | `found` | reads what is on disk after a restart |
 //! | `files` | the data files and folders |
 //! | `driver_objects` | CSIDrivers, cached |
 //! | `tokens` | tokens of service accounts, cached |
 //! | `ports` | what is needed of the control plane |
 
-#![allow(dead_code, reason = "statistics have no caller yet")]
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use keelson_volume_manager_core::csi::LifecycleMode;
 use keelson_volume_manager_core::csi::paths::{PLUGIN, block_paths};
+use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::world::{Learned, Shape};
 
 use self::context::Context;
@@ -29,7 +29,7 @@ use self::grow::ExpandFailure;
 use self::ports::TokenIssuer;
 pub(crate) use self::ports::{NoApiServer, Objects};
 use self::tokens::TokenCache;
-use self::usage::VolumeUsage;
+pub(crate) use self::usage::{Condition, MeasureVolumes, MeasuredVolume, VolumeUsage};
 use self::volume::CsiVolume;
 use super::host::Mounts;
 use super::secrets::Secrets;
@@ -39,6 +39,7 @@ use super::{
 };
 use crate::csi::drivers::Drivers;
 
+mod attach_limit;
 mod context;
 mod driver_objects;
 mod files;
@@ -84,9 +85,9 @@ impl Csi {
         Self(Context { root, node, drivers, mounts, secrets, objects, driver_objects, tokens })
     }
 
-    /// Measures a volume of a pod. `None`: the driver does not measure volumes.
-    pub(crate) fn statistics<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, Option<VolumeUsage>> {
-        Box::pin(usage::measure(&self.0, place))
+    /// Why the node has no room for one of these volumes, which are not attached; `None` if nothing says so.
+    pub(crate) async fn attach_limit(&self, volumes: &[VolumeName]) -> Option<String> {
+        attach_limit::exceeded(&self.0, volumes).await
     }
 
     /// As [`Plugin::expand`], with what the error says about the expansion (volumes.md §4).
@@ -125,6 +126,12 @@ impl Csi {
     }
 }
 
+impl MeasureVolumes for Csi {
+    fn measure<'a>(&'a self, volume: &'a MeasuredVolume) -> Answer<'a, Option<VolumeUsage>> {
+        Box::pin(usage::measure(&self.0, volume))
+    }
+}
+
 impl Plugin for Csi {
     fn name(&self) -> &'static str {
         PLUGIN
@@ -159,9 +166,10 @@ impl Plugin for Csi {
     }
 
     fn expand<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>, size: u64) -> Answer<'a, u64> {
-        Box::pin(
-            async move { self.expand_volume(volume, request, size).await.map_err(|failure| failure.error) },
-        )
+        Box::pin(async move {
+            let expanded = self.expand_volume(volume, request, size).await;
+            expanded.map_err(|failure| failure.error.of_expansion(failure.class))
+        })
     }
 
     fn global_map_path(&self, inner_name: &str) -> Option<PathBuf> {

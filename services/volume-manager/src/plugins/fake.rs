@@ -1,6 +1,6 @@
 //! A node for tests: folders instead of sysfs and /dev, and mounts and commands that are only recorded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) log: Vec<String>,
     /// Mount points, each with the device.
     pub(super) mounts: BTreeMap<PathBuf, String>,
+    /// Devices that something holds.
+    pub(super) busy: BTreeSet<String>,
     programs: BTreeMap<String, Program>,
     /// The calls that fail, by the first word of their line in the log.
     failures: BTreeMap<String, PluginError>,
@@ -179,6 +181,11 @@ impl Commands for FakeNode {
         let line = format!("grow {} {}", device.display(), self.short(mount_point));
         Box::pin(async move { self.call("grow", line).map(drop) })
     }
+
+    fn is_busy<'a>(&'a self, device: &'a Path) -> Answer<'a, bool> {
+        let device = device.display().to_string();
+        Box::pin(async move { Ok(self.state().busy.contains(&device)) })
+    }
 }
 
 impl Mounts for FakeNode {
@@ -255,6 +262,7 @@ pub(super) fn inline(field: &str, source: Value) -> VolumeSpec {
         claim_size: None,
         mode: VolumeMode::Filesystem,
         read_only: false,
+        is_migrated: false,
         mount_options: Vec::new(),
         fs_group: None,
         fs_group_policy: FsGroupPolicy::Always,

@@ -6,28 +6,32 @@
 
 mod drivers;
 mod operations;
+mod record;
 #[cfg(test)]
 mod tests;
 mod watch;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_volume_manager_core::flexvolume::call::Call;
-use keelson_volume_manager_core::flexvolume::driver::Driver;
+use keelson_volume_manager_core::flexvolume::driver::{self, Driver};
 use keelson_volume_manager_core::flexvolume::options::Options;
 use keelson_volume_manager_core::sources::FlexSource;
 use keelson_volume_manager_core::world::{Learned, MountLabel, Shape};
 
 use self::drivers::{DriverState, Drivers};
+use self::record::Record;
 use super::disk::{self, wrong_source};
-use super::host::{Host, blocking, names_in};
+use super::host::{Host, blocking};
 use super::secrets::Secrets;
 use super::{
-    Abilities, Answer, DevicePlace, DeviceRequest, FoundFolder, Identity, Plugin, PluginError, Reconstructed,
-    SetUp, SetUpRequest, VolumePlace, VolumeSpec,
+    Abilities, Answer, DevicePlace, DeviceRequest, FoundDevice, FoundFolder, Identity, Plugin, PluginError,
+    Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
 };
+use crate::listing::names_in;
 use crate::mounter::DEADLINE;
 
 /// The plugin of all flexVolume drivers. Cheap to clone.
@@ -132,7 +136,7 @@ impl FlexVolume {
             let volumes = self.0.host.root.join("pods").join(found.pod.as_str()).join("volumes");
             let folder = volumes.join(driver.folder());
             let names = blocking("list the volumes of a driver", move || names_in(&folder)).await?;
-            if names.contains(&found.inner_name) && self.0.drivers.has_folder(&driver) {
+            if names.contains(&found.inner_name) && self.0.drivers.is_installed(&driver).await? {
                 drivers.push(driver);
             }
         }
@@ -153,7 +157,7 @@ impl FlexVolume {
         let has_device = match self.0.drivers.get(&driver).await {
             Ok(state) => state.capabilities.attach,
             // A driver that does not answer now has a device if there is a mount of it.
-            Err(_) => self.0.host.mounts.is_mount_point(&path)?,
+            Err(_) => self.0.host.is_mount_point(&path).await?,
         };
         Ok(Reconstructed {
             shared_name: has_device.then(|| driver.unique_name(&found.inner_name).into()),
@@ -162,6 +166,28 @@ impl FlexVolume {
             label: Some(MountLabel::Unlabelled),
         })
     }
+}
+
+/// The devices that are, or may be, mounted or attached: of each driver's folder, also without the driver itself.
+fn found_devices(root: &Path) -> io::Result<Vec<FoundDevice>> {
+    let base = root.join(driver::ROOT);
+    let mut found = Vec::new();
+    for vendor in names_in(&base)? {
+        let drivers = names_in(&base.join(&vendor))?.into_iter().map(|name| {
+            // A driver without a vendor has its mounts right here.
+            if name == driver::MOUNTS { vendor.clone() } else { format!("{vendor}/{name}") }
+        });
+        for driver in drivers.filter_map(|name| Driver::new(&name).ok()) {
+            let mounts = base.join(driver.name()).join(driver::MOUNTS);
+            found.extend(Record::volumes_in(&mounts)?.into_iter().map(|volume| FoundDevice {
+                volume: driver.unique_name(&volume).into(),
+                is_block: false,
+                device_mount_path: mounts.join(&volume).to_string_lossy().into_owned(),
+                inner_name: volume,
+            }));
+        }
+    }
+    Ok(found)
 }
 
 impl Plugin for FlexVolume {
@@ -215,6 +241,11 @@ impl Plugin for FlexVolume {
 
     fn expand<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>, size: u64) -> Answer<'a, u64> {
         Box::pin(self.expand_filesystem(volume, request, size))
+    }
+
+    fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {
+        let root = self.0.host.root.clone();
+        Box::pin(blocking("list the devices of flexVolume drivers", move || found_devices(&root)))
     }
 
     fn reconstruct<'a>(&'a self, folder: &'a FoundFolder) -> Answer<'a, Reconstructed> {

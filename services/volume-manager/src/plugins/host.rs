@@ -12,7 +12,8 @@ use keelson_volume_manager_core::multipath::Mapping;
 use keelson_volume_manager_core::world::FailureClass;
 
 use super::{Answer, PluginError};
-use crate::mounter::{CommandOutput, DEADLINE, MountRequest, Mounter};
+use crate::listing::names_in;
+use crate::mounter::{self, CommandOutput, DEADLINE, MountRequest, Mounter, ThreadError};
 use crate::walks::FsGroupWalks;
 
 /// The mode of the folders of volumes (volumes.md §2).
@@ -30,6 +31,9 @@ pub(crate) trait Commands: fmt::Debug + Send + Sync {
 
     /// As [`Mounter::grow`].
     fn grow<'a>(&'a self, device: &'a Path, mount_point: &'a Path) -> Answer<'a, ()>;
+
+    /// As [`Mounter::is_busy`].
+    fn is_busy<'a>(&'a self, device: &'a Path) -> Answer<'a, bool>;
 }
 
 /// An fsGroup to apply to the files of a volume that can be written.
@@ -45,6 +49,9 @@ pub(crate) trait Mounts: fmt::Debug + Send + Sync {
     fn format_and_mount<'a>(&'a self, request: MountRequest<'a>) -> Answer<'a, ()>;
     fn bind<'a>(&'a self, source: &'a Path, target: &'a Path, options: &'a [String]) -> Answer<'a, ()>;
     fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError>;
+    fn is_bound(&self, path: &Path, _options: &[String]) -> Result<bool, PluginError> {
+        self.is_mount_point(path)
+    }
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()>;
     fn mount_references(&self, path: &Path) -> Result<Vec<PathBuf>, PluginError>;
     fn create_folders<'a>(&'a self, path: &'a Path) -> Answer<'a, ()>;
@@ -64,6 +71,10 @@ impl Commands for Mounter {
     fn grow<'a>(&'a self, device: &'a Path, mount_point: &'a Path) -> Answer<'a, ()> {
         Box::pin(Mounter::grow(self, device, mount_point))
     }
+
+    fn is_busy<'a>(&'a self, device: &'a Path) -> Answer<'a, bool> {
+        Box::pin(Mounter::is_busy(self, device))
+    }
 }
 
 impl Mounts for Mounter {
@@ -77,6 +88,10 @@ impl Mounts for Mounter {
 
     fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
         Mounter::is_mount_point(self, path)
+    }
+
+    fn is_bound(&self, path: &Path, options: &[String]) -> Result<bool, PluginError> {
+        Mounter::is_bound(self, path, options)
     }
 
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()> {
@@ -118,6 +133,16 @@ impl Host {
         }
     }
 
+    /// As [`is_mount_point`].
+    pub(super) async fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
+        is_mount_point(&self.mounts, path).await
+    }
+
+    /// As [`mount_references`].
+    pub(super) async fn mount_references(&self, path: &Path) -> Result<Vec<PathBuf>, PluginError> {
+        mount_references(&self.mounts, path).await
+    }
+
     /// Runs a command that has to end with 0.
     pub(super) async fn run_checked(
         &self,
@@ -129,8 +154,8 @@ impl Host {
             return Ok(output);
         }
         let ended = output.code.map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
-        let text = format!("{program} {} ended with {ended}: {}", arguments.join(" "), output.stderr.trim());
-        Err(PluginError::new(text))
+        let (arguments, why) = (arguments.join(" "), shortened(&output.stderr));
+        Err(PluginError::new(format!("{program} {arguments} ended with {ended}: {why}")))
     }
 
     /// Does work on files of the node, whose calls may block, in a thread that is abandoned at the deadline. `what`
@@ -145,20 +170,57 @@ impl Host {
     }
 }
 
-/// Does work that blocks in a thread that is abandoned at the deadline. `what` completes the sentence "cannot …".
+/// The longest output of a command in an error, in bytes.
+const MAX_SHOWN: usize = 2000;
+
+/// The output of a command as an error shows it.
+pub(super) fn shortened(output: &str) -> String {
+    let output = output.trim();
+    let end = (0..=MAX_SHOWN).rev().find(|end| output.is_char_boundary(*end)).unwrap_or(0);
+    if output.len() <= MAX_SHOWN { output.to_owned() } else { format!("{}… [truncated]", &output[..end]) }
+}
+
+/// Whether something is mounted on `path` itself. mountinfo, which may be long, is read on a thread of its own.
+pub(super) async fn is_mount_point(mounts: &Arc<dyn Mounts>, path: &Path) -> Result<bool, PluginError> {
+    let (mounts, path) = (Arc::clone(mounts), path.to_owned());
+    blocking("read the mounts of the node", move || Ok(mounts.is_mount_point(&path))).await?
+}
+
+/// Whether something is mounted on `path` itself that is restricted as `options` want it, read in the same way.
+pub(super) async fn is_bound(
+    mounts: &Arc<dyn Mounts>,
+    path: &Path,
+    options: &[String],
+) -> Result<bool, PluginError> {
+    let (mounts, path, options) = (Arc::clone(mounts), path.to_owned(), options.to_vec());
+    blocking("read the mounts of the node", move || Ok(mounts.is_bound(&path, &options))).await?
+}
+
+/// The other mounts of what is mounted on `path`, read in the same way.
+pub(super) async fn mount_references(
+    mounts: &Arc<dyn Mounts>,
+    path: &Path,
+) -> Result<Vec<PathBuf>, PluginError> {
+    let (mounts, path) = (Arc::clone(mounts), path.to_owned());
+    blocking("read the mounts of the node", move || Ok(mounts.mount_references(&path))).await?
+}
+
+/// Does work that blocks on a thread that is abandoned at the deadline; only so many threads may hang. What may hang is
+/// better done by the helper process of [`Mounter`]. `what` completes the sentence "cannot …".
 pub(super) async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, PluginError> {
-    match tokio::time::timeout(DEADLINE, tokio::task::spawn_blocking(work)).await {
-        Ok(Ok(Ok(value))) => Ok(value),
-        Ok(Ok(Err(error))) => Err(PluginError::new(format!("cannot {what}: {error}"))),
-        Ok(Err(error)) => Err(PluginError::new(format!("cannot {what}: {error}"))),
-        Err(_) => {
-            let text = format!("cannot {what}: the node has not answered within {} s", DEADLINE.as_secs());
-            Err(PluginError::new(text).of_class(FailureClass::Uncertain))
-        }
-    }
+    mounter::blocking(work).await.map_err(|error| {
+        let class = match error {
+            // It may still be at work.
+            ThreadError::Deadline(_) => FailureClass::Uncertain,
+            ThreadError::Failed(_) | ThreadError::NoThread | ThreadError::Panicked(_) => {
+                FailureClass::Transient
+            }
+        };
+        PluginError::new(format!("cannot {what}: {error}")).of_class(class)
+    })
 }
 
 /// Files of the kernel and of udev, below `/` or in tests below another folder. Every path is absolute and without that
@@ -215,26 +277,27 @@ impl Machine {
     }
 }
 
-/// The names in a folder, sorted; none if it is missing.
-pub(super) fn names_in(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        // A name that is not UTF-8 is none that the kernel or this agent has given.
-        names.extend(entry?.file_name().into_string());
-    }
-    names.sort();
-    Ok(names)
-}
-
 /// Removes a file or an empty folder; a missing one is removed already.
 pub(super) fn remove(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_output_is_shortened_and_says_so() {
+        assert_eq!(shortened(" short \n"), "short");
+        for text in ["x".repeat(2000), "ä".repeat(1000)] {
+            assert_eq!(shortened(&text), text);
+        }
+        for text in ["x".repeat(2001), "xä".repeat(1000)] {
+            let short = shortened(&text);
+            assert!(short.len() < 2020 && short.ends_with("… [truncated]"), "{}", short.len());
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::hostpath::{self, CheckResult, FileKind, TypeCheck};
 use keelson_volume_manager_core::world::{Learned, MountLabel, Shape};
 use serde::Deserialize;
@@ -106,11 +105,6 @@ impl Plugin for HostPath {
     fn identify<'a>(&'a self, volume: &'a VolumeSpec) -> Answer<'a, Identity> {
         Box::pin(async move {
             self.source(volume)?;
-            if volume.mode == VolumeMode::Block {
-                let message =
-                    format!("hostPath volume {}: volumeMode Block is not supported", volume.inner_name);
-                return Err(wrong_source(message));
-            }
             Ok(Identity {
                 shared_name: None,
                 shape: Shape::PerPod,

@@ -12,16 +12,17 @@ use keelson_volume_manager_core::local_volume::{
 };
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::sources::LocalSource;
-use keelson_volume_manager_core::world::{Learned, MountLabel, Shape};
+use keelson_volume_manager_core::world::{Learned, MountLabel, MountStep, Shape};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::disk::{options, pod_path, read_source, wrong_source};
-use super::host::FOLDER_MODE;
+use super::disk::{options, pod_path, read_source, refuse_references, wrong_source};
+use super::host::{FOLDER_MODE, Mounts, blocking, is_bound, is_mount_point, mount_references};
 use super::{
-    Abilities, Answer, DevicePlace, DeviceRequest, FoundFolder, Identity, Plugin, PluginError, Reconstructed,
-    SetUp, SetUpRequest, VolumePlace, VolumeSpec,
+    Abilities, Answer, DevicePlace, DeviceRequest, FoundDevice, FoundFolder, Identity, Plugin, PluginError,
+    Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
 };
 use crate::block;
+use crate::listing::names_in;
 use crate::mounter::{FileFacts, MountRequest, Mounter, after_failure};
 
 /// The name of the plugin.
@@ -33,6 +34,8 @@ pub(crate) struct Local {
     root: PathBuf,
     run_dir: PathBuf,
     mounter: Mounter,
+    /// The same mounter.
+    mounts: Arc<dyn Mounts>,
     events: EventRing,
     /// A lock per path, so that only one pod is the first that mounts a volume.
     locks: Mutex<HashMap<PathBuf, Weak<AsyncMutex<()>>>>,
@@ -46,10 +49,11 @@ struct Found {
 }
 
 impl Local {
-    /// The plugin. `root` is the agent's root folder.
-    /// The plugin. `run_dir` is the folder of the agent's sockets, resolved: no volume is below it.
+    /// The plugin. `root` is the agent's root folder. `run_dir` is the folder of the agent's sockets, resolved: no volume is
+    /// below it.
     pub(crate) fn new(root: PathBuf, run_dir: PathBuf, mounter: Mounter, events: EventRing) -> Self {
-        Self { root, run_dir, mounter, events, locks: Mutex::default() }
+        let mounts = Arc::new(mounter.clone());
+        Self { root, run_dir, mounter, mounts, events, locks: Mutex::default() }
     }
 
     fn shared_name(inner_name: &str) -> VolumeName {
@@ -104,7 +108,7 @@ impl Local {
             Use::Map { .. } => return Ok(Learned { device_path: Some(path), ..Learned::default() }),
             Use::Device { fs_type, global } => (fs_type, self.root.join(global)),
         };
-        if !self.mounter.is_mount_point(&global)? {
+        if !is_mount_point(&self.mounts, &global).await? {
             self.mounter.create_folders(&global, FOLDER_MODE).await?;
             let options = options(volume, volume.read_only, &MountLabel::Unlabelled)?;
             let request = MountRequest {
@@ -124,6 +128,7 @@ impl Local {
 
     async fn set_up(&self, volume: &VolumeSpec, request: SetUpRequest<'_>) -> Result<PathBuf, PluginError> {
         let Found { usage, facts, .. } = self.find(volume).await?;
+        let is_device = matches!(usage, Use::Device { .. });
         let source = match (usage, request.device_mount_path) {
             (Use::Map { .. }, _) => return Ok(facts.path),
             (Use::Directory, _) => facts.path,
@@ -133,12 +138,21 @@ impl Local {
         let target = pod_path(&self.root, NAME, &volume.pod.uid, &volume.inner_name);
         let lock = self.lock_of(&source);
         let _guard = lock.lock().await;
-        if self.mounter.is_mount_point(&target)? {
+        let options = options(volume, volume.read_only, &MountLabel::Unlabelled)?;
+        if is_bound(&self.mounts, &target, &options).await? {
             return Ok(target);
+        }
+        if is_device && !is_mount_point(&self.mounts, &source).await? {
+            // Someone has unmounted it. Without it, the pod would write to the node's own disk.
+            self.mount_device(volume).await?;
+            if !is_mount_point(&self.mounts, &source).await? {
+                let (name, source) = (&volume.inner_name, source.display());
+                let text = format!("the device of the local volume {name} is not mounted on {source}");
+                return Err(PluginError::new(text).at(MountStep::MountDevice));
+            }
         }
         self.apply_fs_group(volume, &source, request).await?;
         self.mounter.create_folders(&target, FOLDER_MODE).await?;
-        let options = options(volume, volume.read_only, &MountLabel::Unlabelled)?;
         match self.mounter.bind(&source, &target, &options).await {
             Ok(()) => Ok(target),
             Err(error) => {
@@ -156,7 +170,7 @@ impl Local {
         source: &Path,
         request: SetUpRequest<'_>,
     ) -> Result<(), PluginError> {
-        let references = self.mounter.mount_references(source)?;
+        let references = mount_references(&self.mounts, source).await?;
         let references = references.iter().filter_map(|path| path.to_str());
         let pods = self.root.join("pods");
         // mountinfo has the path without links.
@@ -187,19 +201,22 @@ impl Local {
         // A directory is the user's own and stays as it is.
         let global = local_volume::global_mount(&device.inner_name).map_err(wrong_source)?;
         let path = self.root.join(&global);
-        if !local_volume::is_global_mount(&global) || !self.mounter.is_mount_point(&path)? {
-            return self.mounter.clean_mount_point(&path, false).await;
-        }
-        let references = self.mounter.mount_references(&path)?;
-        // The same mount, seen through another prefix.
-        let others: Vec<_> = references.iter().filter(|other| !other.ends_with(&global)).collect();
-        if let Some(other) = others.first() {
-            let (path, other) = (path.display(), other.display());
-            return Err(PluginError::new(format!(
-                "the device mounted on {path} is still mounted on {other}"
-            )));
-        }
+        refuse_references(&self.mounts, &path, &global).await?;
         self.mounter.clean_mount_point(&path, false).await
+    }
+
+    /// The devices with a folder in `folder`, which is relative to the agent's root folder.
+    async fn found_in(&self, folder: &str, is_block: bool) -> Result<Vec<FoundDevice>, PluginError> {
+        let folder = self.root.join(folder);
+        let listed = folder.clone();
+        let names = blocking("list the devices of local volumes", move || names_in(&listed)).await?;
+        let device = |inner_name: String| FoundDevice {
+            volume: Self::shared_name(&inner_name),
+            is_block,
+            device_mount_path: folder.join(&inner_name).display().to_string(),
+            inner_name,
+        };
+        Ok(names.into_iter().map(device).collect())
     }
 
     async fn expand(&self, volume: &VolumeSpec, size: u64) -> Result<u64, PluginError> {
@@ -273,11 +290,19 @@ impl Plugin for Local {
         local_volume::block_maps(inner_name).ok().map(|folder| self.root.join(folder))
     }
 
+    fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {
+        Box::pin(async {
+            let mut found = self.found_in(local_volume::GLOBAL_MOUNTS, false).await?;
+            found.extend(self.found_in(local_volume::BLOCK_MAPS, true).await?);
+            Ok(found)
+        })
+    }
+
     fn reconstruct<'a>(&'a self, folder: &'a FoundFolder) -> Answer<'a, Reconstructed> {
         Box::pin(async move {
             let global = local_volume::global_mount(&folder.inner_name).map_err(wrong_source)?;
             let path = self.root.join(global);
-            let is_mounted = !folder.is_block && self.mounter.is_mount_point(&path)?;
+            let is_mounted = !folder.is_block && is_mount_point(&self.mounts, &path).await?;
             Ok(Reconstructed {
                 shared_name: Some(Self::shared_name(&folder.inner_name)),
                 has_device: true,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use keelson_volume_manager_core::multipath::{Act, Step};
+use keelson_volume_manager_core::multipath::{self, Act, Mapping, Step};
 
 use super::PluginError;
 use super::host::Host;
@@ -32,4 +32,17 @@ pub(super) async fn try_all(host: &Host, steps: &[Step], volume: &str) {
             tracing::warn!(event = "disk_removal_failed", volume, %error, "cannot {step}");
         }
     }
+}
+
+/// Device nodes of one disk, each replaced by the multipath device over it; each once.
+pub(super) fn topmost(nodes: impl IntoIterator<Item = String>, mappings: &[Mapping]) -> Vec<String> {
+    let mut topmost = Vec::new();
+    for node in nodes {
+        let over = multipath::kernel_name(&node).and_then(|name| multipath::over(name, mappings));
+        let node = over.map_or(node, Mapping::device);
+        if !topmost.contains(&node) {
+            topmost.push(node);
+        }
+    }
+    topmost
 }

@@ -2,14 +2,14 @@
 //! `root_squash` may forbid to look at it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::nfs::{FS_TYPE, NfsMount};
 use keelson_volume_manager_core::sources::NfsSource;
 use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel, Shape};
 
 use super::disk::{is_read_only, options, pod_path, read_source, wrong_source};
-use super::host::FOLDER_MODE;
+use super::host::{FOLDER_MODE, Mounts, is_mount_point};
 use super::{
     Abilities, Answer, FoundFolder, Identity, Plugin, PluginError, Reconstructed, SetUp, SetUpRequest,
     VolumePlace, VolumeSpec,
@@ -26,19 +26,18 @@ const PARTIAL_CODES: [i32; 2] = [16, 64];
 pub(crate) struct Nfs {
     root: PathBuf,
     mounter: Mounter,
+    /// The same mounter.
+    mounts: Arc<dyn Mounts>,
 }
 
 impl Nfs {
     /// The plugin. `root` is the agent's root folder.
     pub(crate) fn new(root: PathBuf, mounter: Mounter) -> Self {
-        Self { root, mounter }
+        let mounts = Arc::new(mounter.clone());
+        Self { root, mounter, mounts }
     }
 
     fn plan(&self, volume: &VolumeSpec) -> Result<(NfsMount, bool), PluginError> {
-        if volume.mode == VolumeMode::Block {
-            let message = format!("nfs volume {}: volumeMode Block is not supported", volume.inner_name);
-            return Err(wrong_source(message));
-        }
         let source: NfsSource = read_source(volume)?;
         let read_only = is_read_only(volume, source.read_only);
         let options = options(volume, read_only, &MountLabel::Unlabelled)?;
@@ -49,7 +48,7 @@ impl Nfs {
     async fn mount(&self, volume: &VolumeSpec, keeps_folder: bool) -> Result<PathBuf, PluginError> {
         let (mount, _) = self.plan(volume)?;
         let target = pod_path(&self.root, NAME, &volume.pod.uid, &volume.inner_name);
-        if self.mounter.is_mount_point(&target)? {
+        if is_mount_point(&self.mounts, &target).await? {
             return Ok(target);
         }
         self.mounter.create_folders(&target, FOLDER_MODE).await?;

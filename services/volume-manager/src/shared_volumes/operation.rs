@@ -4,19 +4,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use keelson_service_kit::ObjectRef;
 use keelson_volume_manager_core::claims::{self, VolumeMode};
 use keelson_volume_manager_core::node_selector;
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
-use keelson_volume_manager_core::world::{Action, FailureClass, Learned, MountLabel, MountStep};
+use keelson_volume_manager_core::world::{
+    Action, FailureClass, Learned, MountLabel, MountStep, mapped_texts,
+};
 use serde_json::Value;
 
+use super::expansion::Growth;
 use super::records::ResolvedSpec;
 use super::task::Environment;
 use crate::block::{self, BlockPlace};
 use crate::node_facts::{self, NodeFacts};
 use crate::plugins::{DevicePlace, DeviceRequest, Plugin, PluginError, SetUpRequest, VolumePlace};
-use crate::subpath;
 use crate::walks::FsGroupWalks;
 
 /// The device paths of attached volumes.
@@ -35,6 +38,10 @@ pub(super) struct Inputs {
     pub(super) device_path: Option<String>,
     /// Where the device is mounted.
     pub(super) device_mount_path: Option<String>,
+    /// The size in bytes, as far as it is known.
+    pub(super) size: Option<u64>,
+    /// The last expansion has ended with a final error.
+    pub(super) had_final_expansion_error: bool,
     pub(super) node: Option<NodeFacts>,
     pub(super) walks: Arc<FsGroupWalks>,
 }
@@ -96,9 +103,9 @@ pub(super) async fn carry_out(
                 is_reconstructed: *is_reconstructed,
                 walks: &inputs.walks,
             };
-            set_up(env, resolved, request).await
+            set_up(env, resolved, request, inputs.had_final_expansion_error).await
         }
-        Action::Resize { size, .. } => expand(inputs, *size).await,
+        Action::Resize { .. } => grow_online(env, inputs).await,
         Action::TearDown { .. } => {
             let (plugin, place) = required(inputs.place.as_ref())?;
             tear_down(env, &**plugin, place).await.map(|()| Done::default())
@@ -147,36 +154,51 @@ async fn set_up(
     env: &Environment,
     resolved: &ResolvedSpec,
     request: SetUpRequest<'_>,
+    had_final_error: bool,
 ) -> Result<Done, PluginError> {
     let (plugin, spec) = (&resolved.plugin, &resolved.spec);
     let ready = plugin.set_up(spec, request).await?;
     let host_path = match spec.mode {
         VolumeMode::Filesystem => ready.host_path,
         VolumeMode::Block => {
-            let place = resolved.place();
-            map(env, &**plugin, &place, &ready.host_path)
-                .await
-                .map_err(|error| error.of_class(FailureClass::Uncertain))?
+            let mapped = map(env, resolved, &ready.host_path, request.is_remount).await;
+            mapped.map_err(|error| error.of_class(FailureClass::Uncertain).at(MountStep::MapDevice))?
         }
     };
-    Ok(Done { learned: ready.learned, host_path: Some(host_path) })
+    let grown = Growth { env, resolved, request, had_final_error }.at_mount().await?;
+    Ok(Done { learned: and_grown(ready.learned, grown), host_path: Some(host_path) })
+}
+
+/// What the set-up has learned, and then the expansion.
+fn and_grown(set_up: Learned, grown: Learned) -> Learned {
+    Learned { device_path: set_up.device_path, device_mount_path: set_up.device_mount_path, ..grown }
 }
 
 /// Gives the device to the pod (volumes.md §3.10); the link that its containers get.
 async fn map(
     env: &Environment,
-    plugin: &dyn Plugin,
-    place: &VolumePlace,
+    resolved: &ResolvedSpec,
     device: &Path,
+    is_remount: bool,
 ) -> Result<PathBuf, PluginError> {
-    let block = block_place(env, plugin, place).ok_or_else(|| {
+    let (plugin, place) = (&*resolved.plugin, resolved.place());
+    let block = block_place(env, plugin, &place).ok_or_else(|| {
         let text = format!("{} has no block volumes, but {} is one", plugin.name(), place.inner_name);
         PluginError::new(text).for_you()
     })?;
-    block::map(&env.mounter, &block, device).await
+    let link = block::map(&env.mounter, &block, device).await?;
+    if !is_remount {
+        let folder = |path: &Path| path.parent().unwrap_or(path).display().to_string();
+        let pod = &resolved.spec.pod;
+        for text in mapped_texts(&place.inner_name, &folder(&block.global), &folder(&block.link)) {
+            let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
+            env.events.normal(object, "SuccessfulMountVolume", text);
+        }
+    }
+    Ok(link)
 }
 
-async fn expand(inputs: &Inputs, size: u64) -> Result<Done, PluginError> {
+async fn grow_online(env: &Environment, inputs: &Inputs) -> Result<Done, PluginError> {
     let resolved = required(inputs.resolved.as_ref())?;
     let request = SetUpRequest {
         device_path: inputs.device_path.as_deref(),
@@ -186,8 +208,9 @@ async fn expand(inputs: &Inputs, size: u64) -> Result<Done, PluginError> {
         is_reconstructed: false,
         walks: &inputs.walks,
     };
-    let size = resolved.plugin.expand(&resolved.spec, request, size).await?;
-    Ok(Done::learned(Learned { size: Some(size), ..Learned::default() }))
+    let had_final_error = inputs.had_final_expansion_error;
+    let growth = Growth { env, resolved, request, had_final_error };
+    growth.online(inputs.size.unwrap_or_default()).await.map(Done::learned)
 }
 
 /// Removes the subPaths of the volume from the pod, then the volume (volumes.md §3.11).
@@ -197,18 +220,18 @@ pub(super) async fn tear_down(
     place: &VolumePlace,
 ) -> Result<(), PluginError> {
     let folder = env.root.join("pods").join(place.pod.as_str());
-    let inner_name = place.inner_name.clone();
-    let removed = tokio::task::spawn_blocking(move || subpath::remove(&folder, Some(&inner_name))).await;
-    match removed {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            let cause = keelson_service_kit::status::chain(&error);
-            return Err(PluginError::new(format!("a subPath of a container is still mounted: {cause}")));
+    env.mounter.remove_subpaths(&folder, Some(&place.inner_name)).await.map_err(|error| {
+        let message = format!("a subPath of a container is still mounted: {}", error.message);
+        PluginError { message, ..error }
+    })?;
+    if place.is_block {
+        let block = match block_place(env, plugin, place) {
+            Some(block) => Some(block),
+            None => BlockPlace::find(&env.mounter, &env.root, place).await?,
+        };
+        if let Some(block) = block {
+            block::unmap(&env.mounter, &block).await?;
         }
-        Err(error) => return Err(PluginError::new(format!("removing subPaths ended unexpectedly: {error}"))),
-    }
-    if let Some(block) = block_place(env, plugin, place).filter(|_| place.is_block) {
-        block::unmap(&env.mounter, &block).await?;
     }
     plugin.tear_down(place).await
 }

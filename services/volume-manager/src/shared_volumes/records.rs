@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use keelson_volume_manager_core::claims::{self, VolumeMode};
+use keelson_volume_manager_core::expansion::{Origin, is_expandable};
 use keelson_volume_manager_core::operations::{PodUid, VolumeName};
 use keelson_volume_manager_core::world::{MountLabel, WantedVolume};
 
@@ -40,11 +41,21 @@ impl ResolvedSpec {
         self.spec.pod.uid.as_str().into()
     }
 
+    /// Whether the node ever grows the volume.
+    pub(super) fn is_expandable(&self) -> bool {
+        let origin = match (&self.spec.persistent, &self.spec.claim) {
+            (Some(_), Some(_)) => Origin::PersistentVolume,
+            (Some(_), None) => Origin::InlineMigrated,
+            (None, _) => Origin::Inline,
+        };
+        is_expandable(origin, self.identity.can_expand)
+    }
+
     /// The entry of the desired world. `now`: milliseconds.
     pub(super) fn wanted(&self, now: u64) -> WantedVolume {
         let spec = &self.spec;
         let persistent = spec.persistent.as_deref();
-        let size = persistent.filter(|_| !spec.read_only && self.identity.can_expand);
+        let size = persistent.filter(|_| !spec.read_only && self.is_expandable());
         WantedVolume {
             volume: self.name(),
             pod: self.pod(),

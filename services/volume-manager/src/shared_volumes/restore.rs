@@ -10,6 +10,7 @@ use keelson_volume_manager_core::world::{ActualWorld, FoundVolume};
 use super::records::{Placed, PlacedDevice, Records, per_pod_name};
 use super::unknown::UnknownFolders;
 use crate::plugins::{FoundDevice, FoundFolder, Plugin, Plugins, VolumePlace};
+use crate::totals::VolumeTotals;
 
 /// How long a plugin may take to read what a folder is. A folder that takes longer counts as unknown.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -113,7 +114,9 @@ impl FoundVolumes {
         actual: &mut ActualWorld,
         records: &mut Records,
         unknown: &mut UnknownFolders,
+        totals: &VolumeTotals,
     ) {
+        totals.found_volumes(self.known.len(), self.unknown.len());
         for (found, placed) in self.known {
             if found.has_device {
                 let device = PlacedDevice {

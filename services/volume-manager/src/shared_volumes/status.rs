@@ -17,6 +17,8 @@ pub(crate) struct PodStatus {
     pub(crate) mounted: BTreeMap<String, MountedVolume>,
     /// The others, by name, that are known.
     pub(crate) waits: BTreeMap<String, PodWait>,
+    /// The unique names of those that are not attached.
+    pub(crate) unattached: Vec<VolumeName>,
     /// Something of the pod is, or may be, mounted, or is wanted.
     pub(crate) may_have_mounts: bool,
     /// What holds up the teardown.
@@ -85,6 +87,9 @@ pub(super) fn statuses(
                     status.mounted.insert(name.clone(), mounted(resolved, name, path, read_only));
                 }
                 _ => {
+                    if matches!(wanted_waits.get(&(volume, pod)), Some(WaitReason::NotAttached)) {
+                        status.unattached.push(volume.clone());
+                    }
                     status.waits.insert(name.clone(), wait(key, name, records, &wanted_waits, clock));
                 }
             }
@@ -104,7 +109,8 @@ pub(super) fn statuses(
 fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String, read_only: bool) -> MountedVolume {
     let spec = &resolved.spec;
     let is_block_device = spec.mode == VolumeMode::Block;
-    let has_statistics = !matches!(spec.field.as_str(), "hostPath" | "fc" | "flexVolume") && !is_block_device;
+    let has_statistics =
+        !matches!(spec.field.as_str(), "csi" | "hostPath" | "fc" | "flexVolume") && !is_block_device;
     let method = if has_statistics { Method::FileSystem } else { Method::None };
     MountedVolume {
         name: name.to_owned(),

@@ -1,15 +1,17 @@
 //! The task that owns the desired and the actual world.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use keelson_service_kit::{Backoff, CancellationToken, EventRing, LoopHandle, ObjectRef, now_unix_nanos};
+use keelson_service_kit::{Backoff, CancellationToken, EventRing, LoopHandle, now_unix_nanos};
+use keelson_volume_manager_core::csi::paths::may_be_of_driver;
 use keelson_volume_manager_core::operations::{Operations, PodUid};
 use keelson_volume_manager_core::world::{
-    Action, ActualWorld, AttachedBy, DesiredWorld, Learned, MountStep, Situation, WorldPlan, plan_world,
+    Action, ActualWorld, AttachedBy, DesiredWorld, Learned, PodState, Situation, WorldPlan, plan_world,
     volumes_in_use,
 };
 use tokio::sync::{oneshot, watch};
@@ -17,16 +19,18 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::operation::{Attached, Done, Inputs, carry_out, read_node, tear_down};
-use super::records::{Placed, PlacedDevice, Records, ResolvedSpec};
+use super::records::{Placed, PlacedDevice, PodVolume, Records, ResolvedSpec};
+use super::reports::{operation_of, record_failure};
 use super::restore::FoundVolumes;
 use super::status::{Clock, PodStatus, statuses};
 use super::unknown::UnknownFolders;
 use super::{Command, Inbox};
 use crate::live_objects::LiveObjects;
-use crate::metrics::{Operation, OperationMetrics};
+use crate::metrics::OperationMetrics;
 use crate::mounter::Mounter;
 use crate::node_facts::NodeFacts;
 use crate::plugins::{DevicePlace, PluginError, VolumePlace};
+use crate::totals::{PluginTotals, VolumeTotals};
 use crate::walks::FsGroupWalks;
 
 /// The back-off of a Node that cannot be read after a restart.
@@ -43,6 +47,7 @@ pub(crate) struct Environment {
     pub(crate) live: LiveObjects,
     pub(crate) events: EventRing,
     pub(crate) metrics: OperationMetrics,
+    pub(crate) totals: VolumeTotals,
     /// The control plane attaches volumes.
     pub(crate) has_attach_controller: bool,
     /// There is an API server that knows which volumes are attached.
@@ -54,6 +59,15 @@ enum Ended {
     Operation { action: Action, result: Result<Done, PluginError>, elapsed: Duration },
     Forced { place: VolumePlace, result: Result<(), PluginError> },
     NodeRead(Result<Attached, PluginError>),
+}
+
+/// What was started of a plan.
+#[derive(Default)]
+struct Started {
+    /// An action has changed what is known already.
+    has_changed: bool,
+    /// The operations that run now.
+    actions: Vec<Action>,
 }
 
 /// The task.
@@ -74,6 +88,7 @@ pub(crate) struct SharedVolumesTask {
     /// Who waits until a release is published.
     release_requests: Vec<oneshot::Sender<()>>,
     unknown: UnknownFolders,
+    counts: PluginTotals,
 }
 
 impl SharedVolumesTask {
@@ -84,6 +99,7 @@ impl SharedVolumesTask {
         node: watch::Receiver<Option<NodeFacts>>,
         found: FoundVolumes,
     ) -> Self {
+        let counts = env.totals.count_plugins();
         let mut task = Self {
             env,
             inbox,
@@ -100,10 +116,12 @@ impl SharedVolumesTask {
             is_node_read_running: false,
             release_requests: Vec::new(),
             unknown: UnknownFolders::default(),
+            counts,
         };
-        found.restore(&mut task.actual, &mut task.records, &mut task.unknown);
+        found.restore(&mut task.actual, &mut task.records, &mut task.unknown, &task.env.totals);
         task.actual.finish_reading();
-        if !task.env.has_api_server {
+        // Nobody else knows what the agent itself has attached.
+        if !task.env.has_api_server || !task.env.has_attach_controller {
             task.actual.skip_node_status();
         }
         // Before a pod's worker looks: what is on disk may be in use.
@@ -156,6 +174,9 @@ impl SharedVolumesTask {
             }
             Command::RequireRemounts(uid) => self.actual.require_remounts(&self.desired, &uid.into()),
             Command::Populated => self.is_populated = true,
+            Command::DriverRegistered(driver) => {
+                self.operations.retain(|volume| !may_be_of_driver(volume.as_str(), &driver));
+            }
         }
     }
 
@@ -168,6 +189,7 @@ impl SharedVolumesTask {
                 if let Some(size) = resolved.spec.claim_size {
                     self.actual.initialise_size(&key.0, size);
                 }
+                self.actual.reconsider_expansion(&key.0);
                 self.records.add_spec(key, resolved);
                 self.note_node();
             }
@@ -207,11 +229,12 @@ impl SharedVolumesTask {
         let mut plan = self.plan();
         // Some actions only change what is known, so what they make possible is planned at once.
         for _ in 0..8 {
-            let instant = self.start(&plan);
-            plan = self.plan();
-            if !instant {
+            let started = self.start(&plan);
+            if !started.has_changed {
+                plan.note_started(&self.desired, &started.actions);
                 break;
             }
+            plan = self.plan();
         }
         self.forget_released();
         self.publish(&plan);
@@ -219,7 +242,7 @@ impl SharedVolumesTask {
             // The pod's worker may have ended.
             let _ = done.send(());
         }
-        let unknown = self.unknown.wake_at(&self.records.released, self.now());
+        let unknown = self.unknown.folders.wake_at(&self.records.released, self.now());
         plan.wake_at.into_iter().chain(unknown).min()
     }
 
@@ -227,7 +250,7 @@ impl SharedVolumesTask {
     fn forget_released(&mut self) {
         let Records { released, stopping, specs, placed, .. } = &mut self.records;
         let has = |pod: &PodUid| placed.keys().any(|(_, other)| other == pod);
-        released.retain(|pod| has(pod) || self.unknown.has_pod(pod));
+        released.retain(|pod| has(pod) || self.unknown.folders.has_pod(pod));
         stopping.retain(|pod| specs.keys().any(|(_, other)| other == pod));
         self.operations
             .retain(|volume| self.desired.volume(volume).is_some() || self.actual.volume(volume).is_some());
@@ -241,7 +264,7 @@ impl SharedVolumesTask {
             Action::TearDown { pod, .. } => !released.contains(pod),
             // The device may be that of a pod whose folder was not understood.
             Action::UnmountDevice { volume } | Action::Detach { volume } | Action::Forget { volume } => {
-                self.unknown.may_use(volume, released)
+                self.unknown.folders.may_use(volume, released)
             }
             Action::VerifyAttached { pod, .. }
             | Action::Attach { pod, .. }
@@ -270,9 +293,9 @@ impl SharedVolumesTask {
         })
     }
 
-    /// Starts the actions of a plan. Whether one of them has changed what is known already.
-    fn start(&mut self, plan: &WorldPlan) -> bool {
-        let mut has_changed = false;
+    /// Starts the actions of a plan.
+    fn start(&mut self, plan: &WorldPlan) -> Started {
+        let mut started = Started::default();
         for action in &plan.actions {
             if self.is_held(action) {
                 continue;
@@ -282,16 +305,17 @@ impl SharedVolumesTask {
                 if let Action::Forget { volume } = action {
                     self.records.devices.remove(volume);
                 }
-                has_changed = true;
+                started.has_changed = true;
                 continue;
             };
             let now = self.now();
             if self.operations.start(&action.key(), kind, now).is_ok() {
                 self.actual.record_start(action);
                 self.spawn(action.clone());
+                started.actions.push(action.clone());
             }
         }
-        has_changed
+        started
     }
 
     fn spawn(&mut self, action: Action) {
@@ -323,6 +347,8 @@ impl SharedVolumesTask {
             device,
             device_path,
             device_mount_path,
+            size: actual.and_then(|actual| actual.size),
+            had_final_expansion_error: actual.is_some_and(|actual| actual.had_final_expansion_error),
             node: self.node.borrow().clone(),
             walks: Arc::new(FsGroupWalks::default()),
         }
@@ -355,7 +381,7 @@ impl SharedVolumesTask {
             }
             Some(Ended::Forced { place, result }) => {
                 let now = self.now();
-                self.unknown.finish(&place, result, now);
+                self.unknown.finish(&place, result, &self.env.totals, now);
             }
             Some(Ended::NodeRead(result)) => self.finish_node_read(result),
             None => {}
@@ -390,6 +416,9 @@ impl SharedVolumesTask {
                 self.report(action, &error);
                 self.operations.finish(&action.key(), Err(error.message.clone()), now);
                 self.actual.record_failure(action, error.class);
+                if let Some(is_final) = error.is_final_expansion() {
+                    self.actual.record_expansion_error(action.volume(), is_final);
+                }
                 let Some(key) = key else { return };
                 let is_left =
                     self.actual.volume(&key.0).is_some_and(|volume| volume.pods.contains_key(&key.1));
@@ -403,7 +432,7 @@ impl SharedVolumesTask {
         }
     }
 
-    /// Logs an error, and records one of a mount as an event of the pod (volumes.md §3.9).
+    /// Logs an error, and records one of a mount or an expansion as an event of the pod (volumes.md §3.9, §3.10, §4).
     fn report(&self, action: &Action, error: &PluginError) {
         let (volume, pod) = (action.volume(), action.pod());
         let uid = pod.map(PodUid::as_str).unwrap_or_default();
@@ -414,31 +443,27 @@ impl SharedVolumesTask {
             "{} of a volume failed: {error}",
             action.kind().map(|kind| kind.to_string()).unwrap_or_default()
         );
-        let step = match action {
-            Action::MountDevice { .. } => error.step.unwrap_or(MountStep::MountDevice),
-            Action::SetUp { .. } => error.step.unwrap_or(MountStep::SetUp),
-            _ => return,
-        };
         let Some(resolved) = pod.and_then(|pod| self.records.spec(volume, pod)) else { return };
-        let spec = &resolved.spec;
-        let object = ObjectRef::pod(&spec.pod.namespace, &spec.pod.name, &spec.pod.uid);
-        let text = format!("MountVolume.{step} for volume \"{}\" : {error}", spec.inner_name);
-        self.env.events.warning(object, "FailedMount", text);
+        record_failure(&self.env.events, &resolved.spec, action, error);
     }
 
     fn count(&self, action: &Action, succeeded: bool, elapsed: Duration) {
-        let operation = match action {
-            Action::SetUp { .. } | Action::MountDevice { .. } => Operation::Mount,
-            Action::TearDown { .. } => Operation::Unmount,
-            _ => return,
-        };
         let key = action.pod().map(|pod| (action.volume().clone(), pod.clone()));
+        let Some(operation) = operation_of(action, self.is_block(action, key.as_ref())) else { return };
         let plugin = key
             .as_ref()
             .and_then(|key| self.records.placed.get(key))
             .map(|placed| placed.place.plugin.clone())
             .unwrap_or_else(|| self.plugin_name(action));
         self.env.metrics.ended(plugin, operation, succeeded, elapsed);
+    }
+
+    fn is_block(&self, action: &Action, key: Option<&PodVolume>) -> bool {
+        let Records { specs, placed, devices, .. } = &self.records;
+        let of_spec = key.and_then(|key| specs.get(key)).map(|resolved| resolved.place().is_block);
+        let of_place = || key.and_then(|key| placed.get(key)).map(|placed| placed.place.is_block);
+        let of_device = || devices.get(action.volume()).map(|device| device.is_block);
+        of_spec.or_else(of_place).or_else(of_device).unwrap_or(false)
     }
 
     fn plugin_name(&self, action: &Action) -> String {
@@ -489,9 +514,25 @@ impl SharedVolumesTask {
         }
     }
 
-    fn publish(&self, plan: &WorldPlan) {
+    /// Updates the numbers of desired and mounted volumes.
+    fn count_volumes(&mut self) {
+        let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
+        for resolved in self.records.specs.values() {
+            counts.entry(resolved.plugin.plugin_name(&resolved.spec)).or_default().0 += 1;
+        }
+        for ((volume, pod), placed) in &self.records.placed {
+            let state = self.actual.volume(volume).and_then(|volume| volume.pods.get(pod));
+            if state.is_some_and(|pod| pod.state == PodState::Mounted) {
+                counts.entry(placed.place.plugin.clone()).or_default().1 += 1;
+            }
+        }
+        self.counts.update(counts);
+    }
+
+    fn publish(&mut self, plan: &WorldPlan) {
+        self.count_volumes();
         let mut new = statuses(&self.desired, &self.actual, &self.records, plan, self.clock);
-        for (pod, error) in self.unknown.pods() {
+        for (pod, error) in self.unknown.folders.pods() {
             let status = new.entry(pod.clone()).or_default();
             status.may_have_mounts = true;
             if !error.is_empty() {

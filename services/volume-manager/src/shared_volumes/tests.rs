@@ -1,5 +1,9 @@
 //! The task with a plugin whose answers the test gives.
 
+mod block;
+mod drivers;
+mod expansion;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -26,6 +30,7 @@ use crate::plugins::{
     Abilities, Answer, DevicePlace, DeviceRequest, FoundFolder, Identity, Plugin, PluginError, Plugins,
     Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
 };
+use crate::totals::VolumeTotals;
 
 /// How a call ends; each script entry is used once, then calls succeed.
 #[derive(Debug, Clone)]
@@ -118,6 +123,13 @@ impl Plugin for FakePlugin {
         Box::pin(self.called(format!("tear down {} for {}", place.inner_name, place.pod.as_str())))
     }
 
+    fn expand<'a>(&'a self, volume: &'a VolumeSpec, _: SetUpRequest<'a>, size: u64) -> Answer<'a, u64> {
+        Box::pin(async move {
+            self.called(format!("expand {} for {} to {size}", volume.inner_name, volume.pod.uid)).await?;
+            Ok(size)
+        })
+    }
+
     fn unmount_device<'a>(&'a self, device: &'a DevicePlace) -> Answer<'a, ()> {
         Box::pin(self.called(format!("unmount device {}", device.inner_name)))
     }
@@ -154,7 +166,16 @@ impl Drop for World {
 }
 
 async fn start(plugin: &Arc<FakePlugin>, found: &[(&str, &str)]) -> World {
-    let ctx = Context::detached(ServiceName::VolumeManager, Config::default());
+    start_with(plugin, found, Config::default(), false).await
+}
+
+async fn start_with(
+    plugin: &Arc<FakePlugin>,
+    found: &[(&str, &str)],
+    config: Config,
+    has_api_server: bool,
+) -> World {
+    let ctx = Context::detached(ServiceName::VolumeManager, config);
     let folder = tempfile::tempdir().unwrap();
     let environment = Environment {
         node_name: "n".into(),
@@ -163,8 +184,9 @@ async fn start(plugin: &Arc<FakePlugin>, found: &[(&str, &str)]) -> World {
         live: LiveObjects::new(ctx.peer(ServiceName::PodConfig)),
         events: ctx.events.clone(),
         metrics: OperationMetrics::register(&Metrics::new()),
+        totals: VolumeTotals::register(&ctx.metrics),
         has_attach_controller: true,
-        has_api_server: false,
+        has_api_server,
     };
     let plugins = Plugins::new(vec![Arc::clone(plugin) as Arc<dyn Plugin>]);
     let folders = found.iter().map(|(uid, inner_name)| PluginFolder {
@@ -201,30 +223,23 @@ impl World {
         read_only: bool,
         persistent: Option<Value>,
     ) {
-        let shape = self.plugin.shape;
         let spec = VolumeSpec {
-            pod: PodRef { uid: uid.into(), namespace: "default".into(), name: format!("pod-{uid}") },
-            service_account: String::new(),
             outer_name: outer_name.into(),
-            inner_name: name.into(),
-            field: "fake".into(),
-            source: json!({}),
             persistent: persistent
                 .map(|json| Arc::new(serde_json::from_value::<PersistentVolume>(json).unwrap())),
-            claim: None,
-            claim_size: None,
-            mode: VolumeMode::Filesystem,
-            read_only: false,
-            mount_options: Vec::new(),
-            fs_group: None,
-            fs_group_policy: FsGroupPolicy::Always,
+            ..spec(uid, name)
         };
+        self.want_spec(spec, read_only);
+    }
+
+    fn want_spec(&self, spec: VolumeSpec, read_only: bool) {
+        let shape = self.plugin.shape;
         let identity = Identity {
-            shared_name: shape.has_device().then(|| format!("example.org/fake/{name}").into()),
+            shared_name: shape.has_device().then(|| format!("example.org/fake/{}", spec.inner_name).into()),
             shape,
             is_set_up_each_sync: true,
             supports_label: false,
-            can_expand: false,
+            can_expand: true,
             read_only,
         };
         let plugin = Arc::clone(&self.plugin) as Arc<dyn Plugin>;
@@ -249,6 +264,27 @@ impl World {
 
     async fn until_gone(&self, uid: &str) {
         self.until(uid, |status| *status == PodStatus::default()).await;
+    }
+}
+
+/// A volume that a pod names itself.
+fn spec(uid: &str, name: &str) -> VolumeSpec {
+    VolumeSpec {
+        pod: PodRef { uid: uid.into(), namespace: "default".into(), name: format!("pod-{uid}") },
+        service_account: String::new(),
+        outer_name: name.into(),
+        inner_name: name.into(),
+        field: "fake".into(),
+        source: json!({}),
+        persistent: None,
+        claim: None,
+        claim_size: None,
+        mode: VolumeMode::Filesystem,
+        read_only: false,
+        is_migrated: false,
+        mount_options: Vec::new(),
+        fs_group: None,
+        fs_group_policy: FsGroupPolicy::Always,
     }
 }
 

@@ -9,8 +9,8 @@ use keelson_volume_manager_core::payload::PayloadError;
 
 use crate::atomic::WriteError;
 use crate::mounts::MountError;
+use crate::plugin_error::PluginError;
 use crate::remove::RemoveError;
-use crate::subpath::SubPathError;
 
 /// An error of a pod folder or volume.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +43,8 @@ pub(crate) enum StoreError {
     #[error(transparent)]
     HugePages(#[from] HugePagesError),
     /// Unmounting the subPaths of containers has failed.
-    #[error("a subPath of a container is still mounted")]
-    SubPath(#[from] SubPathError),
+    #[error("a subPath of a container is still mounted: {0}")]
+    SubPath(PluginError),
     /// This version does not support the volume kind.
     #[error("volumes of the kind {kind} are not supported by this version")]
     Unsupported { kind: String },

@@ -36,11 +36,12 @@ pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), StoreError> {
         .map_err(|source| io_error("set the mode of", path, source))
 }
 
-/// Creates one folder with exactly this mode, regardless of the umask. An existing folder keeps its mode.
+/// Creates one folder with exactly this mode, regardless of the umask. An existing folder keeps its mode; another kind of file at
+/// its path is an error.
 pub(super) fn create_folder(path: &Path, mode: u32) -> Result<(), StoreError> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Ok(()) => set_mode(path, mode),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(source) => Err(io_error("create", path, source)),
     }
 }

@@ -7,10 +7,11 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::watch_objects_response::Item;
 use keelson_proto::keelson::volume_manager::v1 as vm;
+use keelson_service_kit::status::error;
 use keelson_testkit::fakes::{Conversation, FakePodConfig, FakeServer};
 use tokio::sync::watch;
-use tonic::Status;
 use tonic::service::Routes;
+use tonic::{Code, Status};
 
 use super::{World, volume};
 
@@ -23,6 +24,8 @@ pub struct FakeApi {
     pod_config: FakePodConfig,
     objects: Arc<Objects>,
     tokens: Arc<Mutex<Tokens>>,
+    /// The JSON of what is read live: claims and PersistentVolumes.
+    live: Arc<Mutex<BTreeMap<Name, String>>>,
 }
 
 #[derive(Default)]
@@ -72,6 +75,16 @@ impl FakeApi {
         self.set(kind, name, None);
     }
 
+    /// Creates or replaces a claim or PersistentVolume.
+    pub fn live(&self, kind: &str, name: &str, json: String) {
+        self.live.lock().unwrap().insert((kind.to_owned(), name.to_owned()), json);
+    }
+
+    /// Deletes a claim or PersistentVolume. Returns what it was.
+    pub fn delete_live(&self, kind: &str, name: &str) -> String {
+        self.live.lock().unwrap().remove(&(kind.to_owned(), name.to_owned())).unwrap()
+    }
+
     /// Refuses tokens with this status from now on.
     pub fn refuse_tokens(&self, status: Status) {
         self.tokens().refusal = Some(status);
@@ -111,6 +124,14 @@ impl FakeApi {
         let (objects, tokens) = (Arc::clone(&self.objects), Arc::clone(&self.tokens));
         self.pod_config.watch_objects.handle(move |watch| send_objects(Arc::clone(&objects), watch));
         self.pod_config.create_token.answer_with(move |request| tokens.lock().unwrap().create(&request));
+        let live = Arc::clone(&self.live);
+        self.pod_config.get_live.answer_with(move |request| {
+            let json = live.lock().unwrap().get(&(request.kind, request.name)).cloned();
+            let missing = || error(Code::NotFound, "OBJECT_UNKNOWN", "it does not exist");
+            json.map(|json| pb::GetLiveResponse { object_json: json.into_bytes() }).ok_or_else(missing)
+        });
+        let node_json = br#"{"metadata": {"name": "node"}}"#.to_vec();
+        self.pod_config.watch_node.list([pb::WatchNodeResponse { node_json, registered: false }]);
         let routes = Routes::new(self.pod_config.server());
         FakeServer::start(&world.config, ServiceName::PodConfig, routes).await.unwrap()
     }

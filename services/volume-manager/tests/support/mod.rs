@@ -62,7 +62,8 @@ impl World {
     /// Starts the service on these folders.
     pub async fn start(&self) -> Service {
         let ctx = Context::detached(ServiceName::VolumeManager, self.config.clone());
-        let routes = keelson_volume_manager::build(ctx.clone()).await.unwrap();
+        let helper = env!("CARGO_BIN_EXE_keelson-volume-manager");
+        let routes = keelson_volume_manager::build_with_helper(ctx.clone(), helper.into()).await.unwrap();
         RunningService::start(ctx, routes, VolumeManagerClient::new).await
     }
 

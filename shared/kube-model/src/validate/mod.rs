@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 pub use references::{AllowedReferences, static_pod_api_references};
+use serde_json::Value;
 
 use self::resources::Level;
 use crate::pod_ext::ContainerKind;
@@ -113,6 +114,14 @@ pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
     check_spec(&mut found, &pod.spec);
     resources::check_pod_amounts(&mut found, pod);
     security::check_pod_security(&mut found, pod);
+    found.0
+}
+
+/// Validates the source with the wire name `kind` of a PersistentVolume, at the field `at`. These are the rules for the same source
+/// in a pod; a kind that is no plugin's has none.
+pub fn validate_plugin_source(at: &str, kind: &str, source: &Value) -> Vec<FieldError> {
+    let mut found = Findings::default();
+    plugin_volume::check_source(&mut found, at, kind, source);
     found.0
 }
 

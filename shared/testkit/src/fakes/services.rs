@@ -68,6 +68,7 @@ fake_service! {
     streams {
         watch_pods as WatchPodsStream(pod_config::WatchPodsRequest) -> pod_config::WatchPodsResponse;
         watch_node as WatchNodeStream(pod_config::WatchNodeRequest) -> pod_config::WatchNodeResponse;
+        list_volume_objects as ListVolumeObjectsStream(pod_config::ListVolumeObjectsRequest) -> pod_config::ListVolumeObjectsResponse;
     }
     bidi {
         watch_objects as WatchObjectsStream(pod_config::WatchObjectsRequest) -> pod_config::WatchObjectsResponse;
@@ -124,6 +125,7 @@ fake_service! {
         mount_pod as MountPodStream(volume_manager::MountPodRequest) -> volume_manager::MountPodResponse;
         pod_volume_stats as PodVolumeStatsStream(volume_manager::PodVolumeStatsRequest) -> volume_manager::PodVolumeStatsResponse;
         watch_pod_volumes as WatchPodVolumesStream(volume_manager::WatchPodVolumesRequest) -> volume_manager::WatchPodVolumesResponse;
+        watch_csi_drivers as WatchCsiDriversStream(volume_manager::WatchCsiDriversRequest) -> volume_manager::WatchCsiDriversResponse;
         watch_volumes_in_use as WatchVolumesInUseStream(volume_manager::WatchVolumesInUseRequest) -> volume_manager::WatchVolumesInUseResponse;
     }
     bidi {

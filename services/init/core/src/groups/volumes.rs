@@ -62,6 +62,14 @@ mod tests {
     }
 
     #[test]
+    fn the_health_of_volumes_is_reported_only_with_its_gate() {
+        for (gates, expected) in [(json!({}), false), (json!({"CSIVolumeHealth": true}), true)] {
+            let config = with_kubelet(json!({"featureGates": gates}));
+            assert_eq!(config.volumes.csi_volume_health, expected);
+        }
+    }
+
+    #[test]
     fn negative_volume_stats_period_means_off_and_zero_the_default() {
         for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
             let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));

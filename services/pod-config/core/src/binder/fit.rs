@@ -1,25 +1,27 @@
 //! Which PersistentVolume fits a claim.
 
-use std::collections::BTreeMap;
-
-use super::{Binding, Bindings, Claim, ClaimKey, NodeFacts, Volume};
+use super::named::check_named;
+use super::{Binding, Bindings, Claim, ClaimKey, Manifests, NodeFacts, Volume};
 use crate::volume_spec::AccessMode;
 
 /// How many PersistentVolumes a reason names.
 const MAX_NAMED: usize = 3;
 
-/// The PersistentVolume for an unbound claim.
+/// The PersistentVolume for an unbound claim. With `records_lost` only one that is named.
 ///
 /// # Errors
 /// Why there is none, for people.
 pub(super) fn choose<'a>(
     key: &ClaimKey,
     claim: &Claim,
-    volumes: &'a BTreeMap<String, Volume>,
+    manifests: &'a Manifests,
     bindings: &Bindings,
+    records_lost: bool,
     node: &NodeFacts,
 ) -> Result<(String, &'a Volume), String> {
-    let wanted = claim.spec.volume_name.as_str();
+    let volumes = &manifests.volumes;
+    let wanted =
+        if records_lost { check_named(key, claim, manifests)? } else { claim.spec.volume_name.as_str() };
     if !wanted.is_empty() && !volumes.contains_key(wanted) {
         return Err(format!(
             "spec.volumeName is {wanted}, and no manifest of this node has this PersistentVolume; add it, or correct the name"
@@ -72,6 +74,11 @@ fn check(
     }
     // As upstream, the selector does not count when claim and PersistentVolume name each other.
     let is_named = is_reserved || !claim.spec.volume_name.is_empty();
+    if !is_named && (claim.spec.data_source.is_some() || claim.spec.data_source_ref.is_some()) {
+        return Err("nobody fills it from the data source of the claim; fill it, and write its name in spec.volumeName of \
+                    the claim"
+            .to_owned());
+    }
     match &claim.spec.selector {
         Some(selector) if !is_named && !selector.matches(&volume.labels) => {
             Err("its labels do not match spec.selector of the claim".to_owned())
@@ -103,8 +110,8 @@ fn check_available(
         Some(binding) if !binding.released => Err(format!("it is bound to the claim {}", binding.claim)),
         Some(binding) if ClaimKey::of(&binding.claim) == *key => Ok(true),
         Some(binding) if !is_reserved => Err(format!(
-            "it holds the data of the claim {}, which is gone; to give it to another claim, change its manifest, for example \
-             an annotation",
+            "it holds the data of the claim {}, which is gone; to give it to another claim, write that claim in its \
+             spec.claimRef, or delete the PersistentVolume and create it again",
             binding.claim
         )),
         Some(_) | None => Ok(is_reserved),
@@ -118,6 +125,13 @@ fn check_request(claim: &Claim, volume: &Volume) -> Result<(), String> {
         let class = |class: &str| if class.is_empty() { "none".to_owned() } else { format!("{class:?}") };
         let (found, asked) = (class(&volume.class), class(&claim.class));
         return Err(format!("its storage class is {found}, and the claim asks for {asked}"));
+    }
+    let attributes = (&found.volume_attributes_class_name, &asked.volume_attributes_class_name);
+    if attributes.0 != attributes.1 {
+        return Err(format!(
+            "its volumeAttributesClassName is {:?}, and that of the claim {:?}",
+            attributes.0, attributes.1
+        ));
     }
     if asked.volume_mode != found.volume_mode {
         return Err(format!(

@@ -1,3 +1,6 @@
+mod edges;
+mod kept;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -60,7 +63,11 @@ fn node() -> NodeFacts {
 }
 
 fn decide(objects: &[Value], known: &Bindings) -> Outcome {
-    bind(&manifests(objects), known, &node())
+    bind(&manifests(objects), &records(known), &node())
+}
+
+fn records(bindings: &Bindings) -> Records {
+    Records { bindings: bindings.clone(), ..Records::default() }
 }
 
 fn bound(volume: &str) -> ClaimState {
@@ -187,7 +194,7 @@ fn a_binding_is_kept_although_a_better_volume_appears() {
 }
 
 #[test]
-fn a_released_volume_goes_only_to_its_claim_until_its_manifest_changes() {
+fn a_released_volume_stays_released_when_its_manifest_changes() {
     let plain = json!({});
     let with_claim = |name: &str| vec![volume("a", "1Gi", &plain), claim(name, "1Gi", &plain)];
     let first = decide(&with_claim("old"), &Bindings::new());
@@ -200,11 +207,48 @@ fn a_released_volume_goes_only_to_its_claim_until_its_manifest_changes() {
     assert_eq!(back.claims[&key("old")], bound("a"));
 
     let mut changed = with_claim("c");
-    changed[0] = volume("a", "1Gi", &json!({"mountOptions": ["ro"]}));
-    assert_eq!(decide(&changed, &released.bindings).claims[&key("c")], bound("a"));
-    // A manifest that was removed and added again is not a changed one.
-    let gone = decide(&[claim("c", "1Gi", &plain)], &released.bindings);
-    assert!(reason(&with_claim("c"), &gone.bindings).contains("it holds the data"));
+    changed[0] = volume("a", "2Gi", &json!({"mountOptions": ["ro"]}));
+    changed[0]["metadata"]["annotations"] = json!({"changed": "today"});
+    let why = reason(&changed, &released.bindings);
+    assert!(why.contains("delete the PersistentVolume and create it again"), "{why}");
+}
+
+#[test]
+fn a_released_volume_is_free_once_it_was_deleted_and_created_again() {
+    let plain = json!({});
+    let objects = [volume("a", "1Gi", &plain), claim("old", "1Gi", &plain), claim("c", "1Gi", &plain)];
+    let first = decide(&objects[..2], &Bindings::new());
+    let (with_c, only_c) = ([objects[0].clone(), objects[2].clone()], [objects[2].clone()]);
+    let released = decide(&with_c, &first.bindings);
+    let deleted = decide(&only_c, &released.bindings);
+    assert_eq!(deleted.bindings, Bindings::new());
+    assert_eq!(decide(&with_c, &deleted.bindings).claims[&key("c")], bound("a"));
+
+    // Both have gone at the same time, as with a folder that is not mounted: that deletes nothing.
+    let gone = decide(&only_c, &first.bindings);
+    let back = decide(&with_c, &gone.bindings);
+    assert!(matches!(&back.volumes["a"], VolumeState::Released(claim) if claim.name == "old"));
+    assert_eq!(decide(&objects, &gone.bindings).claims[&key("old")], bound("a"));
+    // Before all sources were read, nothing is deleted.
+    let partly =
+        bind(&Manifests { complete: false, ..manifests(&only_c) }, &records(&released.bindings), &node());
+    assert_eq!(partly.bindings, released.bindings);
+}
+
+#[test]
+fn in_etcd_a_recreated_volume_has_another_uid_and_is_free() {
+    let plain = json!({});
+    let objects = [volume("a", "1Gi", &plain), claim("old", "1Gi", &plain)];
+    let first = decide(&objects, &Bindings::new());
+    let released = decide(&objects[..1], &first.bindings);
+    let mut recreated = manifests(&objects[..1]);
+    recreated.volumes.get_mut("a").unwrap().uid = "another".into();
+    let outcome = bind(&recreated, &records(&released.bindings), &node());
+    assert_eq!(outcome.volumes["a"], VolumeState::Available);
+    // While its claim is there, a recreated one is the same: the data is that of the claim.
+    recreated.claims = manifests(&objects[1..]).claims;
+    let outcome = bind(&recreated, &records(&first.bindings), &node());
+    assert_eq!(outcome.claims[&key("old")], bound("a"));
 }
 
 #[test]
@@ -244,7 +288,7 @@ fn nothing_is_bound_lost_or_released_before_all_sources_were_read() {
     let objects = [volume("a", "1Gi", &plain), claim("c", "1Gi", &plain)];
     let first = decide(&objects, &Bindings::new());
     let partly = |objects: &[Value], known: &Bindings| {
-        bind(&Manifests { complete: false, ..manifests(objects) }, known, &node())
+        bind(&Manifests { complete: false, ..manifests(objects) }, &records(known), &node())
     };
     let pending = ClaimState::Pending { reason: SOURCES_NOT_READ.into() };
     assert_eq!(partly(&objects, &Bindings::new()).claims[&key("c")], pending);
@@ -277,15 +321,7 @@ fn node_local_claims_are_those_bound_to_a_path_of_this_node() {
     assert_eq!(node_local_claims(&outcome.bindings), BTreeSet::from([key("c")]));
 }
 
-#[test]
-fn a_binding_round_trips_and_a_damaged_one_is_rejected() {
-    let outcome = decide(&[volume("a", "1Gi", &json!({})), claim("c", "1Gi", &json!({}))], &Bindings::new());
-    let bytes = outcome.bindings["a"].encode();
-    assert_eq!(Binding::decode(&bytes).as_ref(), Some(&outcome.bindings["a"]));
-    assert_eq!(Binding::decode(&bytes[1..]), None);
-}
-
-/// A PersistentVolume by its capacity, class and version, or a claim by its request and class.
+/// A PersistentVolume by its capacity, class and UID, or a claim by its request, class and UID.
 type Drawn = Option<(u8, bool, u8)>;
 
 /// Up to four PersistentVolumes and claims, and whether all sources have been read.
@@ -301,15 +337,16 @@ fn drawn(volumes: &[Drawn], claims: &[Drawn], complete: bool) -> Manifests {
     for (index, volume) in volumes.iter().enumerate() {
         let Some((units, fast, version)) = *volume else { continue };
         let spec = VolumeSpec { capacity: amount(units), ..VolumeSpec::default() };
-        let digest = format!("{units} {fast} {version}");
-        let volume = Volume { uid: "v".into(), digest, class: class(fast).into(), spec, ..Volume::default() };
+        let volume =
+            Volume { uid: format!("v{version}"), class: class(fast).into(), spec, ..Volume::default() };
         manifests.volumes.insert(format!("v{index}"), volume);
     }
     for (index, claim) in claims.iter().enumerate() {
         let Some((units, fast, version)) = *claim else { continue };
         let mut spec = ClaimSpec::default();
         spec.resources.requests = amount(units);
-        let claim = Claim { uid: format!("u{version}"), class: class(fast).into(), spec };
+        let uid = format!("u{version}");
+        let claim = Claim { uid, class: class(fast).into(), spec, ..Claim::default() };
         manifests.claims.insert(key(&format!("c{index}")), claim);
     }
     manifests
@@ -348,44 +385,60 @@ proptest! {
     fn bindings_are_mutual_stable_and_never_hand_data_to_another_claim(
         steps in proptest::collection::vec(any_manifests(), 1..8),
     ) {
-        let mut known = Bindings::new();
-        // The claim whose data each PersistentVolume holds, with the digest that it had then.
+        let mut known = Records::default();
+        // The claim whose data each PersistentVolume holds, and the UID that it had then.
         let mut data: BTreeMap<String, (ClaimKey, String)> = BTreeMap::new();
+        // Those that were seen released.
+        let mut seen = BTreeSet::new();
         for (volumes, claims, complete) in steps {
             let manifests = drawn(&volumes, &claims, complete);
             let outcome = bind(&manifests, &known, &node());
             check_consistency(&manifests, &outcome)?;
-            prop_assert_eq!(&bind(&manifests, &outcome.bindings, &node()), &outcome, "a second decision is the same");
-            for (name, binding) in known.iter().filter(|(_, binding)| !binding.released) {
+            let again = bind(&manifests, &records(&outcome.bindings), &node());
+            prop_assert_eq!(&again, &outcome, "a second decision is the same");
+            for (name, binding) in known.bindings.iter().filter(|(_, binding)| !binding.released) {
                 let claim = ClaimKey::of(&binding.claim);
                 if manifests.claims.contains_key(&claim) && manifests.volumes.contains_key(name) {
                     prop_assert_eq!(&outcome.claims[&claim], &bound(name), "a binding is kept");
                 }
             }
+            if complete {
+                // A released one that is missing was deleted.
+                for name in seen.iter().filter(|name| !manifests.volumes.contains_key(*name)) {
+                    data.remove(name);
+                }
+                seen.retain(|name| manifests.volumes.contains_key(name));
+            }
             for (name, state) in &outcome.volumes {
-                let digest = &manifests.volumes[name].digest;
+                let uid = &manifests.volumes[name].uid;
                 let (VolumeState::Bound(claim) | VolumeState::Released(claim)) = state else {
                     let before = data.remove(name);
-                    prop_assert!(before.is_none_or(|(_, before)| before != *digest), "{} is free with data", name);
+                    seen.remove(name);
+                    prop_assert!(before.is_none_or(|(_, before)| before != *uid), "{} is free with data", name);
                     continue;
                 };
                 let claim = ClaimKey::of(claim);
                 if let Some((owner, before)) = data.get(name) {
-                    prop_assert!(*owner == claim || before != digest, "{} got the data of {}", claim, owner);
+                    prop_assert!(*owner == claim || before != uid, "{} got the data of {}", claim, owner);
+                }
+                if matches!(state, VolumeState::Bound(_)) {
+                    seen.remove(name);
+                } else if complete {
+                    seen.insert(name.clone());
                 }
                 // Before all sources were read, only what is bound is recorded.
                 if manifests.complete || outcome.claims.get(&claim) == Some(&bound(name)) {
-                    data.insert(name.clone(), (claim, digest.clone()));
+                    data.insert(name.clone(), (claim, uid.clone()));
                 }
             }
-            known = outcome.bindings;
+            known.bindings = outcome.bindings;
         }
     }
 
     #[test]
     fn a_claim_is_pending_only_if_no_free_volume_fits(world in any_manifests()) {
         let manifests = drawn(&world.0, &world.1, true);
-        let outcome = bind(&manifests, &Bindings::new(), &node());
+        let outcome = bind(&manifests, &Records::default(), &node());
         for (key, _) in outcome.claims.iter().filter(|(_, state)| matches!(state, ClaimState::Pending { .. })) {
             let claim = &manifests.claims[key];
             for (name, _) in outcome.volumes.iter().filter(|(_, state)| **state == VolumeState::Available) {

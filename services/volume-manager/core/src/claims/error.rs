@@ -80,6 +80,17 @@ pub enum ClaimCause {
         /// Where it comes from.
         kind: ClaimKind,
     },
+    /// The Node authorizer does not show the claim to this node.
+    #[error(
+        "failed to fetch PVC from API server: persistentvolumeclaims {name:?} not found or not yet visible to this node; if it does not exist, {}",
+        way_out(*.kind)
+    )]
+    ClaimNotVisible {
+        /// Its name.
+        name: String,
+        /// Where it comes from.
+        kind: ClaimKind,
+    },
     /// The claim could not be read.
     #[error("failed to fetch PVC from API server: {why}")]
     ClaimUnreadable {
@@ -137,6 +148,14 @@ pub enum ClaimCause {
         "failed to fetch PV {name} from API server: persistentvolumes {name:?} not found; restore it, or delete the claim and create it again"
     )]
     VolumeMissing {
+        /// Its name.
+        name: String,
+    },
+    /// The Node authorizer does not show the PersistentVolume to this node.
+    #[error(
+        "failed to fetch PV {name} from API server: persistentvolumes {name:?} not found or not yet visible to this node; if it does not exist, restore it, or delete the claim and create it again"
+    )]
+    VolumeNotVisible {
         /// Its name.
         name: String,
     },
@@ -241,7 +260,9 @@ impl ClaimCause {
     /// Who has to act.
     pub fn wait_owner(&self) -> WaitOwner {
         match self {
-            Self::ClaimMissing { kind, .. } | Self::BeingDeleted { kind } => match kind {
+            Self::ClaimMissing { kind, .. }
+            | Self::ClaimNotVisible { kind, .. }
+            | Self::BeingDeleted { kind } => match kind {
                 ClaimKind::Named => WaitOwner::You,
                 ClaimKind::Ephemeral => WaitOwner::EphemeralVolumeController,
             },
@@ -261,6 +282,7 @@ impl ClaimCause {
             | Self::NoVolumeName
             | Self::NotForPod { .. }
             | Self::VolumeMissing { .. }
+            | Self::VolumeNotVisible { .. }
             | Self::OtherClaim { .. }
             | Self::NoVolumeMode { .. }
             | Self::UnknownVolumeMode { .. }

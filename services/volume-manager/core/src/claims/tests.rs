@@ -105,6 +105,12 @@ fn a_claim_that_is_missing_or_unreadable_is_an_error() {
     let text = "persistentvolumeclaims \"web-scratch\" not found; the control plane creates the claim";
     let error = check_claim(&ephemeral(&pod), Fetched::Missing).unwrap_err();
     assert_error(&error, text, &WaitOwner::EphemeralVolumeController);
+    for (request, owner) in
+        [(named(&pod), WaitOwner::You), (ephemeral(&pod), WaitOwner::EphemeralVolumeController)]
+    {
+        let error = check_claim(&request, Fetched::NotVisible).unwrap_err();
+        assert_error(&error, "not found or not yet visible to this node", &owner);
+    }
     for request in [named(&pod), ephemeral(&pod)] {
         let error = check_claim(&request, Fetched::Failed("forbidden")).unwrap_err();
         assert_error(&error, "failed to fetch PVC from API server: forbidden", &WaitOwner::ApiServer);
@@ -269,6 +275,9 @@ fn a_persistent_volume_that_is_missing_or_unreadable_is_an_error() {
     let bound = check_claim(&named(&pod), Fetched::Found(&claim)).unwrap();
     let error = check_volume(&bound, Fetched::Missing).unwrap_err();
     let text = "ns/data: failed to fetch PV pv from API server: persistentvolumes \"pv\" not found";
+    assert_error(&error, text, &WaitOwner::You);
+    let error = check_volume(&bound, Fetched::NotVisible).unwrap_err();
+    let text = "persistentvolumes \"pv\" not found or not yet visible to this node";
     assert_error(&error, text, &WaitOwner::You);
     let error = check_volume(&bound, Fetched::Failed("timed out")).unwrap_err();
     assert_error(&error, "failed to fetch PV pv from API server: timed out", &WaitOwner::ApiServer);

@@ -1,20 +1,18 @@
-//! How the Node and the CSINode change when a driver comes or goes (volumes.md §11.1, §11.2).
+//! How the CSINode changes when a driver comes or goes, and which topology it may report (volumes.md §11.1, §11.2).
 //!
 //! Objects are JSON as the API server has it. Fields that are not ours stay as they are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::paths::DriverName;
 use crate::objects::Strings;
 
-/// The Node's annotation with the node ids of all drivers: a JSON object, driver → node id.
-pub const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 /// The CSINode's annotation with the legacy plugins whose volumes CSI drivers serve.
 pub const MIGRATED_PLUGINS_ANNOTATION: &str = "storage.alpha.kubernetes.io/migrated-plugins";
 
-/// Why the Node or the CSINode cannot be changed.
+/// Why the CSINode cannot be changed, or a driver is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsiNodeError {
     /// The CSINode is not what the API describes.
@@ -26,15 +24,6 @@ pub enum CsiNodeError {
         field: &'static str,
         /// What is wrong with it.
         wrong: &'static str,
-    },
-    /// The annotation is not a JSON object of strings.
-    #[error(
-        "the node's annotation {NODE_ID_ANNOTATION} is not a JSON object of strings: {text:?}; remove the annotation, and \
-         the drivers' sockets to register them again"
-    )]
-    Annotation {
-        /// The annotation.
-        text: String,
     },
     /// The node has the label with another value.
     #[error(
@@ -49,6 +38,23 @@ pub enum CsiNodeError {
         /// Its value by the driver.
         reported: String,
         /// Its value on the node.
+        existing: String,
+    },
+    /// Another driver reports the label with another value.
+    #[error(
+        "the CSI driver {driver} reports the topology {key}={reported}, but the CSI driver {other} reports {key}={existing}; \
+         correct the configuration of one of them"
+    )]
+    DriversDisagree {
+        /// The driver.
+        driver: DriverName,
+        /// The label.
+        key: String,
+        /// Its value by the driver.
+        reported: String,
+        /// The other driver.
+        other: DriverName,
+        /// Its value by the other driver.
         existing: String,
     },
 }
@@ -227,94 +233,44 @@ pub fn with_migrated_plugins(
     Ok(Some(changed))
 }
 
-/// What becomes of the Node's annotation [`NODE_ID_ANNOTATION`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AnnotationChange {
-    /// It stays.
-    Unchanged,
-    /// It gets this value.
-    Set(String),
-    /// It is removed, since no driver is left.
-    Remove,
-}
-
-/// The change of the annotation when a driver registers. `existing` is its value; `None` if the Node does not have it.
-pub fn add_node_id(
-    existing: Option<&str>,
-    driver: &DriverName,
-    node_id: &str,
-) -> Result<AnnotationChange, CsiNodeError> {
-    let mut ids = node_ids(existing)?;
-    let earlier = ids.insert(driver.as_str().to_owned(), node_id.to_owned());
-    if earlier.as_deref() == Some(node_id) {
-        return Ok(AnnotationChange::Unchanged);
-    }
-    Ok(AnnotationChange::Set(json!(ids).to_string()))
-}
-
-/// The change of the annotation when a driver is gone.
-pub fn remove_node_id(existing: Option<&str>, driver: &DriverName) -> Result<AnnotationChange, CsiNodeError> {
-    let mut ids = node_ids(existing)?;
-    let is_known = ids.remove(driver.as_str()).is_some();
-    Ok(match (existing, is_known) {
-        (Some(_), _) if ids.is_empty() => AnnotationChange::Remove,
-        (_, true) => AnnotationChange::Set(json!(ids).to_string()),
-        (_, false) => AnnotationChange::Unchanged,
-    })
-}
-
-/// Node ids by driver.
-fn node_ids(annotation: Option<&str>) -> Result<BTreeMap<String, String>, CsiNodeError> {
-    match annotation {
-        None | Some("") => Ok(BTreeMap::new()),
-        Some(text) => {
-            serde_json::from_str(text).map_err(|_| CsiNodeError::Annotation { text: text.to_owned() })
-        }
-    }
-}
-
-/// The labels that the Node lacks of the topology that a driver reports. A label with another value is an error: two
+/// Checks the topology that a driver reports against the labels of the Node. A label with another value is an error: two
 /// drivers, or a driver and an operator, disagree on where the node is.
-pub fn missing_labels(
-    labels: &Strings,
+pub fn check_labels(labels: &Strings, topology: &Strings, driver: &DriverName) -> Result<(), CsiNodeError> {
+    match first_conflict(labels, topology) {
+        None => Ok(()),
+        Some((key, reported, existing)) => Err(CsiNodeError::TopologyConflict {
+            driver: driver.clone(),
+            key: key.to_owned(),
+            reported: reported.to_owned(),
+            existing: existing.to_owned(),
+        }),
+    }
+}
+
+/// The same for what another driver reports, which may not be a label of the Node yet.
+pub fn check_other_driver(
+    (other, theirs): (&DriverName, &Strings),
     topology: &Strings,
     driver: &DriverName,
-) -> Result<Strings, CsiNodeError> {
-    let mut missing = Strings::new();
-    for (key, reported) in topology {
-        match labels.get(key) {
-            None => {
-                missing.insert(key.clone(), reported.clone());
-            }
-            Some(existing) if existing == reported => {}
-            Some(existing) => {
-                return Err(CsiNodeError::TopologyConflict {
-                    driver: driver.clone(),
-                    key: key.clone(),
-                    reported: reported.clone(),
-                    existing: existing.clone(),
-                });
-            }
-        }
+) -> Result<(), CsiNodeError> {
+    match first_conflict(theirs, topology).filter(|_| other != driver) {
+        None => Ok(()),
+        Some((key, reported, existing)) => Err(CsiNodeError::DriversDisagree {
+            driver: driver.clone(),
+            key: key.to_owned(),
+            reported: reported.to_owned(),
+            other: other.clone(),
+            existing: existing.to_owned(),
+        }),
     }
-    Ok(missing)
 }
 
-/// The merge patch of the Node; `None` if nothing changes.
-pub fn node_patch(annotation: &AnnotationChange, missing_labels: &Strings) -> Option<Value> {
-    let mut metadata = Map::new();
-    let value = match annotation {
-        AnnotationChange::Unchanged => None,
-        AnnotationChange::Set(text) => Some(Value::from(text.as_str())),
-        AnnotationChange::Remove => Some(Value::Null),
-    };
-    if let Some(value) = value {
-        metadata.insert("annotations".to_owned(), json!({NODE_ID_ANNOTATION: value}));
-    }
-    if !missing_labels.is_empty() {
-        metadata.insert("labels".to_owned(), json!(missing_labels));
-    }
-    (!metadata.is_empty()).then(|| json!({"metadata": metadata}))
+/// The first label that exists with another value: its key, the reported and the existing value.
+fn first_conflict<'a>(labels: &'a Strings, topology: &'a Strings) -> Option<(&'a str, &'a str, &'a str)> {
+    topology.iter().find_map(|(key, reported)| {
+        let existing = labels.get(key).filter(|existing| *existing != reported)?;
+        Some((key.as_str(), reported.as_str(), existing.as_str()))
+    })
 }
 
 #[cfg(test)]

@@ -110,6 +110,15 @@ pub fn unique_volume_name(driver: &DriverName, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }
 
+/// Whether a volume with this unique name may be one of the driver. The name of an inline volume does not say which driver it
+/// has.
+pub fn may_be_of_driver(volume: &str, driver: &DriverName) -> bool {
+    let Some(rest) = volume.strip_prefix(PLUGIN).and_then(|rest| rest.strip_prefix('/')) else {
+        return false;
+    };
+    rest.split_once('^').is_none_or(|(name, _)| name == driver.as_str())
+}
+
 /// The name of the VolumeAttachment of a volume on a node (volumes.md §11.4).
 pub fn attachment_name(handle: &str, driver: &DriverName, node: &str) -> String {
     format!("csi-{}", sha256_hex(&[handle, driver.as_str(), node]))
@@ -441,5 +450,20 @@ mod tests {
         });
         // The rarest: "accepted with a dot", in about one case of 25.
         reached.assert_each();
+    }
+
+    #[test]
+    fn the_driver_of_a_volume_is_in_its_name_unless_it_is_an_inline_one() {
+        let driver = DriverName::parse("d.io").unwrap();
+        for (volume, expected) in [
+            ("kubernetes.io/csi/d.io^handle", true),
+            ("kubernetes.io/csi/d.io^a^b", true),
+            ("kubernetes.io/csi/other^d.io", false),
+            ("kubernetes.io/csi/u1-data", true),
+            ("kubernetes.io/nfs/u1-data", false),
+            ("kubernetes.io/csi2/d.io^handle", false),
+        ] {
+            assert_eq!(may_be_of_driver(volume, &driver), expected, "{volume}");
+        }
     }
 }

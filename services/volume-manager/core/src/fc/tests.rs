@@ -70,11 +70,38 @@ fn a_source_that_is_no_fc_disk_is_refused() {
         (identified(&[""]), "cannot be the name of a folder"),
         (identified(&["volumeDevices"]), "cannot be the name of a folder"),
         (identified(&["a\0"]), "cannot be the name of a folder"),
+        (targets(&["5006"; 51], 1), "would have 260 bytes, but file names have at most 255; name fewer"),
     ] {
         let text = Disk::new("pv", &source).unwrap_err().to_string();
         assert!(text.starts_with("fc volume pv: ") && text.contains(expected), "{text}");
     }
     assert!(Disk::new("pv", &targets(&["a1"], 255)).is_ok());
+    for (length, is_disk) in [(255, true), (256, false)] {
+        assert_eq!(Disk::new("pv", &identified(&[&"x".repeat(length)])).is_ok(), is_disk, "{length}");
+    }
+}
+
+#[test]
+fn a_folder_may_be_that_of_each_name_that_gives_it() {
+    for (folder, name, may_be) in [
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1 b2]:7", true),
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1-b2]:7", true),
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1 b2]:8", false),
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1]:7", false),
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1 b2]", false),
+        ("a1-b2-lun-7", "kubernetes.io/fc/[a1 b2]7", false),
+        ("3600_a-b", "kubernetes.io/fc/[3600 a-b]", true),
+        ("3600_a-b", "kubernetes.io/fc/[3600_a b]", true),
+        ("3600_a-b", "kubernetes.io/fc/[3600 a]", false),
+        ("a", "kubernetes.io/iscsi/[a]", false),
+        ("a", "kubernetes.io/fc/a", false),
+        ("a", "a", false),
+    ] {
+        assert_eq!(is_folder_of(folder, name), may_be, "{folder} {name}");
+    }
+    for source in [targets(&["a1", "b2"], 7), identified(&["3600508b", "VENDOR ID 7", "x-y_z"])] {
+        assert!(is_folder_of(&disk(&source).folder(), &unique_name("pv", &source).unwrap()));
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::path::{Component, Path};
 use crate::names;
 
 /// The plugin's folder, relative to the agent's root folder.
-const ROOT: &str = "plugins/kubernetes.io/flexvolume";
+pub const ROOT: &str = "plugins/kubernetes.io/flexvolume";
+/// The folder of a driver in it that has the device mounts.
+pub const MOUNTS: &str = "mounts";
 
 /// Why a name is not that of a driver or a volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,7 +80,7 @@ impl Driver {
     /// Where the device of `volume` is mounted, relative to the agent's root folder.
     pub fn global_mount(&self, volume: &str) -> Result<String, DriverError> {
         if names::is_path_component(volume) {
-            Ok(format!("{ROOT}/{}/mounts/{volume}", self.name))
+            Ok(format!("{ROOT}/{}/{MOUNTS}/{volume}", self.name))
         } else {
             Err(DriverError::InvalidVolume { volume: volume.to_owned() })
         }

@@ -50,6 +50,19 @@ pub enum DiskError {
         /// The fields that make the name.
         fields: &'static str,
     },
+    /// A folder of the volume would have a name that no filesystem takes.
+    #[error(
+        "iscsi volume {volume}: the name of its folder would have {length} bytes, but file names have at most 255; \
+         shorten {fields} in the volume's source"
+    )]
+    NameTooLong {
+        /// The volume's inner name.
+        volume: String,
+        /// The length of the name in bytes.
+        length: usize,
+        /// The fields that make the name.
+        fields: &'static str,
+    },
     /// The source names the interface that is made for its initiator name.
     #[error(
         "iscsi volume {volume}: iscsiInterface {interface:?} is the interface that is made for initiatorName; \
@@ -115,6 +128,10 @@ impl Disk {
             (self.folder(), "targetPortal and iqn"),
         ];
         for (name, fields) in folders {
+            if name.len() > names::MAX_COMPONENT {
+                let (volume, length) = (self.volume.clone(), name.len());
+                return Err(DiskError::NameTooLong { volume, length, fields });
+            }
             if !names::is_path_component(&name) {
                 return Err(DiskError::UnsafeName { volume: self.volume.clone(), name, fields });
             }
@@ -239,7 +256,12 @@ mod tests {
             ("../10.0.0.1", IQN, 0, "cannot be the name of a folder"),
             ("10.0.0.1", "iqn.2001-04.com.example:a/../b", 0, "cannot be the name of a folder"),
             ("10.0.0.1", "iqn.2001-04.com.example:a\0", 0, "cannot be the name of a folder"),
-            ("10.0.0.1", &long, 0, "correct targetPortal and iqn"),
+            (
+                "10.0.0.1",
+                &long,
+                0,
+                "would have 299 bytes, but file names have at most 255; shorten targetPortal and iqn",
+            ),
         ] {
             let text = Disk::new("pv", &source(portal, iqn, lun)).unwrap_err().to_string();
             assert!(text.starts_with("iscsi volume pv: ") && text.contains(expected), "{text}");
@@ -247,9 +269,21 @@ mod tests {
         let mut from = source("10.0.0.1", IQN, 0);
         from.iscsi_interface = "../../x".into();
         assert!(matches!(Disk::new("pv", &from), Err(DiskError::UnsafeName { .. })));
+        from.iscsi_interface = "x".repeat(250);
+        assert!(matches!(Disk::new("pv", &from), Err(DiskError::NameTooLong { length: 256, .. })));
         assert!(Disk::new("pv", &source("10.0.0.1", IQN, 255)).is_ok());
         assert!(Disk::new("pv", &source("10.0.0.1", "eui.02004567A425678D", 0)).is_ok());
         assert!(Disk::new("pv", &source("10.0.0.1", "naa.52004567BA64678D", 0)).is_ok());
+    }
+
+    #[test]
+    fn a_name_of_the_longest_length_is_a_disk_and_a_longer_one_is_refused() {
+        // "10.0.0.1:3260-" and "-lun-7"
+        for (length, is_disk) in [(235, true), (236, false)] {
+            let iqn = format!("iqn.{}", "x".repeat(length - 4));
+            let made = Disk::new("pv", &source("10.0.0.1", &iqn, 7));
+            assert_eq!(made.map(|disk| disk.folder().len()).ok(), is_disk.then_some(255), "{length}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The global folders of iscsi disks (volumes.md §2, §3.16, §10.4).
 
+use crate::global_folder::Tree;
 use crate::iscsi::disk::{Disk, TARGET_TYPES, name_of};
 use crate::iscsi::portal;
 
@@ -31,15 +32,6 @@ pub enum FolderError {
         /// How many mounts there are.
         count: usize,
     },
-}
-
-/// Which tree a folder is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Tree {
-    /// The disk is mounted on the folder.
-    Mounts,
-    /// The folder contains block maps.
-    BlockMaps,
 }
 
 /// The global folder of a disk.

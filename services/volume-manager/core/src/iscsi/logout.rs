@@ -1,6 +1,7 @@
 //! From which portals the node logs out when a volume is unmounted (volumes.md §10.4).
 
-use crate::iscsi::folder::{GlobalFolder, Tree, parse_name};
+use crate::global_folder::Tree;
+use crate::iscsi::folder::{GlobalFolder, parse_name};
 use crate::iscsi::record::Record;
 
 /// A folder in one of the plugin's two trees.

@@ -151,7 +151,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::folder::Tree;
+    use crate::global_folder::Tree;
     use crate::sources::IscsiSource;
 
     fn disk(initiator: &str) -> Disk {

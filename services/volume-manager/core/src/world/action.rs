@@ -91,6 +91,10 @@ pub struct Learned {
     pub device_mount_path: Option<String>,
     /// The current size in bytes: `status.capacity.storage` of the claim. 0 is no size.
     pub size: Option<u64>,
+    /// The driver cannot grow the volume while it is in use.
+    pub is_expansion_refused: bool,
+    /// Whether an expansion has ended with an error after which nothing is in progress; `None`: none was tried.
+    pub had_final_expansion_error: Option<bool>,
 }
 
 impl Action {

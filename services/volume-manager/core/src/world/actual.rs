@@ -36,8 +36,12 @@ pub struct ActualVolume {
     pub owes_unmount: bool,
     /// The current size in bytes; never 0.
     pub size: Option<u64>,
-    /// The driver cannot grow the volume while it is in use.
+    /// The driver cannot grow the volume while it is in use. It is not asked again before the next mount.
     pub is_expansion_refused: bool,
+    /// Someone else has to act before the volume can grow. It is asked for again with the next sync of a pod.
+    pub is_expansion_postponed: bool,
+    /// The last expansion of the volume has ended with an error after which nothing is in progress.
+    pub had_final_expansion_error: bool,
     /// The SELinux label with which it is mounted. `None`: nothing is mounted, or the label is unknown.
     pub label: Option<MountLabel>,
     /// The pods that have, or may have, mounted it.
@@ -68,17 +72,6 @@ pub struct FoundVolume {
     pub device_mount_path: Option<String>,
     /// The SELinux label of the mount, if it is known.
     pub label: Option<MountLabel>,
-}
-
-/// A directory of a volume, found at startup, of which the plugin could not tell what it is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FailedReconstruction {
-    /// The plugin's name.
-    pub plugin: String,
-    /// The name of the volume's directory.
-    pub inner_name: String,
-    /// The pod.
-    pub pod: PodUid,
 }
 
 /// The state of a volume for a pod that wants it.
@@ -121,7 +114,6 @@ pub struct ActualWorld {
     volumes: BTreeMap<VolumeName, ActualVolume>,
     /// Found at startup, and neither set up nor torn down since.
     reconstructed: BTreeSet<(VolumeName, PodUid)>,
-    failed: BTreeSet<FailedReconstruction>,
     progress: Progress,
 }
 
@@ -135,6 +127,8 @@ impl ActualVolume {
             owes_unmount: false,
             size: None,
             is_expansion_refused: false,
+            is_expansion_postponed: false,
+            had_final_expansion_error: false,
             label: None,
             pods: BTreeMap::new(),
         }
@@ -143,6 +137,11 @@ impl ActualVolume {
     /// Nothing of the volume is mounted, for certain.
     pub fn is_unmounted(&self) -> bool {
         self.pods.is_empty() && self.device == DeviceState::NotMounted
+    }
+
+    /// Whether an expansion may be tried now.
+    const fn may_expand(&self) -> bool {
+        !self.is_expansion_refused && !self.is_expansion_postponed
     }
 
     /// Whether a mount with the label would differ from the present one.
@@ -155,6 +154,7 @@ impl ActualVolume {
         if self.is_unmounted() {
             self.label = None;
             self.is_expansion_refused = false;
+            self.is_expansion_postponed = false;
         }
     }
 
@@ -171,6 +171,10 @@ impl ActualVolume {
         self.device_path = learned.device_path.or_else(|| self.device_path.take());
         self.device_mount_path = learned.device_mount_path.or_else(|| self.device_mount_path.take());
         self.size = learned.size.filter(|size| *size > 0).or(self.size);
+        self.is_expansion_refused |= learned.is_expansion_refused;
+        if let Some(is_final) = learned.had_final_expansion_error {
+            self.had_final_expansion_error = is_final;
+        }
     }
 }
 
@@ -198,11 +202,6 @@ impl ActualWorld {
         entry.device = DeviceState::Uncertain;
         entry.owes_unmount = true;
         entry.device_mount_path.get_or_insert(device_mount_path);
-    }
-
-    /// Records a directory of which the plugin could not tell what it is.
-    pub fn add_failed(&mut self, failed: FailedReconstruction) {
-        self.failed.insert(failed);
     }
 
     /// The disk was read completely.
@@ -250,16 +249,6 @@ impl ActualWorld {
     pub fn is_synced(&self) -> bool {
         self.progress == Progress::Synced
     }
-
-    /// Takes the directories of unknown volumes that no desired volume has: each gets one forced unmount. Empty while
-    /// nothing may be unmounted; `is_populated` as in [`Situation`](crate::world::Situation).
-    pub fn take_failed(&mut self, desired: &DesiredWorld, is_populated: bool) -> Vec<FailedReconstruction> {
-        if !is_populated || !self.is_synced() {
-            return Vec::new();
-        }
-        let failed = std::mem::take(&mut self.failed).into_iter();
-        failed.filter(|failed| !desired.wants_inner_name(&failed.pod, &failed.inner_name)).collect()
-    }
 }
 
 /// What is known.
@@ -296,7 +285,7 @@ impl ActualWorld {
         match state.state {
             PodState::Uncertain => Lookup::Uncertain,
             PodState::Mounted if state.needs_remount => Lookup::RemountRequired,
-            PodState::Mounted if is_too_small && !volume.is_expansion_refused => Lookup::ExpansionRequired,
+            PodState::Mounted if is_too_small && volume.may_expand() => Lookup::ExpansionRequired,
             PodState::Mounted => Lookup::Mounted,
         }
     }
@@ -321,11 +310,14 @@ impl ActualWorld {
         }
     }
 
-    /// Records that the driver cannot grow the volume while it is in use. It is not asked again before the next mount.
-    pub fn refuse_expansion(&mut self, volume: &VolumeName) {
-        if let Some(volume) = self.volumes.get_mut(volume) {
-            volume.is_expansion_refused = true;
-        }
+    /// Records a sync of a pod that uses the volume: an expansion that was postponed is tried again.
+    pub fn reconsider_expansion(&mut self, volume: &VolumeName) {
+        self.with(volume, |volume| volume.is_expansion_postponed = false);
+    }
+
+    /// Records an expansion that failed, at a mount or online. `is_final`: nothing of it is in progress.
+    pub fn record_expansion_error(&mut self, volume: &VolumeName, is_final: bool) {
+        self.with(volume, |volume| volume.had_final_expansion_error = is_final);
     }
 
     /// Records that an action starts. What is being undone is no longer certain.
@@ -368,7 +360,9 @@ impl ActualWorld {
                 });
             }
             Action::Resize { volume, size, .. } => self.with(volume, |volume| {
-                volume.size = learned.size.or(Some(*size));
+                volume.learn(learned);
+                // As long as the volume is smaller, someone else has to act first.
+                volume.is_expansion_postponed = volume.size.is_none_or(|reached| reached < *size);
             }),
             Action::TearDown { volume, pod } => {
                 self.reconstructed.remove(&(volume.clone(), pod.clone()));

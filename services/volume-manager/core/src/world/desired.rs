@@ -128,6 +128,8 @@ pub struct DesiredPod {
     pub inner_name: String,
     /// The plugin sets the volume up again with each sync of the pod.
     pub is_set_up_each_sync: bool,
+    /// The volume may grow through the mount of this pod: at least one of its names for it allows writing.
+    pub can_expand: bool,
     /// When it was requested, in milliseconds.
     pub requested_at: u64,
 }
@@ -181,8 +183,10 @@ impl DesiredWorld {
             outer_names: BTreeSet::new(),
             inner_name: String::new(),
             is_set_up_each_sync: false,
+            can_expand: false,
             requested_at: wanted.requested_at,
         });
+        pod.can_expand |= wanted.size.is_some();
         pod.outer_names.insert(wanted.outer_name);
         pod.inner_name = wanted.inner_name;
         pod.is_set_up_each_sync = wanted.is_set_up_each_sync;
@@ -238,11 +242,6 @@ impl DesiredWorld {
     pub fn pod(&self, volume: &VolumeName, pod: &PodUid) -> Option<&DesiredPod> {
         self.0.get(volume)?.pods.get(pod)
     }
-
-    /// Whether a pod wants a volume whose directory has the name `inner_name`.
-    pub fn wants_inner_name(&self, pod: &PodUid, inner_name: &str) -> bool {
-        self.0.values().filter_map(|volume| volume.pods.get(pod)).any(|pod| pod.inner_name == inner_name)
-    }
 }
 
 #[cfg(test)]
@@ -276,8 +275,7 @@ mod tests {
         world.add(wanted("a", "y")).unwrap();
         assert_eq!(world.volumes().count(), 1);
         assert_eq!(world.pod(&"v".into(), &"a".into()).unwrap().outer_names.len(), 2);
-        assert!(world.wants_inner_name(&"a".into(), "pv"));
-        assert!(!world.wants_inner_name(&"a".into(), "x") && !world.wants_inner_name(&"b".into(), "pv"));
+        assert_eq!(world.pod(&"v".into(), &"a".into()).unwrap().inner_name, "pv");
     }
 
     #[test]

@@ -91,13 +91,15 @@ pub enum MountStep {
     MountDevice,
     /// Set the volume up for the pod.
     SetUp,
+    /// Map the device for the pod: volumes of the mode `Block` only.
+    MapDevice,
     /// Grow the volume if its claim is smaller than the PersistentVolume.
     Expansion,
 }
 
 impl MountStep {
     /// Every step, in the order in which they are taken.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::FindPlugin,
         Self::NodeAffinity,
         Self::NewMounter,
@@ -106,6 +108,7 @@ impl MountStep {
         Self::WaitForAttach,
         Self::MountDevice,
         Self::SetUp,
+        Self::MapDevice,
         Self::Expansion,
     ];
 
@@ -113,6 +116,32 @@ impl MountStep {
     pub fn failure(self, inner_name: &str, cause: &str) -> String {
         format!("MountVolume.{self} for volume \"{inner_name}\" : {cause}")
     }
+
+    /// Reason and text of the event for a volume of the mode `Block` (volumes.md §3.10).
+    pub fn map_failure(self, inner_name: &str, cause: &str) -> (&'static str, String) {
+        let (reason, what) = match self {
+            Self::FindPlugin => ("FailedMapVolume", "FindMapperPluginBySpec failed"),
+            Self::NodeAffinity => ("FailedMount", "NodeAffinity check failed"),
+            Self::NewMounter | Self::MountOptions => {
+                ("FailedMapVolume", "BlockVolumeMapper initialization failed")
+            }
+            Self::WaitForAttach => ("FailedMapVolume", "WaitForAttach failed"),
+            Self::MountDevice => ("FailedMapVolume", "SetUpDevice failed"),
+            Self::AccessMode | Self::SetUp => ("FailedMapVolume", "MapPodDevice failed"),
+            Self::MapDevice => ("FailedMapVolume", "MapBlockVolume failed"),
+            Self::Expansion => ("FailedMapVolume", "MarkVolumeAsMounted failed while expanding volume"),
+        };
+        (reason, format!("MapVolume.{what} for volume \"{inner_name}\" : {cause}"))
+    }
+}
+
+/// The texts of the two events `SuccessfulMountVolume` of a volume of the mode `Block` (volumes.md §3.10). `global_map_path`
+/// has a bind mount of the device per pod, `pod_map_path` the link of the pod.
+pub fn mapped_texts(inner_name: &str, global_map_path: &str, pod_map_path: &str) -> [String; 2] {
+    let text = |what: &str, path: &str| {
+        format!("MapVolume.MapPodDevice succeeded for volume {inner_name:?} {what} {path:?}")
+    };
+    [text("globalMapPath", global_map_path), text("volumeMapPath", pod_map_path)]
 }
 
 /// What has failed, as the kubelet writes it.
@@ -125,7 +154,7 @@ impl fmt::Display for MountStep {
             Self::MountOptions => "MountOptionSupport check failed",
             Self::WaitForAttach => "WaitForAttach failed",
             Self::MountDevice => "MountDevice failed",
-            Self::AccessMode | Self::SetUp => "SetUp failed",
+            Self::AccessMode | Self::SetUp | Self::MapDevice => "SetUp failed",
             Self::Expansion => "Setup failed while expanding volume",
         })
     }
@@ -199,5 +228,24 @@ mod tests {
         ] {
             assert!(step.failure("v", "c").starts_with(name), "{step}");
         }
+    }
+
+    #[test]
+    fn the_steps_of_a_map_are_named_in_its_events() {
+        for step in MountStep::ALL {
+            let (reason, text) = step.map_failure("disk", "no");
+            let expected = if step == MountStep::NodeAffinity { "FailedMount" } else { "FailedMapVolume" };
+            assert_eq!(reason, expected, "{text}");
+            assert!(text.starts_with("MapVolume.") && text.ends_with(" for volume \"disk\" : no"), "{text}");
+        }
+        let (_, text) = MountStep::MountDevice.map_failure("disk", "no");
+        assert_eq!(text, "MapVolume.SetUpDevice failed for volume \"disk\" : no");
+        assert_eq!(
+            mapped_texts("disk", "/plugins/disk", "/pods/u"),
+            [
+                "MapVolume.MapPodDevice succeeded for volume \"disk\" globalMapPath \"/plugins/disk\"",
+                "MapVolume.MapPodDevice succeeded for volume \"disk\" volumeMapPath \"/pods/u\"",
+            ]
+        );
     }
 }

@@ -54,6 +54,25 @@ pub struct WorldPlan {
     pub wake_at: Option<u64>,
 }
 
+impl WorldPlan {
+    /// Adds that volumes wait for these actions of the plan, which were started since. So the caller need not plan again
+    /// to know what its volumes wait for.
+    pub fn note_started<'a>(
+        &mut self,
+        desired: &DesiredWorld,
+        started: impl IntoIterator<Item = &'a Action>,
+    ) {
+        for action in started {
+            let Some(kind) = action.kind() else { continue };
+            let (volume, pod) = (action.volume().clone(), action.pod().cloned());
+            let is_wanted = kind.is_for_pods();
+            let wish = pod.as_ref().filter(|_| is_wanted).and_then(|pod| desired.pod(&volume, pod));
+            let names = wish.into_iter().flat_map(|wish| &wish.outer_names).cloned().collect();
+            self.waits.push(Wait { volume, names, pod, is_wanted, reason: WaitReason::Busy { kind } });
+        }
+    }
+}
+
 /// Decides the next actions: unmount what nobody wants, then attach, mount and grow what is desired, then unmount and
 /// forget devices without pods.
 ///
@@ -142,7 +161,7 @@ impl Planner<'_> {
             Lookup::Uncertain | Lookup::NotMounted => self.set_up(target, false),
             Lookup::RemountRequired => self.set_up(target, true),
             Lookup::ExpansionRequired => {
-                if let Some(size) = volume.size {
+                if let Some(size) = volume.size.filter(|_| target.wish.can_expand) {
                     let action = Action::Resize { volume: name.clone(), pod: pod.clone(), size };
                     self.propose(action, Some(target));
                 }
@@ -173,7 +192,14 @@ impl Planner<'_> {
     fn set_up(&mut self, target: &Target<'_>, is_remount: bool) {
         let Target { name, volume: desired, pod, .. } = *target;
         let Some(actual) = self.situation.actual.volume(name) else { return };
-        if !is_remount && desired.shape.is_attachable() && actual.attachability == Attachability::False {
+        // The agent attaches again what it has found at startup, because a reboot has detached it.
+        let is_ours = matches!(self.situation.attached_by, AttachedBy::Agent);
+        let may_be_detached = match actual.attachability {
+            Attachability::True => false,
+            Attachability::False => true,
+            Attachability::Uncertain => is_ours,
+        };
+        if !is_remount && desired.shape.is_attachable() && may_be_detached {
             return self.attach(target);
         }
         if let Some(other) = actual.pods.keys().find(|other| desired.is_single_pod && *other != pod) {
@@ -206,7 +232,8 @@ impl Planner<'_> {
                 (DeviceState::GloballyMounted | DeviceState::Uncertain, _) => {
                     Action::UnmountDevice { volume: volume_name }
                 }
-                (DeviceState::NotMounted, Attachability::True) if is_ours => {
+                // What was found at startup may be attached; a repeated detach does nothing.
+                (DeviceState::NotMounted, Attachability::True | Attachability::Uncertain) if is_ours => {
                     Action::Detach { volume: volume_name }
                 }
                 // Without an API server nobody can say whether an uncertain one is attached.

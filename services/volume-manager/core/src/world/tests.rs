@@ -85,6 +85,28 @@ fn name(shape: usize, pod: usize) -> VolumeName {
     }
 }
 
+/// The waits of a plan whose actions were started are those of a second plan. One that backs off may be blocked by what
+/// was started, too.
+fn check_waits(noted: &WorldPlan, after: &WorldPlan) -> Result<(), TestCaseError> {
+    let name = |wait: &Wait| (wait.volume.clone(), wait.pod.clone(), wait.is_wanted, wait.names.clone());
+    let sorted = |plan: &WorldPlan| {
+        let mut waits = plan.waits.clone();
+        waits.sort_by_key(name);
+        waits
+    };
+    let (noted_waits, after_waits) = (sorted(noted), sorted(after));
+    prop_assert_eq!(noted_waits.len(), after_waits.len(), "{:?} {:?}", noted_waits, after_waits);
+    for (noted, after) in noted_waits.iter().zip(&after_waits) {
+        let is_blocked = matches!(noted.reason, WaitReason::BackOff { .. })
+            && matches!(after.reason, WaitReason::Busy { .. });
+        prop_assert_eq!(name(noted), name(after));
+        prop_assert!(noted.reason == after.reason || is_blocked, "{:?} {:?}", noted, after);
+    }
+    let wakes = after.wake_at.is_none_or(|at| noted.wake_at.is_some_and(|noted| noted <= at));
+    prop_assert!(wakes, "{:?} {:?}", noted.wake_at, after.wake_at);
+    Ok(())
+}
+
 impl Simulation {
     /// A node on which these volumes (shape, pod) are mounted at startup.
     fn new(found: &BTreeSet<(usize, usize)>) -> Self {
@@ -170,12 +192,16 @@ impl Simulation {
         for _ in 0..32 {
             let plan = self.plan();
             let is_stable = plan.actions.iter().all(|action| action.kind().is_some());
+            let mut noted = plan.clone();
+            noted.note_started(&self.desired, &plan.actions);
             for action in plan.actions {
                 self.start(action)?;
             }
             self.check_lookups()?;
             if is_stable {
-                prop_assert_eq!(self.plan().actions, vec![], "a plan starts everything that can start");
+                let after = self.plan();
+                prop_assert_eq!(&after.actions, &vec![], "a plan starts everything that can start");
+                check_waits(&noted, &after)?;
                 return Ok(());
             }
         }

@@ -90,7 +90,7 @@ async fn secrets_are_removed_from_the_errors_of_a_driver() {
     let secrets = [("a", "hunter22"), ("b", "hunter22-2"), ("c", "ab")];
     let secrets = secrets.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let request = pb::NodePublishVolumeRequest { secrets, ..Default::default() };
-    let error = world.client.node_publish_volume(&Operation::new(false), request).await.unwrap_err();
+    let error = world.client.node_publish_volume(&Operation::new(false), request, &[]).await.unwrap_err();
     let text = format!("{error} {error:?}");
     assert!(text.contains("login with ***stripped*** and ***stripped*** failed: ab"), "{text}");
     assert!(!text.contains("hunter22"), "{text}");
@@ -103,6 +103,23 @@ async fn a_long_error_of_a_driver_is_cut() {
     world.node.node_stage_volume.fail(Status::internal("é".repeat(LONGEST_ERROR + 1)));
     let text = world.stage().await.unwrap_err().to_string();
     assert!(text.ends_with("é…") && text.chars().count() < LONGEST_ERROR + 100, "{}", text.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_error_that_is_cut_within_a_token_shows_no_part_of_it() {
+    let world = World::new();
+    let _server = world.serve().await;
+    let token = "eyJhbGciOiJSUzI1NiJ9".to_owned();
+    for shown in 0..=token.len() {
+        let message = format!("{}{token}", "x".repeat(LONGEST_ERROR - shown));
+        world.node.node_publish_volume.fail(Status::internal(message));
+        let request = pb::NodePublishVolumeRequest::default();
+        let tokens = [token.clone()];
+        let error =
+            world.client.node_publish_volume(&Operation::new(false), request, &tokens).await.unwrap_err();
+        let text = format!("{error} {:?}", error.failure);
+        assert!(!text.contains("ey") && text.contains("xxxx"), "{shown}: {text}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,6 @@ use std::time::Duration;
 use keelson_service_kit::Metrics;
 use keelson_testkit::fakes::{FakeCsiNode, FakeServer};
 use keelson_volume_manager_core::csi::csi_node::Allocatable;
-use serde_json::json;
 use tonic::Status;
 use tonic::service::Routes;
 
@@ -82,10 +81,10 @@ async fn the_same_name_at_two_sockets_needs_a_higher_version() {
         assert!(matches!(error, RegistrationError::AlreadyRegistered { .. }), "{version}");
     }
     drivers.add(&driver(&drivers, "d", "1.3", "/s2")).unwrap();
-    assert_eq!(Some(drivers.get("d").unwrap().version().clone()), Version::parse("1.3"));
+    assert_eq!(Some(drivers.get("d").unwrap().version.clone()), Version::parse("1.3"));
     // The newer one leaves: the older one is used again.
     assert!(drivers.remove(&name("d"), Path::new("/s2")));
-    assert_eq!(Some(drivers.get("d").unwrap().version().clone()), Version::parse("1.2"));
+    assert_eq!(Some(drivers.get("d").unwrap().version.clone()), Version::parse("1.2"));
 }
 
 #[tokio::test]
@@ -93,7 +92,7 @@ async fn a_driver_may_register_again_on_its_own_socket_with_any_version() {
     let drivers = drivers();
     for version in ["1.2", "1.2", "1.1", "1.3"] {
         drivers.add(&driver(&drivers, "d", version, "/s1")).unwrap();
-        assert_eq!(Some(drivers.get("d").unwrap().version().clone()), Version::parse(version));
+        assert_eq!(Some(drivers.get("d").unwrap().version.clone()), Version::parse(version));
     }
     assert!(drivers.remove(&name("d"), Path::new("/s1")));
     assert!(drivers.get("d").is_err());
@@ -145,53 +144,24 @@ async fn capabilities_are_asked_once_and_again_after_the_driver_has_restarted() 
 }
 
 #[test]
-fn the_node_update_names_drivers_that_came_and_went_and_keeps_others() {
+fn the_node_update_names_drivers_that_came_and_went_once() {
     let drivers = drivers();
     let mut update = drivers.node_update();
     drivers.publish(&info("b", "nb", &[("zone", "z1")]));
     drivers.publish(&info("c", "nc", &[]));
     drivers.unpublish(&name("c"));
+    drivers.unpublish(&name("never-there"));
     assert!(update.has_changed().unwrap());
     let current = update.borrow_and_update().clone();
-    let labels = Strings::from([("os".to_owned(), "linux".to_owned())]);
-    let patch = current.patch(&labels, Some(r#"{"a":"na","c":"nc"}"#)).unwrap().unwrap();
-    let expected = json!({"metadata": {
-        "annotations": {(NODE_ID_ANNOTATION): r#"{"a":"na","b":"nb"}"#}, "labels": {"zone": "z1"},
-    }});
-    assert_eq!(patch, expected);
+    let topology = Strings::from([("zone".to_owned(), "z1".to_owned())]);
+    assert_eq!(current.registered, [(name("b"), NodeDriver { node_id: "nb".into(), topology })].into());
+    assert_eq!(current.unregistered, [name("c"), name("never-there")].into());
     // The same again changes nothing.
     drivers.publish(&info("b", "nb", &[("zone", "z1")]));
     drivers.unpublish(&name("c"));
     assert!(!update.has_changed().unwrap());
-    let labels = Strings::from([("zone".to_owned(), "z1".to_owned())]);
-    assert_eq!(current.patch(&labels, Some(r#"{"a":"na","b":"nb"}"#)).unwrap(), None);
-}
-
-#[test]
-fn the_annotation_is_removed_with_the_last_driver_and_labels_stay() {
-    let drivers = drivers();
-    drivers.publish(&info("b", "nb", &[("zone", "z1")]));
-    drivers.unpublish(&name("b"));
-    let update = drivers.node_update().borrow().clone();
-    let labels = Strings::from([("zone".to_owned(), "z1".to_owned())]);
-    let patch = update.patch(&labels, Some(r#"{"b":"nb"}"#)).unwrap();
-    assert_eq!(patch, Some(json!({"metadata": {"annotations": {(NODE_ID_ANNOTATION): null}}})));
-    assert_eq!(update.patch(&labels, None).unwrap(), None);
-}
-
-#[test]
-fn a_node_update_that_contradicts_the_node_is_an_error() {
-    let drivers = drivers();
-    drivers.publish(&info("b", "nb", &[("zone", "z1")]));
-    let update = drivers.node_update().borrow().clone();
-    let labels = Strings::from([("zone".to_owned(), "z2".to_owned())]);
-    assert!(matches!(update.patch(&labels, None), Err(CsiNodeError::TopologyConflict { .. })));
-    assert!(matches!(update.patch(&Strings::new(), Some("[]")), Err(CsiNodeError::Annotation { .. })));
-}
-
-#[test]
-fn the_annotation_is_read_from_a_node() {
-    let node = json!({"metadata": {"annotations": {(NODE_ID_ANNOTATION): "{}"}}});
-    assert_eq!(node_id_annotation(&node), Some("{}"));
-    assert_eq!(node_id_annotation(&json!({"metadata": {}})), None);
+    // A driver that comes back is not gone any more.
+    drivers.publish(&info("c", "nc", &[]));
+    let current = update.borrow_and_update().clone();
+    assert!(current.registered.contains_key(&name("c")) && !current.unregistered.contains(&name("c")));
 }

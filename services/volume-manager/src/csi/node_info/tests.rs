@@ -39,11 +39,11 @@ async fn the_first_driver_creates_the_csi_node_and_others_join_it() {
 async fn a_driver_is_removed_and_a_missing_csi_node_is_not_created_for_that() {
     let api = FakeApi::start().await;
     let name = DriverName::parse("a").unwrap();
-    api.nodes.remove(&name).await.unwrap();
+    api.nodes.remove(&name, &|| false).await.unwrap();
     assert_eq!(api.csi_node(), None);
     api.nodes.add(&entry("a", "n1")).await.unwrap();
     api.nodes.add(&entry("b", "n1")).await.unwrap();
-    api.nodes.remove(&name).await.unwrap();
+    api.nodes.remove(&name, &|| false).await.unwrap();
     assert_eq!(api.drivers(), ["b n1"]);
 }
 
@@ -80,7 +80,7 @@ async fn a_csi_node_of_an_earlier_node_is_replaced() {
     assert_eq!(api.drivers(), ["a n1"]);
     assert_eq!(api.csi_node().unwrap()["metadata"]["ownerReferences"][0]["uid"], "node-uid");
     api.objects.lock().unwrap().csi_node = Some(old);
-    api.nodes.remove(&DriverName::parse("a").unwrap()).await.unwrap();
+    api.nodes.remove(&DriverName::parse("a").unwrap(), &|| false).await.unwrap();
     assert_eq!(api.csi_node(), None);
 }
 
@@ -97,7 +97,7 @@ async fn a_malformed_csi_node_is_an_error_at_once() {
 async fn without_an_api_server_there_is_nothing_to_write_and_the_storage_is_ready() {
     let api = FakeApi::standalone().await;
     api.nodes.add(&entry("a", "n1")).await.unwrap();
-    api.nodes.remove(&DriverName::parse("a").unwrap()).await.unwrap();
+    api.nodes.remove(&DriverName::parse("a").unwrap(), &|| false).await.unwrap();
     let ready = watch::Sender::new(Ok(()));
     api.nodes.initialize(&ready, &CancellationToken::new()).await.unwrap();
     assert_eq!(*ready.borrow(), Ok(()));
@@ -134,6 +134,26 @@ async fn the_storage_is_not_ready_until_the_csi_node_has_its_annotation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn beside_a_pod_config_of_an_earlier_release_the_storage_is_ready_until_it_is_upgraded() {
+    let api = FakeApi::start().await;
+    api.objects.lock().unwrap().unreadable = Some(tonic::Status::unimplemented(""));
+    let ready = watch::Sender::new(Ok(()));
+    let mut seen = ready.subscribe();
+    let shutdown = CancellationToken::new();
+    let initialized = api.nodes.initialize(&ready, &shutdown);
+    let upgraded = async {
+        drop(seen.wait_for(Result::is_err).await.unwrap());
+        drop(seen.wait_for(Result::is_ok).await.unwrap());
+        assert!(api.csi_node().is_none());
+        api.objects.lock().unwrap().unreadable = None;
+    };
+    let (initialized, ()) = tokio::join!(initialized, upgraded);
+    initialized.unwrap();
+    let annotations = &api.csi_node().unwrap()["metadata"]["annotations"];
+    assert_eq!(annotations[MIGRATED_PLUGINS_ANNOTATION], migrated_plugins_annotation());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_ends_the_wait_for_the_api_server() {
     let api = FakeApi::start().await;
     api.objects.lock().unwrap().node = None;
@@ -142,4 +162,27 @@ async fn a_shutdown_ends_the_wait_for_the_api_server() {
     shutdown.cancel();
     api.nodes.initialize(&ready, &shutdown).await.unwrap();
     assert!(ready.borrow().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_does_not_answer_delays_a_change_for_a_limited_time() {
+    let api = FakeApi::start().await;
+    api.nodes.add(&entry("a", "n1")).await.unwrap();
+    let limit = Duration::from_millis(200);
+    let nodes = api.nodes.clone().within(limit, limit);
+    let gate = api.pod_config.get_live.hold();
+    let name = DriverName::parse("a").unwrap();
+    let errors = [
+        nodes.add(&entry("b", "n1")).await.unwrap_err(),
+        nodes.remove(&name, &|| false).await.unwrap_err(),
+        nodes.node().await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().contains("has not answered within 200ms"), "{error}");
+    }
+    gate.open();
+    // Nothing is held up any more, and a driver that is back stays.
+    api.nodes.remove(&name, &|| true).await.unwrap();
+    api.nodes.add(&entry("b", "n1")).await.unwrap();
+    assert_eq!(api.drivers(), ["a n1", "b n1"]);
 }

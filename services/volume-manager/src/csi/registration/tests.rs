@@ -4,7 +4,7 @@ use keelson_plugin_watcher::PluginWatcher;
 use keelson_proto::csi::v1 as pb;
 use keelson_proto::pluginregistration as plugin;
 use keelson_service_kit::{CancellationToken, Metrics, Progress};
-use keelson_testkit::fakes::{FakeCsiNode, FakePluginRegistration, FakeServer};
+use keelson_testkit::fakes::{FakeCsiNode, FakePluginRegistration, FakeServer, Gate};
 use tonic::Status;
 use tonic::service::Routes;
 
@@ -40,7 +40,9 @@ impl World {
 
     fn node_ids(&self) -> Vec<(String, Option<String>)> {
         let update = self.drivers.node_update().borrow().clone();
-        update.node_ids.into_iter().map(|(name, id)| (name.to_string(), id)).collect()
+        let registered = update.registered.into_iter().map(|(name, driver)| (name, Some(driver.node_id)));
+        let gone = update.unregistered.into_iter().map(|name| (name, None));
+        registered.chain(gone).map(|(name, id)| (name.to_string(), id)).collect()
     }
 }
 
@@ -294,4 +296,40 @@ async fn after_a_restart_of_the_service_drivers_register_again() {
         watching.await.unwrap();
         assert_eq!(world.api.drivers(), ["d id"], "a shutdown unregisters nothing");
     }
+}
+
+/// A node with a registered driver whose API server does not answer any more, until the gate opens.
+async fn black_hole() -> (World, FakeDriver, Plugin, Gate) {
+    let mut api = FakeApi::start().await;
+    let limit = Duration::from_millis(200);
+    api.nodes = api.nodes.clone().within(limit, limit);
+    let world = World::new(api);
+    let driver = world.driver("d").await;
+    let plugin = driver.plugin("d", "1.0.0", "/s1");
+    world.registration.handler().register(&plugin).await.unwrap();
+    let gate = world.api.pod_config.get_live.hold();
+    (world, driver, plugin, gate)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_does_not_answer_holds_up_no_restart_of_a_driver() {
+    let (world, _driver, plugin, gate) = black_hole().await;
+    let handler = world.registration.handler();
+    handler.unregister(&plugin).await;
+    assert!(world.drivers.get("d").is_err());
+    let refused = handler.register(&plugin).await.unwrap_err();
+    assert!(refused.contains("the API server has not answered within"), "{refused}");
+    gate.open();
+    handler.register(&plugin).await.unwrap();
+    assert_eq!(world.api.drivers(), ["d id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_has_left_during_an_outage_leaves_the_csi_node_afterwards() {
+    let (world, _driver, plugin, gate) = black_hole().await;
+    world.registration.handler().unregister(&plugin).await;
+    assert_eq!(world.api.drivers(), ["d id"]);
+    gate.open();
+    world.api.pod_config.mutate.requests().until_len(2).await;
+    assert_eq!(world.api.drivers(), [""; 0]);
 }

@@ -10,7 +10,7 @@ use keelson_volume_manager_core::csi::access_mode::NodeCapabilities;
 use keelson_volume_manager_core::csi::attachment::{
     AttachedVolume, DriverLookup, is_attachable, publish_context,
 };
-use keelson_volume_manager_core::csi::error_class::{FailedStep, error_class};
+use keelson_volume_manager_core::csi::error_class::{Code, FailedStep, error_class};
 use keelson_volume_manager_core::csi::paths::{self, DriverName};
 use keelson_volume_manager_core::sources::SecretReference;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
@@ -63,15 +63,37 @@ impl Session {
 }
 
 impl Context {
-    /// Begins an operation with a driver.
+    /// Begins an operation with the driver of a volume.
     ///
     /// # Errors
     /// The driver is not registered: nothing was started.
+    pub(super) fn session_for(&self, volume: &CsiVolume<'_>) -> Result<Session, PluginError> {
+        self.begin(&volume.driver, volume.spec.is_migrated)
+    }
+
+    /// Begins an operation on what is on disk, which does not say whether the volume has a legacy source. It counts as one that
+    /// has none, as in the kubelet.
+    ///
+    /// # Errors
+    /// As [`Self::session_for`].
     pub(super) fn session(&self, driver: &DriverName) -> Result<Session, PluginError> {
+        self.begin(driver, false)
+    }
+
+    fn begin(&self, driver: &DriverName, is_migrated: bool) -> Result<Session, PluginError> {
         let driver = self.drivers.get(driver.as_str()).map_err(|error| {
             PluginError::new(error.to_string()).of_class(error_class(FailedStep::DriverLookup))
         })?;
-        Ok(Session { driver, operation: Operation::new(false) })
+        Ok(Session { driver, operation: Operation::new(is_migrated) })
+    }
+
+    /// An error of a call that sets a volume up. A driver without room on this node is asked again how many volumes the node can
+    /// have (volumes.md §3.14).
+    pub(super) fn set_up_error(&self, error: &CallError) -> PluginError {
+        if error.code() == Some(Code::ResourceExhausted) {
+            self.drivers.note_exhausted(&error.driver);
+        }
+        call_error(error)
     }
 
     /// A path below the root folder.
@@ -91,9 +113,14 @@ impl Context {
             ..PluginError::new(format!("cannot read the VolumeAttachment {name}: {why}")).of_class(class)
         })?;
         let attached = AttachedVolume { handle: &volume.id, attachment: &name, node: &self.node };
-        let context = publish_context(attached, object.as_ref()).map_err(|error| PluginError {
-            owner: WaitOwner::AttachDetachController,
-            ..PluginError::new(error.to_string()).of_class(class)
+        let context = publish_context(attached, object.as_ref()).map_err(|error| {
+            if error.is_limit() {
+                self.drivers.note_exhausted(&volume.driver);
+            }
+            PluginError {
+                owner: WaitOwner::AttachDetachController,
+                ..PluginError::new(error.to_string()).of_class(class)
+            }
         })?;
         Ok(context.into_iter().collect())
     }

@@ -1,6 +1,5 @@
 //! What a folder on disk says about a volume, after a restart (volumes.md §3.16).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use keelson_volume_manager_core::csi::LifecycleMode;
@@ -11,6 +10,7 @@ use super::context::Context;
 use super::files::{self, Data};
 use super::stage::missing_data;
 use super::volume::name_error;
+use crate::listing::paths_in;
 use crate::plugins::{FoundDevice, FoundFolder, PluginError, Reconstructed};
 
 /// Reads the data file of a folder. It needs neither the driver nor the CSIDriver.
@@ -94,9 +94,9 @@ pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginErro
 
 fn device_folders(base: &Path) -> Vec<DeviceFolder> {
     let mut found = Vec::new();
-    for driver in children(base) {
+    for driver in paths_in(base).unwrap_or_default() {
         let is_block = driver.file_name().is_some_and(|name| name == BLOCK_VOLUMES);
-        for folder in children(&driver) {
+        for folder in paths_in(&driver).unwrap_or_default() {
             let block_name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
             let block_name = block_name.filter(|_| is_block);
             let data_file =
@@ -106,9 +106,4 @@ fn device_folders(base: &Path) -> Vec<DeviceFolder> {
         }
     }
     found
-}
-
-/// What is in a folder; nothing if it cannot be read.
-fn children(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }

@@ -42,7 +42,7 @@ pub(super) async fn expand(
     size: u64,
 ) -> Result<u64, ExpandFailure> {
     let volume = CsiVolume::read(spec)?;
-    let session = cx.session(&volume.driver)?;
+    let session = cx.session_for(&volume)?;
     let capabilities = session.capabilities().await?;
     if !capabilities.expand {
         let text = format!("the CSI driver {} does not expand volumes on the node", volume.driver);

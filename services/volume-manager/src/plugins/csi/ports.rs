@@ -9,7 +9,7 @@ use keelson_volume_manager_core::csi::{CsiDriver, CsiDriverSpec};
 use keelson_volume_manager_core::desire::PodRef;
 use keelson_volume_manager_core::token::{TokenName, Validity};
 
-use crate::live_objects::LiveObjects;
+use crate::live_objects::{LiveObjects, ReadError};
 use crate::tokens::TokenClient;
 
 /// A read of an object: `None` if it does not exist, or why it cannot be read.
@@ -30,7 +30,13 @@ impl Objects for LiveObjects {
     }
 
     fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
-        Box::pin(self.get("VolumeAttachment", "", name))
+        Box::pin(async move {
+            match self.read("VolumeAttachment", "", name).await {
+                // Every VolumeAttachment of this node is visible to it as soon as it exists.
+                Err(ReadError::NotVisible(_)) => Ok(None),
+                result => result.map_err(|error| error.to_string()),
+            }
+        })
     }
 }
 

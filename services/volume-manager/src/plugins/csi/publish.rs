@@ -121,10 +121,10 @@ pub(super) async fn publish(
     request: SetUpRequest<'_>,
 ) -> Result<SetUp, PluginError> {
     let volume = CsiVolume::read(spec)?;
-    let session = cx.session(&volume.driver)?;
+    let session = cx.session_for(&volume)?;
     let object = cx.driver_objects.get(&volume.driver).await?;
     if let Err(error) = check_lifecycle(volume.driver.as_str(), object.as_deref(), volume.lifecycle) {
-        cx.driver_objects.forget(&volume.driver);
+        cx.driver_objects.expire(&volume.driver);
         return Err(PluginError::new(error.to_string())
             .for_you()
             .of_class(error_class(FailedStep::ApiObject)));
@@ -146,14 +146,12 @@ pub(super) async fn publish(
         secrets: maps.secrets.into_iter().collect(),
         volume_context: maps.volume_context.into_iter().collect(),
     };
-    if let Err(error) = call_publish(&session, &target, message).await {
+    if let Err(error) = call_publish(cx, &session, &target, message, &tokens).await {
         let may_clean_up = !request.is_remount && !request.is_reconstructed;
-        let error = if error.class == FailureClass::Final && may_clean_up && !target.clean_up(cx).await {
-            error.of_class(FailureClass::Uncertain)
-        } else {
-            error
-        };
-        return Err(without_tokens(error, &tokens));
+        if error.class == FailureClass::Final && may_clean_up && !target.clean_up(cx).await {
+            return Err(error.of_class(FailureClass::Uncertain));
+        }
+        return Err(error);
     }
     if let FsGroupAction::Walk(group) = group {
         let ownership = Ownership { group, policy: spec.fs_group_policy, walks: request.walks };
@@ -164,14 +162,17 @@ pub(super) async fn publish(
 }
 
 async fn call_publish(
+    cx: &Context,
     session: &Session,
     target: &Target,
     message: pb::NodePublishVolumeRequest,
+    tokens: &[String],
 ) -> Result<(), PluginError> {
     // Files are left, and an earlier attempt may still be in progress.
     let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
     target.prepare().await.map_err(uncertain)?;
-    session.driver.node_publish(&session.operation, message).await.map_err(|error| call_error(&error))?;
+    let published = session.driver.node_publish(&session.operation, message, tokens).await;
+    published.map_err(|error| cx.set_up_error(&error))?;
     if files::exists(&target.path).await.map_err(uncertain)? {
         return Ok(());
     }
@@ -182,9 +183,6 @@ async fn call_publish(
     );
     Err(PluginError::new(text).of_class(FailureClass::Uncertain))
 }
-
-/// The tokens that a driver gets.
-type Tokens = BTreeMap<TokenName, IssuedToken>;
 
 /// Who applies the pod's fsGroup. Block volumes have no files.
 fn fs_group(
@@ -203,20 +201,20 @@ fn fs_group(
     })
 }
 
-/// The volume context and the secrets, with what the driver wants to know about the pod. Block volumes get the same, unlike in
-/// the kubelet, which never sends them tokens (volumes.md §11.7).
+/// The volume context and the secrets, with what the driver wants to know about the pod, and the tokens in them. Block volumes
+/// get the same, unlike in the kubelet, which never sends them tokens (volumes.md §11.7).
 async fn maps(
     cx: &Context,
     volume: &CsiVolume<'_>,
     object: Option<&CsiDriver>,
-) -> Result<(PublishMaps, Tokens), PluginError> {
+) -> Result<(PublishMaps, Vec<String>), PluginError> {
     let spec = volume.spec;
     let secret = volume.source.node_publish_secret.as_ref();
     let own = PublishMaps {
         volume_context: volume.source.attributes.clone(),
         secrets: cx.secret(volume, secret, "nodePublishSecretRef").await?.into_iter().collect(),
     };
-    let mut tokens = Tokens::new();
+    let mut tokens: BTreeMap<TokenName, IssuedToken> = BTreeMap::new();
     for name in wanted_tokens(object, &spec.service_account) {
         let token = cx.tokens.get(&spec.pod, &name).await?;
         tokens.insert(name, token);
@@ -229,13 +227,7 @@ async fn maps(
     };
     let maps = publish_maps(own, object, &pod, volume.lifecycle, |name| tokens.get(name).cloned())
         .map_err(|error| PluginError::new(error.to_string()).of_class(error_class(FailedStep::ApiObject)))?;
-    Ok((maps, tokens))
-}
-
-/// The error without the tokens that the driver may have repeated. Values of Secrets are not in it.
-fn without_tokens(error: PluginError, tokens: &Tokens) -> PluginError {
-    let hide = |text: String, token: &IssuedToken| text.replace(&token.token, "***stripped***");
-    PluginError { message: tokens.values().fold(error.message, hide), ..error }
+    Ok((maps, tokens.into_values().map(|token| token.token).collect()))
 }
 
 /// Undoes [`publish`]. Everything that it needs is on disk.

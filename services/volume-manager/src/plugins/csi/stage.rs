@@ -7,6 +7,7 @@ use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::csi::paths::{BlockPaths, DriverName, PLUGIN, block_paths, stage_paths};
 use keelson_volume_manager_core::csi::vol_data::{BlockData, SavedVolume, StageData};
 use keelson_volume_manager_core::csi::{LifecycleMode, paths};
+use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel};
 
 use super::context::{Context, Session, call_error};
@@ -109,7 +110,7 @@ pub(super) async fn stage(
         return Err(PluginError::new(text));
     }
     let stage = Stage::new(cx, &volume, request.label)?;
-    let session = cx.session(&volume.driver)?;
+    let session = cx.session_for(&volume)?;
     let capabilities = session.capabilities().await?;
     let device_mount_path = Some(stage.device_mount_path.to_string_lossy().into_owned());
     let learned = Learned { device_mount_path, ..Learned::default() };
@@ -143,7 +144,7 @@ async fn call_stage(
     let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
     files::create_staging(&*cx.mounts, &stage.staging).await.map_err(uncertain)?;
     files::write_data(&stage.data_file, stage.data.clone()).await.map_err(uncertain)?;
-    session.driver.node_stage(&session.operation, message).await.map_err(|error| call_error(&error))
+    session.driver.node_stage(&session.operation, message).await.map_err(|error| cx.set_up_error(&error))
 }
 
 /// Undoes [`stage`].
@@ -152,8 +153,8 @@ pub(super) async fn unstage(cx: &Context, device: &DevicePlace) -> Result<(), Pl
 }
 
 /// The driver and the handle in the unique name of a volume.
-fn split_name(device: &DevicePlace) -> Result<(DriverName, &str), PluginError> {
-    let name = device.volume.as_str();
+pub(super) fn split_name(volume: &VolumeName) -> Result<(DriverName, &str), PluginError> {
+    let name = volume.as_str();
     let split = name.strip_prefix(PLUGIN).and_then(|rest| rest.strip_prefix('/')?.split_once('^'));
     let Some((driver, handle)) = split else {
         return Err(PluginError::new(format!("{name} is not the name of a CSI volume that pods share")));
@@ -162,7 +163,7 @@ fn split_name(device: &DevicePlace) -> Result<(DriverName, &str), PluginError> {
 }
 
 async fn unstage_filesystem(cx: &Context, device: &DevicePlace) -> Result<(), PluginError> {
-    let (driver, handle) = split_name(device)?;
+    let (driver, handle) = split_name(&device.volume)?;
     let paths = stage_paths(&driver, handle).map_err(|error| name_error(&error))?;
     let (staging, data_file) = (cx.path(&paths.staging), cx.path(&paths.data_file));
     refuse_if_referenced(cx, &staging, &paths.staging)?;

@@ -1,20 +1,41 @@
 //! The usage of a volume, as its driver measures it (volumes.md §11.7, §13).
 
+use std::fmt;
 use std::path::PathBuf;
 
 use keelson_proto::csi::v1 as pb;
-use keelson_volume_manager_core::csi::paths::{block_paths, pod_block_paths, publish_paths};
+use keelson_volume_manager_core::csi::paths::{DriverName, block_paths, pod_block_paths, publish_paths};
+use keelson_volume_manager_core::operations::PodUid;
 
 use super::context::{Context, call_error};
 use super::files::{self, Data};
 use super::stage::missing_data;
 use super::volume::name_error;
 use crate::measure::Usage;
-use crate::plugins::{PluginError, VolumePlace};
+use crate::plugins::{Answer, PluginError};
+
+/// A published volume of a pod, as it is known also after a restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MeasuredVolume {
+    /// The pod.
+    pub(crate) pod: PodUid,
+    /// The name of the volume's folder.
+    pub(crate) inner_name: String,
+    /// Below `volumes` or below `volumeDevices` of the pod's folder.
+    pub(crate) is_block: bool,
+}
+
+/// Measures volumes of CSI drivers.
+pub(crate) trait MeasureVolumes: fmt::Debug + Send + Sync {
+    /// The usage of a volume, and its health; `None` if its driver does not measure volumes.
+    fn measure<'a>(&'a self, volume: &'a MeasuredVolume) -> Answer<'a, Option<VolumeUsage>>;
+}
 
 /// What a driver says about a volume.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeUsage {
+    /// The driver.
+    pub(crate) driver: DriverName,
     /// What is used and free; 0 where the driver says nothing. `None`: the driver reports only the condition.
     pub(crate) usage: Option<Usage>,
     /// Whether the volume is healthy, of a driver with VOLUME_CONDITION.
@@ -31,8 +52,11 @@ pub(crate) struct Condition {
 }
 
 /// Measures a volume of a pod. `None`: the driver does not measure volumes.
-pub(super) async fn measure(cx: &Context, place: &VolumePlace) -> Result<Option<VolumeUsage>, PluginError> {
-    let (data_file, volume_path) = paths_of(cx, place)?;
+pub(super) async fn measure(
+    cx: &Context,
+    volume: &MeasuredVolume,
+) -> Result<Option<VolumeUsage>, PluginError> {
+    let (data_file, volume_path) = paths_of(cx, volume)?;
     let saved = match files::read_data(&data_file).await? {
         Data::Saved(saved) => saved,
         Data::Missing => return Err(missing_data(&data_file)),
@@ -57,12 +81,12 @@ pub(super) async fn measure(cx: &Context, place: &VolumePlace) -> Result<Option<
             format!("the CSI driver {} has reported no usage of {}", saved.driver, volume_path.display());
         return Err(PluginError::new(text));
     }
-    Ok(Some(VolumeUsage { usage: usage_of(&answer.usage), condition }))
+    Ok(Some(VolumeUsage { driver: saved.driver, usage: usage_of(&answer.usage), condition }))
 }
 
-fn paths_of(cx: &Context, place: &VolumePlace) -> Result<(PathBuf, PathBuf), PluginError> {
-    let (inner, pod) = (&place.inner_name, place.pod.as_str());
-    if place.is_block {
+fn paths_of(cx: &Context, volume: &MeasuredVolume) -> Result<(PathBuf, PathBuf), PluginError> {
+    let (inner, pod) = (&volume.inner_name, volume.pod.as_str());
+    if volume.is_block {
         let shared = block_paths(inner).map_err(|error| name_error(&error))?;
         let own = pod_block_paths(inner, pod).map_err(|error| name_error(&error))?;
         return Ok((cx.path(&shared.data_file), cx.path(&own.device)));

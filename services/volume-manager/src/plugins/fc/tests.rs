@@ -1,12 +1,15 @@
 use std::fs;
 
+use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
+use keelson_volume_manager_core::world::MountLabel;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::plugins::fake::{
     FakeNode, UNLABELLED, device_place, ended, found, inline, persistent, place, set_up_request,
 };
+use crate::plugins::{DeviceRequest, FoundDevice, Plugin as _};
 use crate::walks::FsGroupWalks;
 
 const NAME: &str = "kubernetes.io/fc/[50060e801049cfd1 50060e801049cfd2]:0";
@@ -16,6 +19,10 @@ const LINK: &str = "/dev/disk/by-path/pci-0000:41:00.0-fc-0x50060e801049cfd1-lun
 
 fn source() -> Value {
     json!({"targetWWNs": ["50060e801049cfd1", "50060e801049cfd2"], "lun": 0, "fsType": "ext4"})
+}
+
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// A node with two SCSI hosts.
@@ -274,20 +281,216 @@ async fn a_block_volume_is_the_device_and_is_not_mounted() {
     assert_eq!(node.read("/sys/block/sda/device/delete"), "1");
 }
 
+/// Disks as udev and sysfs show them, with the device that is mounted and the disks that are removed with it.
+struct Layout {
+    name: &'static str,
+    source: Value,
+    links: &'static [(&'static str, &'static str)],
+    /// Names, UUIDs and slaves of device-mapper devices.
+    mappings: &'static [(&'static str, &'static str, &'static [&'static str])],
+    device: &'static str,
+    removed: &'static [&'static str],
+}
+
+const FIRST: &str = "/dev/disk/by-path/fc-0x50060e801049cfd1-lun-0";
+const SECOND: &str = "/dev/disk/by-path/fc-0x50060e801049cfd2-lun-0";
+const BY_ID: &str = "/dev/disk/by-id/scsi-3600_a";
+const DISKS: [&str; 5] = ["sda", "sdb", "sdc", "sdd", "sdf"];
+
+impl Layout {
+    fn new(
+        name: &'static str,
+        links: &'static [(&'static str, &'static str)],
+        mappings: &'static [(&'static str, &'static str, &'static [&'static str])],
+        device: &'static str,
+        removed: &'static [&'static str],
+    ) -> Self {
+        let is_identified = links.iter().any(|(link, _)| *link == BY_ID);
+        let source = if is_identified { json!({"wwids": ["3600 a"]}) } else { source() };
+        Self { name, source, links, mappings, device, removed }
+    }
+
+    fn all() -> [Self; 8] {
+        [
+            Self::new("one path", &[(FIRST, "sda")], &[], "/dev/sda", &["sda"]),
+            Self::new("the second target only", &[(SECOND, "sdb")], &[], "/dev/sdb", &["sdb"]),
+            Self::new("an adapter's link", &[(LINK, "sda")], &[], "/dev/sda", &["sda"]),
+            Self::new(
+                "a multipath device over both",
+                &[(FIRST, "sda"), (SECOND, "sdb")],
+                &[("dm-0", "mpath-3600a", &["sda", "sdb"])],
+                "/dev/dm-0",
+                &["sda", "sdb"],
+            ),
+            Self::new(
+                "a multipath device over more than the named paths",
+                &[(SECOND, "sdb")],
+                &[("dm-3", "mpath-3600a", &["sda", "sdb", "sdc", "sdd"])],
+                "/dev/dm-3",
+                &["sda", "sdb", "sdc", "sdd"],
+            ),
+            Self::new(
+                "an LVM volume is no multipath device",
+                &[(FIRST, "sda")],
+                &[("dm-0", "LVM-x", &["sda"]), ("dm-1", "mpath-y", &["sdx"])],
+                "/dev/sda",
+                &["sda"],
+            ),
+            Self::new("an identifier with a space", &[(BY_ID, "sdc")], &[], "/dev/sdc", &["sdc"]),
+            Self::new(
+                "a multipath device over an identified disk",
+                &[(BY_ID, "sdc")],
+                &[("dm-7", "mpath-3600a", &["sdc", "sdf"])],
+                "/dev/dm-7",
+                &["sdc", "sdf"],
+            ),
+        ]
+    }
+
+    fn node(&self) -> FakeNode {
+        let node = node();
+        for (link, disk) in self.links {
+            node.disk(link, disk);
+        }
+        for (dm, uuid, slaves) in self.mappings {
+            node.multipath(dm, slaves);
+            node.write(&format!("/sys/block/{dm}/dm/uuid"), uuid);
+        }
+        for disk in DISKS {
+            node.write(&format!("/sys/block/{disk}/device/delete"), "");
+        }
+        node
+    }
+}
+
 #[tokio::test]
-async fn growing_rescans_each_path_and_then_grows_the_filesystem() {
+async fn each_layout_of_paths_has_its_device_and_its_removal() {
+    for layout in Layout::all() {
+        let (node, name, device) = (layout.node(), layout.name, layout.device);
+        let volume = inline("fc", layout.source);
+        let plugin = Fc::new(node.host());
+        let unique = plugin.identify(&volume).await.unwrap().shared_name.unwrap();
+        let learned = plugin.mount_device(&volume, UNLABELLED).await.unwrap();
+        assert_eq!(learned.device_path.as_deref(), Some(device), "{name}");
+        node.take_log();
+        plugin.unmount_device(&device_place(unique.as_str(), &volume)).await.unwrap();
+        let flushed = node.take_calls("multipath");
+        let expected = device.starts_with("/dev/dm-").then(|| format!("multipath -f {device}"));
+        assert_eq!(flushed, Vec::from_iter(expected), "{name}");
+        for disk in DISKS {
+            let deleted = node.read(&format!("/sys/block/{disk}/device/delete"));
+            assert_eq!(deleted == "1", layout.removed.contains(&disk), "{name}: {disk}");
+        }
+        assert_eq!(plugin.found_devices().await.unwrap(), [], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
+    let node = node();
+    assert_eq!(Fc::new(node.host()).found_devices().await.unwrap(), []);
+    let volume = persistent("fc", source());
+    mounted(&node, &volume).await;
+    let device = |inner_name: &str, folder: &str| FoundDevice {
+        volume: NAME.into(),
+        inner_name: inner_name.into(),
+        is_block: folder == MAPS,
+        device_mount_path: shown(&node.root().join(folder)),
+    };
+    let base = node.root().join("plugins/kubernetes.io/fc");
+    fs::create_dir_all(base.join("a-lun-999")).unwrap();
+    assert_eq!(Fc::new(node.host()).found_devices().await.unwrap(), [device("pv1", GLOBAL)]);
+    // As another agent leaves it.
+    fs::remove_file(VolumeFile::file(&node.root().join(GLOBAL))).unwrap();
+    fs::create_dir_all(node.root().join(MAPS)).unwrap();
+    let expected = [device("", GLOBAL), device("", MAPS)];
+    assert_eq!(Fc::new(node.host()).found_devices().await.unwrap(), expected);
+}
+
+/// What the killed service has left.
+type Kill = fn(&FakeNode);
+
+/// The service is killed after each step of an unmount: the next one finds the device by what is left, and removes the disk.
+#[tokio::test]
+async fn an_unmount_that_was_killed_in_any_step_is_completed_after_a_restart() {
+    let kills: [(&str, Kill, bool); 4] = [
+        ("before umount", |_| {}, true),
+        ("after umount", |node| node.state().mounts.clear(), true),
+        (
+            "after the disk was removed",
+            |node| {
+                node.state().mounts.clear();
+                fs::remove_dir_all(node.machine("/dev/disk")).unwrap();
+            },
+            false,
+        ),
+        (
+            "after the folder was removed",
+            |node| {
+                node.state().mounts.clear();
+                fs::remove_dir(node.root().join(GLOBAL)).unwrap();
+            },
+            false,
+        ),
+    ];
+    for (when, kill, is_deleted) in kills {
+        let node = node();
+        let volume = persistent("fc", source());
+        mounted(&node, &volume).await;
+        kill(&node);
+        let plugin = Fc::new(node.host());
+        for device in plugin.found_devices().await.unwrap() {
+            let mut place = device_place(NAME, &volume);
+            (place.volume, place.device_mount_path) = (device.volume, Some(device.device_mount_path));
+            plugin.unmount_device(&place).await.unwrap();
+        }
+        assert_eq!(node.read("/sys/block/sda/device/delete") == "1", is_deleted, "{when}");
+        assert_eq!(plugin.found_devices().await.unwrap(), [], "{when}");
+        // By its name alone, as a running service unmounts it.
+        plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+        assert!(!node.root().join(GLOBAL).exists(), "{when}");
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_is_mounted_elsewhere_too_is_not_unmounted() {
     let node = node();
     let volume = persistent("fc", source());
     let plugin = mounted(&node, &volume).await;
-    node.disk("/dev/disk/by-path/fc-0x50060e801049cfd2-lun-0", "sdb");
-    node.multipath("dm-1", &["sda", "sdb"]);
+    node.state().mounts.insert(PathBuf::from("/host").join(GLOBAL), "/dev/sda".into());
+    node.state().mounts.insert("/mnt/backup".into(), "/dev/sda".into());
     node.take_log();
-    plugin.expand(&volume, set_up_request(&FsGroupWalks::default()), 9).await.unwrap();
-    for name in ["sda", "sdb"] {
-        assert_eq!(node.read(&format!("/sys/block/{name}/device/rescan")), "1");
+    let error = plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+    assert!(error.message.ends_with("is still mounted on /mnt/backup"), "{error}");
+    assert_eq!(node.take_log(), Vec::<String>::new());
+    assert_eq!(node.read("/sys/block/sda/device/delete"), "");
+    node.state().mounts.remove(Path::new("/mnt/backup"));
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    assert_eq!(node.read("/sys/block/sda/device/delete"), "1");
+}
+
+/// Also in a mount namespace that this service does not see, or by a volume that names the same disk in another way.
+#[tokio::test]
+async fn a_disk_that_something_holds_is_not_removed() {
+    for (dm, busy) in [(None, "/dev/sda"), (Some("dm-1"), "/dev/dm-1")] {
+        let node = node();
+        let volume = persistent("fc", source());
+        let plugin = mounted(&node, &volume).await;
+        if let Some(dm) = dm {
+            node.multipath(dm, &["sda"]);
+        }
+        node.state().busy.insert(busy.into());
+        node.take_log();
+        for _ in ["at first", "again, after it was unmounted"] {
+            let error = plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+            assert!(error.message.contains(busy), "{error}");
+            assert_eq!(error.class, FailureClass::Uncertain);
+        }
+        let log = node.take_log();
+        assert!(log.len() == 1 && log[0].starts_with("umount "), "{log:?}");
+        assert!(node.root().join(GLOBAL).exists(), "it is found again after a restart");
+        node.state().busy.clear();
+        plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+        assert_eq!(node.read("/sys/block/sda/device/delete"), "1");
     }
-    assert_eq!(
-        node.take_log(),
-        ["multipathd resize map dm-1".to_owned(), format!("grow /dev/dm-1 {GLOBAL}")]
-    );
 }

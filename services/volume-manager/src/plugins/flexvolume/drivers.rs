@@ -16,9 +16,11 @@ use keelson_volume_manager_core::flexvolume::driver::Driver;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use keelson_volume_manager_core::world::FailureClass;
 
+use crate::listing::names_in;
+use crate::mounter::is_truncated;
 use crate::plugins::PluginError;
 use crate::plugins::disk::Locks;
-use crate::plugins::host::{Commands, blocking, names_in};
+use crate::plugins::host::{Commands, blocking};
 
 /// What tells one version of an executable from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,11 +78,20 @@ impl Drivers {
         self.folder.join(driver.folder()).is_dir()
     }
 
+    /// As [`Self::has_folder`], on a thread of its own.
+    pub(super) async fn is_installed(&self, driver: &Driver) -> Result<bool, PluginError> {
+        let folder = self.folder.join(driver.folder());
+        blocking("look up a flexVolume driver", move || Ok(folder.is_dir())).await
+    }
+
     /// The names of the drivers with a folder.
     pub(super) async fn list(&self) -> Result<Vec<Driver>, PluginError> {
         let folder = self.folder.clone();
-        let names = blocking("list the flexVolume drivers", move || names_in(&folder)).await?;
-        Ok(names.iter().filter_map(|name| Driver::in_folder(name)).filter(|d| self.has_folder(d)).collect())
+        let list = move || {
+            let drivers = names_in(&folder)?.into_iter().filter_map(|name| Driver::in_folder(&name));
+            Ok(drivers.filter(|driver| folder.join(driver.folder()).is_dir()).collect())
+        };
+        blocking("list the flexVolume drivers", list).await
     }
 
     /// Whether `init` of a driver has succeeded.
@@ -198,6 +209,14 @@ impl DriverState {
             // The text of the error may show the arguments.
             PluginError { message: text, ..error }.of_class(FailureClass::Uncertain)
         })?;
+        if is_truncated(&ended.stdout) {
+            let (name, command) = (&self.name, command.name());
+            let text = format!(
+                "the answer of the flexVolume driver {name} to its command {command} is truncated, because it has more than \
+                 64 KiB; this is an error of the driver"
+            );
+            return Err(PluginError::new(text).of_class(FailureClass::Uncertain));
+        }
         let outcome = answer::read(command, ended.stdout.as_bytes(), ended.code)
             .map_err(|error| self.failed(&error))?;
         self.support().record(command, &outcome);

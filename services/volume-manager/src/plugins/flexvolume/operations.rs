@@ -10,8 +10,9 @@ use keelson_volume_manager_core::flexvolume::options::{Options, Pod, Secret};
 use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel};
 
 use super::drivers::{Done, DriverState};
+use super::record::Record;
 use super::{FlexVolume, Read};
-use crate::plugins::disk::{self, wrong_source};
+use crate::plugins::disk::{self, refuse_busy, refuse_references, wrong_source};
 use crate::plugins::host::{Ownership, blocking};
 use crate::plugins::secrets;
 use crate::plugins::{DevicePlace, DeviceRequest, PluginError, SetUp, SetUpRequest, VolumePlace, VolumeSpec};
@@ -21,23 +22,60 @@ impl FlexVolume {
         let Read { source, driver, read_only } = Self::read(volume)?;
         let state = self.0.drivers.get(&driver).await?;
         let options = Options::of_volume(&volume.inner_name, &source, read_only);
+        let path = self.global_path(&driver, &volume.inner_name)?;
+        let before = self.record(&path).await?;
+        let mut record = Record { volume: volume.inner_name.clone(), is_attached: true, ..before.clone() };
+        // From here on it may be attached, also if the service is killed.
+        self.store(&path, &record).await?;
         let call = Call::Attach { options: &options, node: &self.0.node };
-        let device_path = match state.call(&call).await? {
-            Done::ByDriver(answer) => Some(answer.device).filter(|device| !device.is_empty()),
-            Done::ByDefault(DefaultAction::Nothing) => None,
-            Done::ByDefault(_) => return Err(state.no_default(call.command())),
+        let device_path = match state.call(&call).await {
+            Ok(Done::ByDriver(answer)) => Some(answer.device).filter(|device| !device.is_empty()),
+            Ok(Done::ByDefault(DefaultAction::Nothing)) => None,
+            Ok(Done::ByDefault(_)) => return Err(state.no_default(call.command())),
+            Err(error) => {
+                if error.class == FailureClass::Final {
+                    self.store(&path, &before).await?;
+                }
+                return Err(error);
+            }
         };
+        if let Some(device) = &device_path {
+            record.device.clone_from(device);
+            self.store(&path, &record).await?;
+        }
         Ok(Learned { device_path, ..Learned::default() })
+    }
+
+    /// What is stored next to the global folder of a volume.
+    async fn record(&self, folder: &Path) -> Result<Record, PluginError> {
+        let folder = folder.to_owned();
+        let read = move || Record::read(&folder).map(Option::unwrap_or_default);
+        blocking("read the record of a flexVolume", read).await
+    }
+
+    /// Stores a record; one that says nothing is removed.
+    async fn store(&self, folder: &Path, record: &Record) -> Result<(), PluginError> {
+        let is_needed = record.is_attached || !record.device.is_empty();
+        if let Some(parent) = folder.parent().filter(|_| is_needed) {
+            self.0.host.mounts.create_folders(parent).await?;
+        }
+        let (folder, record) = (folder.to_owned(), record.clone());
+        let write = move || if is_needed { record.write(&folder) } else { Record::remove(&folder) };
+        blocking("store the record of a flexVolume", write).await
     }
 
     pub(super) async fn detach_volume(&self, device: &DevicePlace) -> Result<(), PluginError> {
         let (driver, volume) = Self::split_name(device)?;
         let state = self.0.drivers.get(&driver).await?;
+        let path = self.global_path(&driver, &volume)?;
+        let record = self.record(&path).await?;
+        refuse_busy(&self.0.host, &nodes([Some(&record.device), device.device_path.as_ref()])).await?;
         let call = Call::Detach { volume: &volume, node: &self.0.node };
         match state.call(&call).await? {
-            Done::ByDriver(_) | Done::ByDefault(DefaultAction::Nothing) => Ok(()),
-            Done::ByDefault(_) => Err(state.no_default(call.command())),
+            Done::ByDriver(_) | Done::ByDefault(DefaultAction::Nothing) => {}
+            Done::ByDefault(_) => return Err(state.no_default(call.command())),
         }
+        self.store(&path, &Record::default()).await
     }
 
     pub(super) async fn mount_device_of(
@@ -49,24 +87,28 @@ impl FlexVolume {
         let state = self.0.drivers.get(&driver).await?;
         let path = self.global_path(&driver, &volume.inner_name)?;
         let options = Options::of_volume(&volume.inner_name, &source, read_only);
-        let known = request.device_path.unwrap_or_default();
-        let call = Call::WaitForAttach { device: known, options: &options };
+        let mut record = self.record(&path).await?;
+        let known = request.device_path.unwrap_or(&record.device).to_owned();
+        let call = Call::WaitForAttach { device: &known, options: &options };
         let device = match state.call(&call).await? {
-            Done::ByDriver(answer) if answer.device.is_empty() => known.to_owned(),
+            Done::ByDriver(answer) if answer.device.is_empty() => known.clone(),
             Done::ByDriver(answer) => answer.device,
-            Done::ByDefault(DefaultAction::UseDevicePath) => known.to_owned(),
+            Done::ByDefault(DefaultAction::UseDevicePath) => known.clone(),
             Done::ByDefault(_) => return Err(state.no_default(call.command())),
         };
         let folder = path.to_string_lossy().into_owned();
         let learned = Learned {
             device_path: Some(device.clone()),
             device_mount_path: Some(folder.clone()),
-            size: None,
+            ..Learned::default()
         };
-        if self.0.host.mounts.is_mount_point(&path)? {
+        if self.0.host.is_mount_point(&path).await? {
             return Ok(learned);
         }
         self.0.host.mounts.create_folders(&path).await?;
+        record.volume.clone_from(&volume.inner_name);
+        record.device.clone_from(&device);
+        self.store(&path, &record).await?;
         let call = Call::MountDevice { folder: &folder, device: &device, options: &options };
         let mounted = match state.call(&call).await {
             Ok(Done::ByDriver(_)) => Ok(()),
@@ -87,13 +129,26 @@ impl FlexVolume {
         };
         match mounted {
             Ok(()) => Ok(learned),
-            Err(error) => Err(self.undo(&path, error).await),
+            Err(error) => Err(self.undo_device(&path, record, error).await),
+        }
+    }
+
+    /// Removes what was stored for the mount of a device that failed for good.
+    async fn undo_device(&self, path: &Path, record: Record, error: PluginError) -> PluginError {
+        let error = self.undo(path, error).await;
+        if error.class == FailureClass::Uncertain || record.is_attached {
+            return error;
+        }
+        match self.store(path, &Record::default()).await {
+            Ok(()) => error,
+            Err(_) => error.of_class(FailureClass::Uncertain),
         }
     }
 
     /// Removes the folder of a mount that failed for good, unless the driver has left a mount there.
     async fn undo(&self, path: &Path, error: PluginError) -> PluginError {
-        if error.class == FailureClass::Uncertain || self.0.host.mounts.is_mount_point(path).unwrap_or(true) {
+        let is_uncertain = error.class == FailureClass::Uncertain;
+        if is_uncertain || self.0.host.is_mount_point(path).await.unwrap_or(true) {
             return error.of_class(FailureClass::Uncertain);
         }
         let folder = path.to_owned();
@@ -111,7 +166,7 @@ impl FlexVolume {
         let Read { source, driver, read_only } = Self::read(volume)?;
         let state = self.0.drivers.get(&driver).await?;
         let path = disk::pod_path(&self.0.host.root, driver.name(), &volume.pod.uid, &volume.inner_name);
-        if self.0.host.mounts.is_mount_point(&path)? {
+        if self.0.host.is_mount_point(&path).await? {
             return Ok(SetUp { host_path: path, ..SetUp::default() });
         }
         let options = self.pod_options(volume, (&driver, &source), read_only).await?;
@@ -166,7 +221,7 @@ impl FlexVolume {
         target: &Path,
     ) -> Result<(), PluginError> {
         let source = self.global_path(driver, &volume.inner_name)?;
-        if !self.0.host.mounts.is_mount_point(&source)? {
+        if !self.0.host.is_mount_point(&source).await? {
             let (name, inner_name) = (driver.name(), &volume.inner_name);
             let text = format!(
                 "the flexVolume driver {name} supports neither mount nor a device for {inner_name}: nothing is mounted on {}",
@@ -213,23 +268,45 @@ impl FlexVolume {
     pub(super) async fn unmount_device_of(&self, device: &DevicePlace) -> Result<(), PluginError> {
         let (driver, volume) = Self::split_name(device)?;
         let path = self.global_path(&driver, &volume)?;
-        if !self.is_there(&path).await? {
+        let mut record = self.record(&path).await?;
+        if record == Record::default() && !self.is_there(&path).await? {
             return Ok(());
         }
-        if self.0.host.mounts.is_mount_point(&path)? {
-            let (_, state) = self.driver_of(driver.name()).await?;
-            let call = Call::UnmountDevice { folder: &path.to_string_lossy() };
-            match state.call(&call).await? {
-                Done::ByDriver(_) | Done::ByDefault(DefaultAction::UnmountDevice) => {}
-                Done::ByDefault(_) => return Err(state.no_default(call.command())),
+        if self.0.host.is_mount_point(&path).await? {
+            let relative = driver.global_mount(&volume).map_err(wrong_source)?;
+            refuse_references(&self.0.host.mounts, &path, &relative).await?;
+            if let Some(mounted) = disk::mounted_device(&self.0.host, &path).await? {
+                // When it is unmounted only the record says which device it was.
+                record = Record { volume: volume.clone(), device: mounted, ..record };
+                self.store(&path, &record).await?;
             }
+            self.unmount_by_driver(&driver, &path).await?;
         }
-        self.0.host.mounts.clean_mount_point(&path).await
+        let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
+        let nodes = nodes([Some(&record.device), device.device_path.as_ref()]);
+        refuse_busy(&self.0.host, &nodes).await.map_err(uncertain)?;
+        self.0.host.mounts.clean_mount_point(&path).await?;
+        if record.is_attached {
+            return Ok(());
+        }
+        self.store(&path, &Record::default()).await
+    }
+
+    /// Unmounts a device. The driver may leave the mount and the folder.
+    async fn unmount_by_driver(&self, driver: &Driver, path: &Path) -> Result<(), PluginError> {
+        let (_, state) = self.driver_of(driver.name()).await?;
+        let call = Call::UnmountDevice { folder: &path.to_string_lossy() };
+        match state.call(&call).await? {
+            Done::ByDriver(_) | Done::ByDefault(DefaultAction::UnmountDevice) => {
+                disk::unmount(&self.0.host, path).await
+            }
+            Done::ByDefault(_) => Err(state.no_default(call.command())),
+        }
     }
 
     /// Whether a folder exists. One with a mount is not touched, because the mount may hang.
     async fn is_there(&self, path: &Path) -> Result<bool, PluginError> {
-        if self.0.host.mounts.is_mount_point(path)? {
+        if self.0.host.is_mount_point(path).await? {
             return Ok(true);
         }
         let path = path.to_owned();
@@ -261,4 +338,12 @@ impl FlexVolume {
             Done::ByDefault(_) => Err(state.no_default(call.command())),
         }
     }
+}
+
+/// The paths that may be device nodes, each once.
+fn nodes(paths: [Option<&String>; 2]) -> Vec<String> {
+    let mut nodes: Vec<String> =
+        paths.into_iter().flatten().filter(|p| p.starts_with("/dev/")).cloned().collect();
+    nodes.dedup();
+    nodes
 }

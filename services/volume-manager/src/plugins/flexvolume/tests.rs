@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::mounter::CommandOutput;
-use crate::plugins::Plugins;
 use crate::plugins::fake::{
     FakeNode, UNLABELLED, device_place, ended, found, inline, persistent, place, set_up_request,
 };
 use crate::plugins::secrets::Secret;
+use crate::plugins::{FoundDevice, Plugins};
 use crate::walks::FsGroupWalks;
 use keelson_volume_manager_core::world::MountStep;
 
@@ -217,7 +217,9 @@ async fn a_volume_goes_through_every_command_of_its_driver() {
     assert_eq!(fixture.calls(), [format!("unmount {TARGET}"), format!("clean {TARGET}")]);
     fixture.node.state().mounts.insert(fixture.node.root().join(GLOBAL), "d".into());
     plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
-    assert_eq!(fixture.calls(), [format!("unmountdevice {GLOBAL}"), format!("clean {GLOBAL}")]);
+    // The driver has left the mount.
+    let calls = [format!("unmountdevice {GLOBAL}"), format!("umount {GLOBAL}"), format!("clean {GLOBAL}")];
+    assert_eq!(fixture.calls(), calls);
     plugin.detach(&device_place(NAME, &volume)).await.unwrap();
     assert_eq!(fixture.calls(), ["detach data node1"]);
     for path in [GLOBAL, TARGET] {
@@ -266,6 +268,7 @@ async fn default_actions_replace_commands_that_a_driver_does_not_support() {
             format!("bind {GLOBAL} {TARGET} ro"),
             "grow /dev/a /mnt".to_owned(),
             format!("clean {TARGET}"),
+            format!("umount {GLOBAL}"),
             format!("clean {GLOBAL}"),
         ];
         for line in &defaults {
@@ -471,6 +474,114 @@ async fn the_claim_says_whether_a_persistent_volume_is_read_only() {
     written["readOnly"] = true.into();
     assert!(fixture.plugin.identify(&inline("flexVolume", written.clone())).await.unwrap().read_only);
     assert!(!fixture.plugin.identify(&persistent("flexVolume", written)).await.unwrap().read_only);
+}
+
+/// The device of [`volume`] that a restart finds.
+async fn found_device(plugin: &FlexVolume) -> Option<FoundDevice> {
+    let mut found = plugin.found_devices().await.unwrap();
+    assert!(found.len() <= 1, "{found:?}");
+    found.pop()
+}
+
+#[tokio::test]
+async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
+    let fixture = Fixture::new(DEVICE, &[]);
+    assert_eq!(fixture.plugin.found_devices().await.unwrap(), []);
+    let base = fixture.node.root().join("plugins/kubernetes.io/flexvolume");
+    for folder in
+        ["example.com/disk/mounts/data", "example.com/disk/mounts/b", "plain/mounts/c", ".x/y/mounts/d"]
+    {
+        fs::create_dir_all(base.join(folder)).unwrap();
+    }
+    let device = |volume: &str, inner_name: &str, folder: &str| FoundDevice {
+        volume: volume.into(),
+        inner_name: inner_name.into(),
+        is_block: false,
+        device_mount_path: base.join(folder).display().to_string(),
+    };
+    let expected = [
+        device("example.com/disk/b", "b", "example.com/disk/mounts/b"),
+        device(NAME, "data", "example.com/disk/mounts/data"),
+        device("plain/c", "c", "plain/mounts/c"),
+    ];
+    assert_eq!(fixture.plugin.found_devices().await.unwrap(), expected);
+    assert_eq!(fixture.calls(), Vec::<String>::new(), "no driver is asked");
+}
+
+#[tokio::test]
+async fn an_attached_volume_is_found_after_a_restart_until_it_is_detached() {
+    let fixture = Fixture::new(DEVICE, &[("attach", r#"{"status": "Success", "device": "/dev/a"}"#)]);
+    let (plugin, volume) = (&fixture.plugin, volume());
+    plugin.attach(&volume).await.unwrap();
+    assert_eq!(found_device(plugin).await.unwrap().volume, NAME.into());
+    // What `attach` has answered is known, too.
+    let learned = plugin.mount_device(&volume, UNLABELLED).await.unwrap();
+    assert_eq!(learned.device_path.as_deref(), Some("/dev/a"));
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    assert!(!fixture.node.root().join(GLOBAL).exists());
+    assert!(found_device(plugin).await.is_some(), "it is still attached");
+    fixture.calls();
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    plugin.detach(&device_place(NAME, &volume)).await.unwrap();
+    assert_eq!(fixture.calls(), [format!("clean {GLOBAL}"), "detach data node1".to_owned()]);
+    assert_eq!(found_device(plugin).await, None);
+}
+
+#[tokio::test]
+async fn an_attach_that_the_driver_refuses_leaves_no_record_and_an_unclear_one_does() {
+    for (answer, is_left) in [(FAILURE, false), ("no JSON", true)] {
+        let fixture = Fixture::new(DEVICE, &[]);
+        fixture.plugin.identify(&volume()).await.unwrap();
+        fixture.node.program(&program(&fixture.node).display().to_string(), move |_| ended(0, answer));
+        assert!(fixture.plugin.attach(&volume()).await.is_err());
+        assert_eq!(found_device(&fixture.plugin).await.is_some(), is_left, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_is_mounted_elsewhere_too_is_not_unmounted() {
+    let fixture = Fixture::new(DEVICE, &[]);
+    let volume = volume();
+    let global = fixture.node.root().join(GLOBAL);
+    fixture.plugin.identify(&volume).await.unwrap();
+    for point in [global.clone(), PathBuf::from("/host").join(GLOBAL), "/mnt/backup".into()] {
+        fixture.node.state().mounts.insert(point, "/dev/a".into());
+    }
+    fs::create_dir_all(&global).unwrap();
+    fixture.calls();
+    let error = fixture.plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+    assert!(error.message.ends_with("is still mounted on /mnt/backup"), "{error}");
+    assert_eq!(fixture.calls(), Vec::<String>::new());
+    fixture.node.state().mounts.remove(Path::new("/mnt/backup"));
+    fixture.plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    assert_eq!(fixture.commands(), ["unmountdevice", "umount", "clean"]);
+}
+
+/// Also after a restart, when only the record knows the device.
+#[tokio::test]
+async fn nothing_is_detached_while_something_holds_the_device() {
+    let fixture = Fixture::new(DEVICE, &[("waitforattach", r#"{"status": "Success", "device": "/dev/a"}"#)]);
+    let volume = volume();
+    fixture.plugin.attach(&volume).await.unwrap();
+    fixture.plugin.mount_device(&volume, UNLABELLED).await.unwrap();
+    fixture.node.state().mounts.insert(fixture.node.root().join(GLOBAL), "/dev/a".into());
+    fixture.node.state().busy.insert("/dev/a".into());
+    fixture.calls();
+    for commands in [vec!["unmountdevice", "umount"], vec![]] {
+        let error = fixture.plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+        assert!(error.message.starts_with("the device /dev/a is in use"), "{error}");
+        assert_eq!(error.class, FailureClass::Uncertain);
+        assert_eq!(fixture.commands(), commands);
+    }
+    let plugin = plugin(&fixture.node);
+    assert!(found_device(&plugin).await.is_some());
+    assert!(plugin.detach(&device_place(NAME, &volume)).await.is_err());
+    assert!(!fixture.commands().contains(&"detach".to_owned()));
+    fixture.node.state().busy.clear();
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    plugin.detach(&device_place(NAME, &volume)).await.unwrap();
+    assert!(fixture.commands().contains(&"detach".to_owned()));
+    assert_eq!(found_device(&plugin).await, None);
 }
 
 async fn until_known(plugin: &FlexVolume, name: &str, is_known: bool) {

@@ -14,8 +14,9 @@ use keelson_service_kit::{Backoff, CancellationToken, Progress};
 use keelson_volume_manager_core::flexvolume::driver::{Driver, FileEvent, PluginChange, plugin_change};
 
 use super::FlexVolume;
+use crate::listing::names_in;
 use crate::plugins::PluginError;
-use crate::plugins::host::{blocking, names_in};
+use crate::plugins::host::blocking;
 
 /// The mode of the folder of drivers.
 const FOLDER_MODE: u32 = 0o755;

@@ -11,15 +11,16 @@ use keelson_volume_manager_core::iscsi::disk::Disk;
 use keelson_volume_manager_core::iscsi::rounds::{AfterRound, NoPath, after_round};
 use keelson_volume_manager_core::sources::IscsiSource;
 
-use super::{Iscsi, secret_of, sessions};
+use super::{IscsiDisks, secret_of, sessions};
 use crate::mounter::DEADLINE;
+use crate::plugins::host::shortened;
 use crate::plugins::secrets;
 use crate::plugins::{PluginError, VolumeSpec};
 
 /// How often links and multipath devices are looked up while one is awaited.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-impl Iscsi {
+impl IscsiDisks {
     /// The CHAP credentials; empty if the source asks for none.
     pub(super) async fn secret(
         &self,
@@ -221,5 +222,5 @@ impl Iscsi {
 fn failed(call: &Call, exit: Option<i32>, output: &str) -> PluginError {
     let ended =
         exit.map_or_else(|| "without an exit code".to_owned(), |code| format!("with exit code {code}"));
-    PluginError::new(format!("{call} ended {ended}: {output}"))
+    PluginError::new(format!("{call} ended {ended}: {}", shortened(output)))
 }

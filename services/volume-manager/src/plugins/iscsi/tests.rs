@@ -1,6 +1,8 @@
 use std::fs;
 
+use keelson_volume_manager_core::claims::VolumeMode;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
+use keelson_volume_manager_core::world::MountLabel;
 use serde_json::{Value, json};
 
 use super::*;
@@ -9,6 +11,7 @@ use crate::plugins::fake::{
     FakeNode, UNLABELLED, device_place, ended, found, inline, persistent, place, set_up_request,
 };
 use crate::plugins::secrets::Secret;
+use crate::plugins::{DeviceRequest, FoundDevice, Plugin as _, SetUpRequest};
 use crate::walks::FsGroupWalks;
 
 const IQN: &str = "iqn.2020-01.example:disks";
@@ -58,6 +61,10 @@ fn initiator(node: &FakeNode, served: &'static [(&'static str, u32, &'static str
         }
         ended(0, "")
     });
+}
+
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 fn plugin(node: &FakeNode) -> Iscsi {
@@ -246,6 +253,22 @@ async fn chap_credentials_come_from_the_pods_namespace() {
 }
 
 #[tokio::test]
+async fn an_endless_error_of_iscsiadm_is_shown_truncated() {
+    let node = FakeNode::new();
+    node.program("iscsiadm", |_| CommandOutput {
+        code: Some(7),
+        stdout: String::new(),
+        stderr: "x".repeat(60_000),
+    });
+    let error = plugin(&node).mount_device(&inline("iscsi", source(&[])), UNLABELLED).await.unwrap_err();
+    assert!(
+        error.message.ends_with("… [truncated]") && error.message.len() < 2200,
+        "{}",
+        error.message.len()
+    );
+}
+
+#[tokio::test]
 async fn an_error_never_shows_a_credential() {
     let node = FakeNode::new();
     secret(&node, "aHVudGVyMg==");
@@ -332,13 +355,42 @@ async fn an_fs_group_that_cannot_be_applied_does_not_hold_up_the_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_gets_nothing_while_the_device_is_not_mounted() {
+async fn a_device_mount_that_is_gone_is_mounted_again_before_a_pod_gets_it() {
     let node = FakeNode::new();
     let volume = persistent("iscsi", source(&[]));
+    let plugin = mounted(&node, &volume).await;
+    node.state().mounts.clear();
+    node.take_log();
+    plugin.set_up(&volume, set_up_request(&FsGroupWalks::default())).await.unwrap();
+    let log = node.take_log();
+    let at = |start: &str| log.iter().position(|line| line.starts_with(start));
+    assert!(at("mount /dev/disk/by-path").is_some_and(|mount| Some(mount) < at("bind")), "{log:?}");
+}
+
+#[tokio::test]
+async fn a_pod_gets_nothing_while_the_device_cannot_be_mounted() {
+    let node = FakeNode::new();
+    let volume = persistent("iscsi", source(&[]));
+    let plugin = mounted(&node, &volume).await;
+    node.state().mounts.clear();
+    node.fail("mount", FailureClass::Final);
+    node.take_log();
+    assert!(plugin.set_up(&volume, set_up_request(&FsGroupWalks::default())).await.is_err());
+    assert_eq!(node.take_calls("bind"), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_fs_group_is_applied_again_after_a_restart_that_may_have_interrupted_it() {
+    let node = FakeNode::new();
+    let mut volume = persistent("iscsi", source(&[]));
+    volume.fs_group = Some(7);
+    let plugin = mounted(&node, &volume).await;
     let walks = FsGroupWalks::default();
-    let error = plugin(&node).set_up(&volume, set_up_request(&walks)).await.unwrap_err();
-    assert_eq!((error.class, error.step), (FailureClass::Transient, Some(MountStep::MountDevice)));
-    assert_eq!(node.take_log(), Vec::<String>::new());
+    plugin.set_up(&volume, set_up_request(&walks)).await.unwrap();
+    node.take_log();
+    let request = SetUpRequest { is_reconstructed: true, ..set_up_request(&walks) };
+    plugin.set_up(&volume, request).await.unwrap();
+    assert_eq!(node.take_log(), ["own pods/u1/volumes/kubernetes.io~iscsi/pv1 7"]);
 }
 
 #[tokio::test]
@@ -499,26 +551,152 @@ async fn a_block_volume_is_the_device_and_is_not_mounted() {
 }
 
 #[tokio::test]
-async fn growing_rescans_each_path_and_then_grows_the_filesystem() {
-    let node = FakeNode::new();
-    let volume = persistent("iscsi", source(&[]));
-    let plugin = mounted(&node, &volume).await;
-    node.multipath("dm-0", &["sda"]);
-    node.take_log();
-    let walks = FsGroupWalks::default();
-    assert_eq!(plugin.expand(&volume, set_up_request(&walks), 9).await.unwrap(), 9);
-    assert_eq!(node.read("/sys/block/sda/device/rescan"), "1");
-    assert_eq!(
-        node.take_log(),
-        ["multipathd resize map dm-0".to_owned(), format!("grow /dev/dm-0 {GLOBAL}")]
-    );
-}
-
-#[tokio::test]
 async fn a_target_that_hangs_holds_up_no_other_target() {
     let node = FakeNode::new();
     initiator(&node, &[("10.0.0.1", 5, "sda")]);
     let plugin = plugin(&node);
-    let _hanging = plugin.targets.lock("iqn.2020-01.example:other").await;
+    let _hanging = plugin.locks.lock("iqn.2020-01.example:other").await;
     plugin.mount_device(&inline("iscsi", source(&[])), UNLABELLED).await.unwrap();
+}
+
+/// What a restart finds: the device, as the file next to its folder or the folder itself names it.
+fn found_device(node: &FakeNode, volume: &str, inner_name: &str, folder: &str) -> FoundDevice {
+    FoundDevice {
+        volume: volume.into(),
+        inner_name: inner_name.into(),
+        is_block: folder == MAPS,
+        device_mount_path: shown(&node.root().join(folder)),
+    }
+}
+
+#[tokio::test]
+async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
+    let node = FakeNode::new();
+    assert_eq!(plugin(&node).found_devices().await.unwrap(), []);
+    let volume = persistent("iscsi", source(&[]));
+    mounted(&node, &volume).await;
+    let base = node.root().join("plugins/kubernetes.io/iscsi");
+    fs::create_dir_all(base.join("iface-default/not a disk")).unwrap();
+    assert_eq!(plugin(&node).found_devices().await.unwrap(), [found_device(&node, NAME, "pv1", GLOBAL)]);
+    // Those of another agent have the name with the port.
+    fs::remove_file(VolumeFile::file(&node.root().join(GLOBAL))).unwrap();
+    fs::create_dir_all(node.root().join(MAPS)).unwrap();
+    let with_port = format!("kubernetes.io/iscsi/10.0.0.1:3260:{IQN}:3");
+    let expected = [GLOBAL, MAPS].map(|folder| found_device(&node, &with_port, "", folder));
+    assert_eq!(plugin(&node).found_devices().await.unwrap(), expected);
+    // A file that names another disk says nothing.
+    let foreign =
+        VolumeFile { volume: "kubernetes.io/iscsi/10.0.0.9:iqn.x:1".into(), inner_name: "x".into() };
+    foreign.write(&node.root().join(GLOBAL)).unwrap();
+    assert_eq!(plugin(&node).found_devices().await.unwrap()[0].volume, with_port.as_str().into());
+}
+
+/// What the killed service has left.
+type Kill = fn(&FakeNode);
+
+/// The service is killed after each step of an unmount: the next one finds the device by what is left, and ends the session.
+#[tokio::test]
+async fn an_unmount_that_was_killed_in_any_step_is_completed_after_a_restart() {
+    let kills: [(&str, Kill); 5] = [
+        ("before umount", |_| {}),
+        ("after umount", |node| node.state().mounts.clear()),
+        ("after the disk was removed", |node| {
+            node.state().mounts.clear();
+            fs::remove_dir_all(node.machine("/sys/class/iscsi_host/host5/device/session5/target5:0:0"))
+                .unwrap();
+            fs::remove_dir_all(node.machine("/dev/disk")).unwrap();
+        }),
+        ("after the logout", |node| {
+            node.state().mounts.clear();
+            fs::remove_dir_all(node.machine("/sys/class/iscsi_host")).unwrap();
+        }),
+        ("after the record was removed", |node| {
+            node.state().mounts.clear();
+            fs::remove_file(node.root().join(GLOBAL).join(FILE)).unwrap();
+        }),
+    ];
+    for (when, kill) in kills {
+        let node = FakeNode::new();
+        let volume = persistent("iscsi", source(&[]));
+        mounted(&node, &volume).await;
+        kill(&node);
+        node.take_log();
+        let plugin = plugin(&node);
+        let [device] = <[FoundDevice; 1]>::try_from(plugin.found_devices().await.unwrap()).unwrap();
+        let mut place = device_place(NAME, &volume);
+        (place.volume, place.device_mount_path) = (device.volume, Some(device.device_mount_path));
+        plugin.unmount_device(&place).await.unwrap();
+        let log = node.take_log();
+        assert!(log.iter().any(|line| line.ends_with("--logout")), "{when}: {log:?}");
+        assert_eq!(plugin.found_devices().await.unwrap(), [], "{when}");
+        assert!(!node.root().join("plugins/kubernetes.io/iscsi/iface-default").exists(), "{when}");
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_is_mounted_elsewhere_too_is_not_unmounted() {
+    let node = FakeNode::new();
+    let volume = persistent("iscsi", source(&[]));
+    let plugin = mounted(&node, &volume).await;
+    let device = node.state().mounts.values().next().unwrap().clone();
+    // The same mount, seen through another prefix, does not count.
+    node.state().mounts.insert(PathBuf::from("/host").join(GLOBAL), device.clone());
+    node.state().mounts.insert("/mnt/backup".into(), device);
+    node.take_log();
+    let error = plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+    assert!(error.message.ends_with("is still mounted on /mnt/backup"), "{error}");
+    assert_eq!(node.take_log(), Vec::<String>::new());
+    node.state().mounts.remove(Path::new("/mnt/backup"));
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    assert!(!node.root().join(GLOBAL).exists());
+}
+
+#[tokio::test]
+async fn sessions_stay_while_something_holds_the_disk() {
+    for (dm, busy) in [(None, "/dev/sda"), (Some("dm-1"), "/dev/dm-1")] {
+        let node = FakeNode::new();
+        let volume = persistent("iscsi", source(&[]));
+        let plugin = mounted(&node, &volume).await;
+        if let Some(dm) = dm {
+            node.multipath(dm, &["sda"]);
+            // A disk below a multipath device is always in use.
+            node.state().busy.insert("/dev/sda".into());
+        }
+        node.state().busy.insert(busy.into());
+        node.take_log();
+        for _ in ["at first", "again, after it was unmounted"] {
+            let error = plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap_err();
+            let text = format!("the device {busy} is in use when it was no longer expected to be in use");
+            assert!(error.message.starts_with(&text), "{error}");
+            assert_eq!(error.class, FailureClass::Uncertain);
+        }
+        let log = node.take_log();
+        assert!(log.len() == 1 && log[0].starts_with("umount "), "{log:?}");
+        assert_eq!(node.read("/sys/block/sda/device/delete"), "");
+        assert!(node.root().join(GLOBAL).join(FILE).exists(), "it is found again after a restart");
+        node.state().busy.remove(busy);
+        plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+        assert_eq!(node.read("/sys/block/sda/device/delete"), "1");
+        assert!(node.take_log().iter().any(|line| line.ends_with("--logout")));
+    }
+}
+
+/// A kubelet left the device, and the API writes the portal without its port.
+#[tokio::test]
+async fn a_device_that_was_found_under_another_spelling_stays_for_the_volume_that_uses_it() {
+    let node = FakeNode::new();
+    let volume = persistent("iscsi", source(&[]));
+    let plugin = mounted(&node, &volume).await;
+    fs::remove_file(VolumeFile::file(&node.root().join(GLOBAL))).unwrap();
+    let [device] = <[FoundDevice; 1]>::try_from(plugin.found_devices().await.unwrap()).unwrap();
+    assert_ne!(device.volume, NAME.into());
+    plugin.mount_device(&volume, UNLABELLED).await.unwrap();
+    node.take_log();
+    let mut place = device_place(NAME, &volume);
+    (place.volume, place.device_mount_path) = (device.volume, Some(device.device_mount_path));
+    plugin.unmount_device(&place).await.unwrap();
+    assert_eq!(node.take_log(), Vec::<String>::new());
+    assert!(node.root().join(GLOBAL).join(FILE).exists());
+    plugin.unmount_device(&device_place(NAME, &volume)).await.unwrap();
+    assert!(!node.root().join(GLOBAL).exists());
 }

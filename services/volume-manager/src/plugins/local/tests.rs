@@ -123,6 +123,51 @@ async fn a_block_device_is_formatted_and_mounted_once_for_all_pods() {
 }
 
 #[tokio::test]
+async fn a_device_mount_that_is_gone_is_mounted_again_before_a_pod_gets_it() {
+    let folder = TestFolder::new();
+    let Some(device) = LoopDevice::new(&folder, "disk", 32) else { return };
+    let plugin = local(&folder);
+    let walks = FsGroupWalks::default();
+    let spec = spec("a", &device.0);
+    let learned = Plugin::mount_device(&plugin, &spec, device_request()).await.unwrap();
+    let global = PathBuf::from(learned.device_mount_path.unwrap());
+    fs::write(global.join("file"), "x").unwrap();
+    rustix::mount::unmount(&global, rustix::mount::UnmountFlags::empty()).unwrap();
+    let path = global.display().to_string();
+    let request = SetUpRequest { device_mount_path: Some(&path), ..request(&walks) };
+    Plugin::set_up(&plugin, &spec, request).await.unwrap();
+    assert_eq!(
+        fs::read_to_string(target(&folder, "a").join("file")).unwrap(),
+        "x",
+        "not the node's own disk"
+    );
+    plugin.tear_down(&place("a")).await.unwrap();
+    Plugin::unmount_device(&plugin, &device_place(false)).await.unwrap();
+    // A device that is gone as well: the pod gets nothing.
+    drop(device);
+    assert!(Plugin::set_up(&plugin, &spec, request).await.is_err());
+    assert!(!target(&folder, "a").exists());
+}
+
+#[tokio::test]
+async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
+    let folder = TestFolder::new();
+    assert_eq!(local(&folder).found_devices().await.unwrap(), []);
+    let mount = folder.folder("plugins/kubernetes.io/local-volume/mounts/pv");
+    let maps = folder.folder("plugins/kubernetes.io~local-volume/volumeDevices/raw");
+    let device = |inner_name: &str, path: &Path, is_block| FoundDevice {
+        volume: Local::shared_name(inner_name),
+        inner_name: inner_name.into(),
+        is_block,
+        device_mount_path: path.display().to_string(),
+    };
+    let expected = [device("pv", &mount, false), device("raw", &maps, true)];
+    assert_eq!(local(&folder).found_devices().await.unwrap(), expected);
+    Plugin::unmount_device(&local(&folder), &device_place(false)).await.unwrap();
+    assert_eq!(local(&folder).found_devices().await.unwrap(), [device("raw", &maps, true)]);
+}
+
+#[tokio::test]
 async fn a_block_device_in_mode_block_is_handed_over_as_it_is() {
     let folder = TestFolder::new();
     let Some(device) = LoopDevice::new(&folder, "disk", 4) else { return };

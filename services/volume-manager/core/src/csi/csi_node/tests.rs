@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use keelson_testkit::Reached;
 use proptest::prelude::*;
 
@@ -214,68 +216,39 @@ fn migrated_plugins_are_one_sorted_list_and_written_only_if_changed() {
 }
 
 #[test]
-fn node_ids_are_merged_into_the_annotation_and_the_last_removal_drops_it() {
-    use AnnotationChange::{Remove, Set, Unchanged};
-    let set = |text: &str| Ok(Set(text.to_owned()));
-    assert_eq!(add_node_id(None, &driver("d"), "id"), set("{\"d\":\"id\"}"));
-    assert_eq!(add_node_id(Some(""), &driver("d"), "id"), set("{\"d\":\"id\"}"));
-    assert_eq!(add_node_id(Some("{}"), &driver("d"), "id"), set("{\"d\":\"id\"}"));
-    assert_eq!(add_node_id(Some("{\"z\":\"1\"}"), &driver("d"), "id"), set("{\"d\":\"id\",\"z\":\"1\"}"));
-    assert_eq!(add_node_id(Some("{\"d\":\"old\"}"), &driver("d"), "id"), set("{\"d\":\"id\"}"));
-    assert_eq!(add_node_id(Some(" {\"d\": \"id\"} "), &driver("d"), "id"), Ok(Unchanged));
-    assert_eq!(remove_node_id(Some("{\"d\":\"id\"}"), &driver("d")), Ok(Remove));
-    assert_eq!(remove_node_id(Some("{\"d\":\"id\",\"z\":\"1\"}"), &driver("d")), set("{\"z\":\"1\"}"));
-    assert_eq!(remove_node_id(Some("{\"z\":\"1\"}"), &driver("d")), Ok(Unchanged));
-    assert_eq!(remove_node_id(Some("{}"), &driver("d")), Ok(Remove));
-    assert_eq!(remove_node_id(Some(""), &driver("d")), Ok(Remove));
-    assert_eq!(remove_node_id(None, &driver("d")), Ok(Unchanged));
-}
-
-#[test]
-fn an_annotation_that_is_no_json_object_of_strings_is_refused() {
-    for text in ["id", "[]", "null", "{\"d\":1}", "{\"d\":\"id\"", "\"d\""] {
-        let expected = Err(CsiNodeError::Annotation { text: text.to_owned() });
-        assert_eq!(add_node_id(Some(text), &driver("d"), "id"), expected);
-        assert_eq!(remove_node_id(Some(text), &driver("d")), expected);
-    }
-    let text = remove_node_id(Some("id"), &driver("d")).unwrap_err().to_string();
-    assert!(text.contains(NODE_ID_ANNOTATION) && text.contains("remove the annotation"), "{text}");
-}
-
-#[test]
-fn topology_labels_are_added_and_a_different_value_is_a_conflict() {
+fn a_topology_with_another_value_than_a_label_is_a_conflict() {
     let labels = strings(&[("zone", "a"), ("arch", "arm64")]);
-    for (topology, missing) in [
-        (strings(&[]), strings(&[])),
-        (strings(&[("zone", "a")]), strings(&[])),
-        (strings(&[("zone", "a"), ("rack", "7")]), strings(&[("rack", "7")])),
-        (strings(&[("rack", "")]), strings(&[("rack", "")])),
+    for topology in [
+        strings(&[]),
+        strings(&[("zone", "a")]),
+        strings(&[("zone", "a"), ("rack", "7")]),
+        strings(&[("rack", "")]),
     ] {
-        assert_eq!(missing_labels(&labels, &topology, &driver("d")), Ok(missing));
+        assert_eq!(check_labels(&labels, &topology, &driver("d")), Ok(()));
     }
     for other in ["", "A", "a "] {
-        let result = missing_labels(&labels, &strings(&[("zone", other)]), &driver("d"));
+        let result = check_labels(&labels, &strings(&[("zone", other)]), &driver("d"));
         assert!(matches!(result, Err(CsiNodeError::TopologyConflict { .. })), "{other:?}: {result:?}");
     }
-    let error = missing_labels(&labels, &strings(&[("rack", "7"), ("zone", "b")]), &driver("d")).unwrap_err();
+    let error = check_labels(&labels, &strings(&[("rack", "7"), ("zone", "b")]), &driver("d")).unwrap_err();
     let expected = "the CSI driver d reports the topology zone=b, but the node has the label zone=a; correct the label or \
                     the driver's configuration";
     assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn the_patch_of_a_node_has_only_what_changes() {
-    use AnnotationChange::{Remove, Set, Unchanged};
-    let none = strings(&[]);
-    let rack = strings(&[("rack", "7")]);
-    assert_eq!(node_patch(&Unchanged, &none), None);
-    let labels = json!({"metadata": {"labels": {"rack": "7"}}});
-    assert_eq!(node_patch(&Unchanged, &rack), Some(labels));
-    let removal = json!({"metadata": {"annotations": {"csi.volume.kubernetes.io/nodeid": null}}});
-    assert_eq!(node_patch(&Remove, &none), Some(removal));
-    let both = json!({"metadata": {
-        "annotations": {"csi.volume.kubernetes.io/nodeid": "{}"}, "labels": {"rack": "7"}}});
-    assert_eq!(node_patch(&Set("{}".to_owned()), &rack), Some(both));
+fn two_drivers_must_not_report_different_values_of_a_label() {
+    let theirs = strings(&[("zone", "a"), ("rack", "7")]);
+    let other = driver("e");
+    let check = |own: &str, topology: &[(&str, &str)]| {
+        check_other_driver((&other, &theirs), &strings(topology), &driver(own))
+    };
+    assert_eq!(check("d", &[("zone", "a"), ("row", "1")]), Ok(()));
+    assert_eq!(check("e", &[("zone", "b")]), Ok(()), "a driver replaces what it has reported itself");
+    let text = check("d", &[("zone", "b")]).unwrap_err().to_string();
+    assert!(
+        text.contains("driver d reports the topology zone=b") && text.contains("driver e reports zone=a")
+    );
 }
 
 #[test]
@@ -285,46 +258,36 @@ fn drivers_that_come_and_go_leave_exactly_those_that_are_there() {
     let step = ("[a-c]", prop::option::weighted(0.7, ("[xy]", keys, -1i64..2)));
     proptest!(ProptestConfig::with_cases(1024), |(steps in prop::collection::vec(step, 0..12))| {
         let mut object = new_csi_node("n1", "u1");
-        let mut annotation: Option<String> = None;
         let mut expected: BTreeMap<String, DriverEntry> = BTreeMap::new();
         let (mut unchanged, mut replaced, mut removed) = (false, false, false);
         for (name, present) in steps {
             let driver = driver(&name);
-            let (change, ids) = match present {
+            let change = match present {
                 Some((node_id, topology_keys, max)) => {
                     let allocatable = Allocatable::from_max_volumes(max);
                     let entry = DriverEntry { name: driver.clone(), node_id, topology_keys, allocatable };
                     let change = with_driver(&object, &entry).unwrap();
-                    let ids = add_node_id(annotation.as_deref(), &driver, &entry.node_id).unwrap();
                     let earlier = expected.insert(name, entry.clone());
                     let same = earlier.as_ref().is_some_and(|earlier| earlier.to_json() == entry.to_json());
                     prop_assert_eq!(change.is_none(), same);
                     unchanged |= same;
                     replaced |= earlier.is_some() && !same;
-                    (change, ids)
+                    change
                 }
                 None => {
                     let known = expected.remove(&name).is_some();
                     let change = without_driver(&object, &driver).unwrap();
                     prop_assert_eq!(change.is_some(), known);
                     removed |= known;
-                    (change, remove_node_id(annotation.as_deref(), &driver).unwrap())
+                    change
                 }
             };
             object = change.unwrap_or(object);
-            annotation = match ids {
-                AnnotationChange::Unchanged => annotation,
-                AnnotationChange::Set(text) => Some(text),
-                AnnotationChange::Remove => None,
-            };
         }
         let mut found = drivers(&object).unwrap();
         found.sort_by_key(|entry| entry["name"].as_str().map(str::to_owned));
         let wanted: Vec<Value> = expected.values().map(DriverEntry::to_json).collect();
         prop_assert_eq!(found, wanted);
-        let ids = node_ids(annotation.as_deref()).unwrap();
-        prop_assert!(ids.iter().eq(expected.iter().map(|(name, entry)| (name, &entry.node_id))));
-        prop_assert_eq!(annotation.is_none(), expected.is_empty());
         reached.case([
             ("registered again unchanged", unchanged),
             ("replaced", replaced),

@@ -139,7 +139,10 @@ fn an_expansion_needs_two_known_sizes_and_a_driver_that_has_not_refused() {
         world.initialise_size(&volume(), recorded);
         let look = |world: &ActualWorld| world.lookup(&volume(), &pod("a"), &MountLabel::Unlabelled, wanted);
         assert_eq!(look(&world), lookup, "{recorded} {wanted:?}");
-        world.refuse_expansion(&volume());
+        let resize = Action::Resize { volume: volume(), pod: pod("a"), size: 9 };
+        let refused = Learned { is_expansion_refused: true, ..Learned::default() };
+        world.record_success(&resize, refused);
+        world.reconsider_expansion(&volume());
         assert_eq!(look(&world), Lookup::Mounted);
         // The refusal ends with the mount.
         for action in [tear_down("a"), unmount_device()] {
@@ -161,12 +164,50 @@ fn the_size_is_initialised_once_and_grows_with_an_expansion() {
     let resize = Action::Resize { volume: volume(), pod: pod("a"), size: 9 };
     world.record_failure(&resize, FailureClass::Final);
     assert_eq!(size(&world), Some(5));
-    world.record_success(&resize, Learned::default());
+    world.record_success(&resize, Learned { size: Some(9), ..Learned::default() });
     assert_eq!(size(&world), Some(9));
     world.record_success(&resize, Learned { size: Some(12), ..Learned::default() });
     assert_eq!(size(&world), Some(12));
     world.record_success(&verify(), Learned { size: Some(0), ..Learned::default() });
     assert_eq!(size(&world), Some(12));
+}
+
+#[test]
+fn an_expansion_that_has_to_wait_for_the_resizer_is_tried_again_with_the_next_sync() {
+    let mut world = mounted();
+    world.initialise_size(&volume(), 5);
+    let is_due = |world: &ActualWorld| {
+        world.lookup(&volume(), &pod("a"), &MountLabel::Unlabelled, Some(9)) == Lookup::ExpansionRequired
+    };
+    let resize = Action::Resize { volume: volume(), pod: pod("a"), size: 9 };
+    for reached in [None, Some(5), Some(8)] {
+        assert!(is_due(&world), "{reached:?}");
+        world.record_success(&resize, Learned { size: reached, ..Learned::default() });
+        assert!(!is_due(&world), "{reached:?}");
+        world.reconsider_expansion(&volume());
+    }
+    world.record_success(&resize, Learned { size: Some(9), ..Learned::default() });
+    assert!(!world.volume(&volume()).unwrap().is_expansion_postponed && !is_due(&world));
+}
+
+#[test]
+fn a_final_error_of_an_expansion_is_remembered_until_one_ends_without() {
+    let mut world = mounted();
+    let had_error = |world: &ActualWorld| world.volume(&volume()).unwrap().had_final_expansion_error;
+    world.record_expansion_error(&volume(), true);
+    // A device mount or a set-up that tried no expansion says nothing about it.
+    world.record_success(&set_up("b", &MountLabel::Unlabelled), Learned::default());
+    assert!(had_error(&world));
+    world.record_expansion_error(&volume(), false);
+    assert!(!had_error(&world));
+    let resize = Action::Resize { volume: volume(), pod: pod("a"), size: 9 };
+    for is_final in [true, false] {
+        world.record_success(
+            &resize,
+            Learned { had_final_expansion_error: Some(is_final), ..Learned::default() },
+        );
+        assert_eq!(had_error(&world), is_final);
+    }
 }
 
 #[test]
@@ -390,27 +431,6 @@ fn a_found_volume_is_reconstructed_until_it_is_set_up_or_torn_down_once() {
         }
         assert_eq!(world.is_reconstructed(&volume(), &pod("a")), remains, "{action:?} {is_success}");
     }
-}
-
-#[test]
-fn a_directory_that_was_not_understood_is_cleaned_up_once_unless_it_is_wanted() {
-    let failed = |pod: &str| FailedReconstruction {
-        plugin: "kubernetes.io/csi".into(),
-        inner_name: "pv".into(),
-        pod: pod.into(),
-    };
-    let mut desired = DesiredWorld::default();
-    let wish = WantedVolume::inline(volume(), pod("a"), "pv", Shape::AttachableDevice);
-    desired.add(wish).unwrap();
-    let mut world = ActualWorld::default();
-    world.add_failed(failed("a"));
-    world.add_failed(failed("b"));
-    world.add_failed(failed("b"));
-    assert_eq!(world.take_failed(&desired, true), []);
-    world.finish_reading();
-    assert_eq!(world.take_failed(&desired, false), []);
-    assert_eq!(world.take_failed(&desired, true), [failed("b")]);
-    assert_eq!(world.take_failed(&DesiredWorld::default(), true), []);
 }
 
 #[test]

@@ -66,7 +66,11 @@ impl Node {
     /// Lets an action succeed.
     fn succeed(&mut self, action: &Action) {
         self.start(action);
-        self.actual.record_success(action, Learned::default());
+        let size = match action {
+            Action::Resize { size, .. } => Some(*size),
+            _ => None,
+        };
+        self.actual.record_success(action, Learned { size, ..Learned::default() });
         self.operations.finish(&action.key(), Ok(()), self.now);
     }
 
@@ -235,6 +239,24 @@ fn an_agent_that_attaches_volumes_itself_detaches_those_that_it_attached() {
     node.settle();
     node.drops("a");
     assert_eq!(node.settle().last(), Some(&forget()));
+}
+
+#[test]
+fn an_agent_that_attaches_itself_attaches_again_or_detaches_what_it_has_found() {
+    let found = |is_agent| {
+        let mut actual = ActualWorld::default();
+        actual.add_found_device(volume(), "/global".into());
+        actual.finish_reading();
+        actual.skip_node_status();
+        Node { is_agent, ..Node::with(actual) }
+    };
+    assert_eq!(found(true).settle(), [unmount_device(), Action::Detach { volume: volume() }]);
+    // A reboot may have detached it.
+    let mut node = found(true);
+    node.wants("a", Shape::AttachableDevice);
+    let attach = Action::Attach { volume: volume(), pod: "a".into() };
+    assert_eq!(node.settle(), [attach, mount_device("a"), set_up("a")]);
+    assert_eq!(found(false).settle(), [unmount_device(), forget()]);
 }
 
 #[test]
@@ -451,6 +473,18 @@ fn a_remount_does_not_wait_for_an_attachment_that_became_necessary() {
 }
 
 #[test]
+fn a_volume_grows_through_a_pod_that_may_write_it() {
+    let mut node = Node::new();
+    node.wants("a", Shape::Device);
+    node.desired.add(WantedVolume { size: Some(10), ..wanted("b", Shape::Device) }).unwrap();
+    node.settle();
+    node.actual.initialise_size(&volume(), 5);
+    assert_eq!(node.actions(), [Action::Resize { volume: volume(), pod: "b".into(), size: 10 }]);
+    node.drops("b");
+    assert!(!node.actions().iter().any(|action| matches!(action, Action::Resize { .. })));
+}
+
+#[test]
 fn a_volume_that_is_too_small_grows() {
     let mut node = Node::new();
     let sized = |size| WantedVolume { size: Some(size), ..wanted("a", Shape::Device) };
@@ -461,7 +495,9 @@ fn a_volume_that_is_too_small_grows() {
     node.desired.add(sized(20)).unwrap();
     assert_eq!(node.settle(), [Action::Resize { volume: volume(), pod: "a".into(), size: 20 }]);
     node.desired.add(sized(30)).unwrap();
-    node.actual.refuse_expansion(&volume());
+    let resize = Action::Resize { volume: volume(), pod: "a".into(), size: 30 };
+    node.actual.record_success(&resize, Learned { is_expansion_refused: true, ..Learned::default() });
+    node.actual.reconsider_expansion(&volume());
     assert_eq!(node.actions(), []);
 }
 

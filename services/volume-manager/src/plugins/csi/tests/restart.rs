@@ -8,9 +8,10 @@ use keelson_volume_manager_core::world::MountLabel;
 use serde_json::json;
 
 use super::world::{
-    CONDITION, Call, DRIVER, STAGE, STATS, World, block, device_request, inline, persistent, place,
+    CONDITION, Call, DRIVER, STAGE, STATS, World, block, device_request, inline, measured, persistent, place,
 };
 use crate::measure::Usage;
+use crate::plugins::csi::MeasureVolumes as _;
 use crate::plugins::{FoundFolder, Plugin as _, SetUpRequest, VolumeSpec};
 
 fn folder(spec: &VolumeSpec) -> FoundFolder {
@@ -89,7 +90,7 @@ async fn a_volume_without_a_readable_data_file_is_an_error_only_if_mounted() {
         let errors = [
             world.csi.reconstruct(&folder(&spec)).await.unwrap_err(),
             world.csi.tear_down(&place(&spec)).await.unwrap_err(),
-            world.csi.statistics(&place(&spec)).await.unwrap_err(),
+            world.csi.measure(&measured(&spec)).await.unwrap_err(),
         ];
         for error in errors {
             assert!(
@@ -132,7 +133,7 @@ async fn usage_is_read_by_unit_and_the_condition_by_capability() {
         ],
         volume_condition: Some(pb::VolumeCondition { abnormal: true, message: "bad".to_owned() }),
     };
-    let found = world.csi.statistics(&place(&spec)).await.unwrap().unwrap();
+    let found = world.csi.measure(&measured(&spec)).await.unwrap().unwrap();
     let expected = Usage {
         used_bytes: 1,
         capacity_bytes: 10,
@@ -149,7 +150,7 @@ async fn usage_is_read_by_unit_and_the_condition_by_capability() {
     world.script.lock().unwrap().stats.usage.clear();
     world.unregister();
     world.register_again();
-    let found = world.csi.statistics(&place(&spec)).await.unwrap().unwrap();
+    let found = world.csi.measure(&measured(&spec)).await.unwrap().unwrap();
     assert!(found.usage.is_none() && found.condition.unwrap().is_abnormal);
 }
 
@@ -158,14 +159,14 @@ async fn a_driver_that_does_not_measure_is_no_error_and_no_usage_is_one() {
     let world = World::new(&[]);
     let spec = persistent("u", &json!({}));
     world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
-    assert_eq!(world.csi.statistics(&place(&spec)).await.unwrap(), None);
+    assert_eq!(world.csi.measure(&measured(&spec)).await.unwrap(), None);
     world.script.lock().unwrap().capabilities.push(STATS);
     world.unregister();
     world.register_again();
-    let error = world.csi.statistics(&place(&spec)).await.unwrap_err();
+    let error = world.csi.measure(&measured(&spec)).await.unwrap_err();
     assert!(error.message.contains("has reported no usage"), "{error}");
     world.csi.set_up(&block("u"), world.set_up_request()).await.unwrap();
-    world.csi.statistics(&place(&block("u"))).await.unwrap_err();
+    world.csi.measure(&measured(&block("u"))).await.unwrap_err();
     let Some(Call::Stats(request)) = world.calls().last().cloned() else { panic!("not measured") };
     assert!(request.volume_path.ends_with("/volumeDevices/pv1/dev/u"), "{request:?}");
 }

@@ -4,15 +4,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use keelson_volume_manager_core::expansion::ErrorClass;
+use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use keelson_volume_manager_core::world::{FailureClass, MountLabel, Shape};
 use serde_json::json;
 
 use super::world::{
-    CLASSES, Call, EXPAND, MOUNT_GROUP, MULTI_WRITER, STAGE, World, block, device, device_request, inline,
-    map, persistent,
+    CLASSES, Call, DRIVER, EXPAND, MOUNT_GROUP, MULTI_WRITER, STAGE, World, block, device, device_request,
+    inline, map, persistent, place,
 };
-use crate::plugins::{DeviceRequest, Plugin as _};
+use crate::plugins::{DeviceRequest, Plugin as _, VolumeSpec};
 
 /// The folder of the staged volume.
 fn global(world: &World) -> std::path::PathBuf {
@@ -103,6 +104,35 @@ async fn a_csi_driver_is_read_again_after_a_minute_and_a_missing_one_sooner() {
         world.csi.identify(&spec).await.unwrap();
         assert_eq!(reads(), expected, "missing, after {seconds} s");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_csi_driver_that_cannot_be_read_any_more_stays_in_effect() {
+    let world = World::new(&[]);
+    let spec = persistent("u", &json!({}));
+    let reads = || *world.api.driver_reads.lock().unwrap();
+    let is_attachable = async || {
+        let shape = world.csi.identify(&spec).await.unwrap().shape;
+        shape == Shape::AttachableDevice
+    };
+    assert!(!is_attachable().await);
+    world.set_driver(json!({"attachRequired": true}));
+    *world.api.driver_error.lock().unwrap() = Some("down".to_owned());
+    for (seconds, expected) in [(3600, 2), (9, 2), (2, 3)] {
+        tokio::time::advance(std::time::Duration::from_secs(seconds)).await;
+        assert!(!is_attachable().await);
+        assert_eq!(reads(), expected, "after {seconds} s");
+    }
+    // An API server that does not answer delays a volume only for a moment.
+    *world.api.driver_hangs.lock().unwrap() = true;
+    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    let started = tokio::time::Instant::now();
+    assert!(!is_attachable().await);
+    assert!(started.elapsed() < std::time::Duration::from_secs(6), "{:?}", started.elapsed());
+    *world.api.driver_hangs.lock().unwrap() = false;
+    *world.api.driver_error.lock().unwrap() = None;
+    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    assert!(is_attachable().await);
 }
 
 #[tokio::test]
@@ -410,4 +440,64 @@ async fn each_code_of_a_failed_expansion_says_what_follows_for_the_claim() {
     world.register_again();
     let failure = world.csi.expand_volume(&spec, world.set_up_request(), 100).await.unwrap_err();
     assert_eq!(failure.class, ErrorClass::NotSupported, "{failure}");
+}
+
+#[tokio::test]
+async fn a_driver_without_room_for_a_volume_is_to_be_asked_for_its_limit() {
+    let world = World::new(&[STAGE]);
+    let spec = persistent("u", &json!({}));
+    world.fail("stage", 8);
+    world.csi.mount_device(&spec, device_request()).await.unwrap_err();
+    assert_eq!(world.exhaustions(), 1);
+    world.fail("stage", 13);
+    world.csi.mount_device(&spec, device_request()).await.unwrap_err();
+    assert_eq!(world.exhaustions(), 1, "another error");
+    world.succeed();
+    world.csi.mount_device(&spec, device_request()).await.unwrap();
+    world.fail("publish", 8);
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap_err();
+    assert_eq!(world.exhaustions(), 2);
+}
+
+#[tokio::test]
+async fn a_pod_does_not_fit_if_the_attachment_has_no_room_and_the_limit_may_change() {
+    let name: VolumeName = format!("kubernetes.io/csi/{DRIVER}^vol-1").into();
+    let full = json!({"status": {"attached": false, "attachError": {"errorCode": 8, "message": "no slot"}}});
+    let other = json!({"status": {"attached": false, "attachError": {"errorCode": 13, "message": "broken"}}});
+    let changing = json!({"nodeAllocatableUpdatePeriodSeconds": 60});
+    for (driver, attachment, fits) in [
+        (changing.clone(), Some(full.clone()), false),
+        (json!({}), Some(full), true),
+        (changing.clone(), Some(other), true),
+        (changing.clone(), Some(json!({"status": {"attached": true}})), true),
+        (changing, None, true),
+    ] {
+        let world = World::new(&[]);
+        world.set_driver(driver.clone());
+        if let Some(attachment) = &attachment {
+            world.set_attachment("vol-1", attachment.clone());
+        }
+        let why = world.csi.attach_limit(&["kubernetes.io/nfs/u-a".into(), name.clone()]).await;
+        assert_eq!(why.is_none(), fits, "{driver} {attachment:?}: {why:?}");
+        assert_eq!(world.exhaustions(), u64::from(!fits));
+        assert!(why.is_none_or(|why| why.contains("vol-1") && why.contains("no slot")));
+    }
+}
+
+#[tokio::test]
+async fn calls_that_set_up_a_volume_with_a_legacy_source_count_as_migrated() {
+    let world = World::new(&[STAGE, EXPAND]);
+    let spec = VolumeSpec { is_migrated: true, ..persistent("u", &json!({})) };
+    world.csi.mount_device(&spec, device_request()).await.unwrap();
+    world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    world.csi.expand(&spec, world.set_up_request(), 7).await.unwrap();
+    for method in ["NodeStageVolume", "NodePublishVolume", "NodeExpandVolume"] {
+        assert_eq!(world.migrated(method), ["true"], "{method}");
+    }
+    // What is on disk does not say so.
+    world.csi.tear_down(&place(&spec)).await.unwrap();
+    assert_eq!(world.migrated("NodeUnpublishVolume"), ["false"]);
+    let native = persistent("v", &json!({}));
+    world.csi.set_up(&native, world.set_up_request()).await.unwrap();
+    assert_eq!(world.migrated("NodePublishVolume").len(), 2);
 }

@@ -26,7 +26,7 @@ use crate::csi::client::{Client, CsiMetrics};
 use crate::csi::drivers::{Driver, Drivers, NodeInfo};
 use crate::mounter::MountRequest;
 use crate::plugins::csi::ports::{NewToken, Objects, Read, TokenIssuer};
-use crate::plugins::csi::{Csi, CsiParts};
+use crate::plugins::csi::{Csi, CsiParts, MeasuredVolume};
 use crate::plugins::host::{Mounts, Ownership};
 use crate::plugins::secrets::{Secret, Secrets};
 use crate::plugins::{
@@ -264,6 +264,8 @@ impl Mounts for FakeMounts {
 pub(super) struct FakeApi {
     pub(super) driver: Mutex<Option<CsiDriver>>,
     pub(super) driver_error: Mutex<Option<String>>,
+    /// Reads of CSIDrivers are not answered.
+    pub(super) driver_hangs: Mutex<bool>,
     pub(super) driver_reads: Mutex<usize>,
     pub(super) attachments: Mutex<BTreeMap<String, VolumeAttachment>>,
     pub(super) attachment_error: Mutex<Option<String>>,
@@ -279,7 +281,13 @@ impl Objects for FakeApi {
         *self.driver_reads.lock().unwrap() += 1;
         let error = self.driver_error.lock().unwrap().clone();
         let object = self.driver.lock().unwrap().clone();
-        Box::pin(async move { error.map_or(Ok(object), Err) })
+        let hangs = *self.driver_hangs.lock().unwrap();
+        Box::pin(async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            error.map_or(Ok(object), Err)
+        })
     }
 
     fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
@@ -322,6 +330,7 @@ pub(super) struct World {
     pub(super) drivers: Drivers,
     pub(super) csi: Csi,
     pub(super) walks: FsGroupWalks,
+    metrics: Metrics,
     server: tokio::task::JoinHandle<()>,
 }
 
@@ -345,7 +354,8 @@ impl World {
             let server = tonic::transport::Server::builder().add_service(NodeServer::new(node));
             server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         });
-        let drivers = Drivers::new(CsiMetrics::register(&Metrics::new()), folder.path());
+        let metrics = Metrics::new();
+        let drivers = Drivers::new(CsiMetrics::register(&metrics), folder.path());
         let api = Arc::new(FakeApi::default());
         *api.token_lifetime.lock().unwrap() = 3600;
         let root = folder.path().join("root");
@@ -359,8 +369,17 @@ impl World {
             objects: api.clone(),
             tokens: api.clone(),
         });
-        let world =
-            Self { folder, script, mounts, api, drivers, csi, walks: FsGroupWalks::default(), server };
+        let world = Self {
+            folder,
+            script,
+            mounts,
+            api,
+            drivers,
+            csi,
+            walks: FsGroupWalks::default(),
+            metrics,
+            server,
+        };
         world.register(&socket);
         world.set_driver(json!({"attachRequired": false}));
         world
@@ -390,6 +409,22 @@ impl World {
 
     pub(super) fn register_again(&self) {
         self.register(&self.folder.path().join("csi.sock"));
+    }
+
+    /// How often the node had no room for another volume of the driver.
+    pub(super) fn exhaustions(&self) -> u64 {
+        self.drivers.exhaustions().borrow().values().sum()
+    }
+
+    /// The values of the label `migrated` of the calls of a method.
+    pub(super) fn migrated(&self, method: &str) -> Vec<String> {
+        let text = self.metrics.text();
+        let of_method = |line: &&str| {
+            line.starts_with("csi_operations_seconds_count")
+                && line.contains(&format!("/csi.v1.Node/{method}\""))
+        };
+        let label = |line: &str| Some(line.split_once("migrated=\"")?.1.split_once('"')?.0.to_owned());
+        text.lines().filter(of_method).filter_map(label).collect()
     }
 
     /// Creates or replaces the CSIDriver.
@@ -509,6 +544,7 @@ pub(super) fn inline(uid: &str, csi: &Value) -> VolumeSpec {
         claim_size: None,
         mode: VolumeMode::Filesystem,
         read_only: false,
+        is_migrated: false,
         mount_options: Vec::new(),
         fs_group: None,
         fs_group_policy: FsGroupPolicy::Always,
@@ -517,6 +553,11 @@ pub(super) fn inline(uid: &str, csi: &Value) -> VolumeSpec {
 
 pub(super) fn block(uid: &str) -> VolumeSpec {
     VolumeSpec { mode: VolumeMode::Block, ..persistent(uid, &json!({})) }
+}
+
+pub(super) fn measured(spec: &VolumeSpec) -> MeasuredVolume {
+    let VolumePlace { pod, inner_name, is_block, .. } = place(spec);
+    MeasuredVolume { pod, inner_name, is_block }
 }
 
 pub(super) fn place(spec: &VolumeSpec) -> VolumePlace {

@@ -73,6 +73,10 @@ impl Commands for RealNode {
     fn grow<'a>(&'a self, _: &'a Path, _: &'a Path) -> Answer<'a, ()> {
         Box::pin(async { Ok(()) })
     }
+
+    fn is_busy<'a>(&'a self, _: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async { Ok(false) })
+    }
 }
 
 impl Mounts for RealNode {
@@ -267,4 +271,30 @@ async fn a_driver_that_hangs_holds_up_neither_other_drivers_nor_its_own_next_cal
         fixture.step(step).await.unwrap();
     }
     assert_eq!(fixture.node.mounts(), Vec::<PathBuf>::new());
+}
+
+/// Run as the service runs it.
+#[tokio::test]
+async fn a_driver_that_writes_without_end_gets_an_error_that_says_so() {
+    let fixture = Fixture::new();
+    let script = r#"#!/bin/sh
+case $1 in
+init) head -c 300000 /dev/zero | tr '\0' x >&2; echo '{"status": "Success", "capabilities": {"attach": true}}' ;;
+getvolumename) echo '{"status": "Success"}' ;;
+attach) head -c 300000 /dev/zero | tr '\0' x ;;
+esac
+"#;
+    install(&fixture.node.dir.path().join("drivers/example.com~disk/disk"), script);
+    let host = Host {
+        root: fixture.node.dir.path().join("root"),
+        commands: Arc::new(crate::mounter::Mounter::default()),
+        mounts: Arc::clone(&fixture.node) as Arc<dyn Mounts>,
+        ..FakeNode::new().host()
+    };
+    let settings = FlexSettings::new(fixture.node.dir.path().join("drivers"), "node1".into());
+    let plugin = FlexVolume::new(host, Arc::new(FakeNode::new()), settings);
+    plugin.identify(&fixture.volume).await.unwrap();
+    let error = plugin.attach(&fixture.volume).await.unwrap_err();
+    assert!(error.message.contains("to its command attach is truncated"), "{error}");
+    assert_eq!(error.class, FailureClass::Uncertain);
 }
