@@ -1,5 +1,5 @@
 //! The inputs from other services: the machine from resource-manager, the runtime and its images from runtime-shim, the volumes
-//! in use from volume-manager.
+//! in use and the CSI drivers from volume-manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::ServiceName;
-use keelson_node_status_core::{Machine, RuntimeHandler, RuntimeState};
+use keelson_node_status_core::{CsiDriver, CsiDrivers, Machine, RuntimeHandler, RuntimeState};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
 use keelson_proto::keelson::runtime::v1 as rt;
@@ -23,7 +23,7 @@ use crate::images::{self, CriImages};
 use crate::observed_state::ObservedState;
 use crate::peer_health::Clock;
 
-/// Follows all three until the shutdown, and lists the images.
+/// Follows all until the shutdown, and lists the images.
 pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<ObservedState>) {
     let handle = ctx.progress.register("inputs");
     let observed = Arc::new(observed);
@@ -32,6 +32,7 @@ pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<Obse
         () = follow_machine(&ctx, Arc::clone(&observed)) => {}
         () = follow_runtime(&ctx, clock, Arc::clone(&observed)) => {}
         () = follow_volumes_in_use(&ctx, Arc::clone(&observed)) => {}
+        () = follow_csi_drivers(&ctx, Arc::clone(&observed)) => {}
         () = images::run(&ctx, CriImages::new(&ctx), observed) => {}
         () = heartbeat(handle) => {}
     }
@@ -90,23 +91,25 @@ async fn follow_runtime(ctx: &Context, clock: Clock, observed: Arc<watch::Sender
 /// How often a volume-manager that does not know a call is asked again: it may have been upgraded.
 const OLD_PEER_RETRY: Duration = Duration::from_secs(5);
 
+/// Makes a call again until the peer knows it: a volume-manager of the release before does not. The API object keeps what it has
+/// meanwhile.
+async fn until_known<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+    loop {
+        let answer = call().await;
+        let Err(Code::Unimplemented | Code::PermissionDenied) = answer.as_ref().map_err(Status::code) else {
+            return answer;
+        };
+        tokio::time::sleep(OLD_PEER_RETRY).await;
+    }
+}
+
 /// While volume-manager is down, its last list stays in effect.
 async fn follow_volumes_in_use(ctx: &Context, observed: Arc<watch::Sender<ObservedState>>) {
     let peer = ctx.peer(ServiceName::VolumeManager);
     let name = peer.name().to_owned();
     let open = move || {
         let mut client = VolumeManagerClient::new(peer.channel());
-        async move {
-            loop {
-                let answer = client.watch_volumes_in_use(vm::WatchVolumesInUseRequest {}).await;
-                // A volume-manager of the release before does not know the call. The API object keeps its list meanwhile.
-                let Err(Code::Unimplemented | Code::PermissionDenied) = answer.as_ref().map_err(Status::code)
-                else {
-                    return answer;
-                };
-                tokio::time::sleep(OLD_PEER_RETRY).await;
-            }
-        }
+        until_known(async move || client.watch_volumes_in_use(vm::WatchVolumesInUseRequest {}).await)
     };
     let on = move |signal: Signal<vm::WatchVolumesInUseResponse>| {
         if let Signal::Message(message) = signal {
@@ -121,6 +124,39 @@ async fn follow_volumes_in_use(ctx: &Context, observed: Arc<watch::Sender<Observ
         ready(())
     };
     follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
+}
+
+/// While volume-manager is down, its last state stays in effect.
+async fn follow_csi_drivers(ctx: &Context, observed: Arc<watch::Sender<ObservedState>>) {
+    let peer = ctx.peer(ServiceName::VolumeManager);
+    let name = peer.name().to_owned();
+    let open = move || {
+        let mut client = VolumeManagerClient::new(peer.channel());
+        until_known(async move || client.watch_csi_drivers(vm::WatchCsiDriversRequest {}).await)
+    };
+    let on = move |signal: Signal<vm::WatchCsiDriversResponse>| {
+        if let Signal::Message(message) = signal {
+            let drivers = Arc::new(csi_drivers_of(message));
+            observed.send_if_modified(|observed| {
+                let changed = observed.csi_drivers != drivers;
+                observed.csi_drivers = drivers;
+                changed
+            });
+        }
+        ready(())
+    };
+    follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
+}
+
+fn csi_drivers_of(message: vm::WatchCsiDriversResponse) -> CsiDrivers {
+    let driver = |driver: vm::CsiDriver| {
+        let topology = driver.topology.into_iter().collect();
+        (driver.name, CsiDriver { node_id: driver.node_id, topology })
+    };
+    CsiDrivers {
+        registered: message.registered.into_iter().map(driver).collect(),
+        unregistered: message.unregistered.into_iter().collect(),
+    }
 }
 
 fn machine_of(message: rm::Machine) -> Machine {

@@ -94,7 +94,9 @@ impl NodeLoop {
             let watchdog = health.borrow_and_update().clone();
             let node = Arc::new(self.build(&seen, &watchdog));
             published.send_replace(Some(Arc::clone(&node)));
-            self.write(NodeReport { node, has_volumes_in_use: seen.volumes_in_use.is_some() }).await;
+            let csi_drivers = Arc::clone(&seen.csi_drivers);
+            let has_volumes_in_use = seen.volumes_in_use.is_some();
+            self.write(NodeReport { node, has_volumes_in_use, csi_drivers }).await;
             let next = self.next_turn(&seen, &watchdog);
             // Cancel-safe: the channels keep a change until it is borrowed.
             let open = tokio::select! {

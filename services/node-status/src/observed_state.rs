@@ -1,9 +1,9 @@
-//! The last data of the machine, the runtime, its images and the volumes in use.
+//! The last data of the machine, the runtime, its images, the volumes in use and the CSI drivers.
 
 use std::sync::Arc;
 
 use keelson_kube_model::ContainerImage;
-use keelson_node_status_core::{Machine, RuntimeState};
+use keelson_node_status_core::{CsiDrivers, Machine, RuntimeState};
 
 /// The last data of resource-manager, runtime-shim and volume-manager. It stays in effect while they are down, which the watchdog
 /// reports.
@@ -17,6 +17,8 @@ pub(crate) struct ObservedState {
     pub(crate) images: Option<Arc<[ContainerImage]>>,
     /// The attachable volumes that this node uses, sorted; `None` before volume-manager has reported.
     pub(crate) volumes_in_use: Option<Arc<[String]>>,
+    /// The CSI drivers that the Node shows.
+    pub(crate) csi_drivers: Arc<CsiDrivers>,
 }
 
 impl ObservedState {

@@ -10,6 +10,7 @@
 //! | [`certificates`] | when the node requests a certificate, with which subject, and how often it retries |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
 //! | [`configuration`] | [`configuration_event`]: the event of a changed node configuration |
+//! | [`csi_drivers`] | what the Node shows of CSI drivers: node IDs and topology |
 //! | [`correlation`] | which events an API server gets, and which of them as one |
 //! | [`name_conflict`] | whether another agent uses the node's name |
 //! | [`health`] | whether a service makes progress: [`Watchdog`] |
@@ -26,6 +27,7 @@ pub mod certificates;
 pub mod conditions;
 pub mod configuration;
 pub mod correlation;
+pub mod csi_drivers;
 pub mod drift;
 pub mod events;
 pub mod health;
@@ -46,6 +48,7 @@ pub use conditions::{
     schedulable_event, starting_event,
 };
 pub use configuration::configuration_event;
+pub use csi_drivers::{CsiDriver, CsiDrivers};
 pub use events::{Cursor, CursorUpdate, Page};
 pub use health::{Progress, Watchdog};
 pub use images::{RuntimeImage, listed_images};

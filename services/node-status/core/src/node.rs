@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::addresses::{AddressInputs, PROVIDED_NODE_IP};
 use crate::conditions::{ReadyInputs, node_conditions};
+use crate::csi_drivers::CsiDrivers;
 use crate::reports::{Machine, RuntimeHandler, RuntimeState};
 use crate::runtime_version::parsed;
 
@@ -215,6 +216,8 @@ pub struct NodeReport {
     /// Whether `status.volumesInUse` is known. If it is not, the control plane keeps the list that it has: a list without a
     /// volume would permit its detachment (volumes.md §3.15).
     pub has_volumes_in_use: bool,
+    /// The CSI drivers that it shows. Only an API server gets them.
+    pub csi_drivers: Arc<CsiDrivers>,
 }
 
 impl NodeReport {
@@ -236,6 +239,7 @@ impl NodeReport {
 pub fn worth_reporting(written: Option<&NodeReport>, report: &NodeReport) -> bool {
     written.is_none_or(|written| {
         written.has_volumes_in_use != report.has_volumes_in_use
+            || written.csi_drivers != report.csi_drivers
             || without_heartbeats(&written.node) != without_heartbeats(&report.node)
     })
 }

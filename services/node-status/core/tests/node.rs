@@ -360,7 +360,7 @@ fn a_changed_heartbeat_time_alone_is_not_written_early() {
 }
 
 fn report(node: Node, has_volumes_in_use: bool) -> NodeReport {
-    NodeReport { node: Arc::new(node), has_volumes_in_use }
+    NodeReport { node: Arc::new(node), has_volumes_in_use, csi_drivers: Arc::default() }
 }
 
 #[test]

@@ -165,8 +165,13 @@ impl KubernetesWriter {
     fn observe_node(&self, live: &Value) {
         let addresses = live["status"]["addresses"].clone();
         self.update_host(|cache| cache.addresses = addresses);
-        let node = self.cache().node.clone();
-        self.cache().node_drifts = node.is_some_and(|ours| node_drifts(live, &ours, self.external_cloud));
+        let (node, csi_drivers) = {
+            let cache = self.cache();
+            (cache.node.clone(), Arc::clone(&cache.csi_drivers))
+        };
+        self.cache().node_drifts = node.is_some_and(|ours| {
+            node_drifts(live, &ours, self.external_cloud) || csi_drivers.differ_from(live)
+        });
     }
 
     /// Handles a changed or deleted mirror pod: if it is not as it should be, its static pod is queued again.
@@ -274,7 +279,11 @@ mod tests {
 
     /// A report of this Node whose volumes in use are not known.
     fn node_report(node: Value) -> NodeReport {
-        NodeReport { node: serde_json::from_value::<Node>(node).unwrap().into(), has_volumes_in_use: false }
+        NodeReport {
+            node: serde_json::from_value::<Node>(node).unwrap().into(),
+            has_volumes_in_use: false,
+            csi_drivers: Arc::default(),
+        }
     }
 
     /// The queued jobs.

@@ -6,6 +6,7 @@
 //! answers nobody, all jobs keep their places.
 
 mod certificates;
+mod csi_drivers;
 mod events;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -258,7 +259,7 @@ impl KubernetesWriter {
         };
         self.metrics.finish_registration(!found, &live.0);
         self.set_registered(live.uid(), live.0["status"]["addresses"].clone());
-        Ok(())
+        self.write_csi_drivers(live).await
     }
 
     async fn write_one_pod(&self, report: &Arc<PodReport>, status: Option<Value>) -> Result<(), KubeError> {
@@ -356,7 +357,10 @@ impl ControlPlaneWriter for KubernetesWriter {
         let (json, now) = (value.to_string().into_bytes(), ready_status(&value));
         self.lease.set_node_info(&value["status"]["nodeInfo"]);
         let mut before = None;
-        self.update_host(|cache| before = cache.node.replace(Arc::new(value)));
+        self.update_host(|cache| {
+            before = cache.node.replace(Arc::new(value));
+            cache.csi_drivers = Arc::clone(&report.csi_drivers);
+        });
         let urgent = before.and_then(|before| ready_status(&before)) != now;
         self.put(Job::Node(json), urgent);
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kube_model::PodFullName;
-use keelson_node_status_core::PodReport;
+use keelson_node_status_core::{CsiDrivers, PodReport};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -17,6 +17,8 @@ pub(super) struct ReportCache {
     pub(super) pods_complete: bool,
     /// The last reported Node.
     pub(super) node: Option<Arc<Value>>,
+    /// The CSI drivers that it shows.
+    pub(super) csi_drivers: Arc<CsiDrivers>,
     /// The UID of the server's Node.
     pub(super) node_uid: Option<String>,
     /// `status.addresses` of the server's Node, some of which a cloud controller may have set.

@@ -55,7 +55,7 @@ pub struct FakePeers {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, ps::PodDocument>,
     pub images: FakeImages,
-    /// It has not reported the volumes in use.
+    /// It has reported neither the volumes in use nor the CSI drivers.
     pub volumes: FakeVolumeManager,
     machine: WatchHub<(), rm::Machine>,
     runtime: WatchHub<(), rt::RuntimeState>,
@@ -81,6 +81,7 @@ impl FakePeers {
         let own = peers.context(ServiceName::NodeStatus).config;
         std::fs::create_dir_all(own.paths.socket_dir(ServiceName::NodeStatus)).unwrap();
         peers.volumes.watch_volumes_in_use.replay([]);
+        peers.volumes.watch_csi_drivers.replay([]);
         for name in all {
             peers.stuck(*name, false);
             peers.restart(*name).await;
