@@ -19,7 +19,7 @@ use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::node_status::v1::GetNodeRequest;
 use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
-use keelson_proto::keelson::pod_config::v1::{ListSourcesRequest, Source};
+use keelson_proto::keelson::pod_config::v1::{ListSourcesRequest, ListVolumeObjectsRequest, Source};
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::{
     ExplainPodRequest, ExplainPodResponse, ListPodsRequest, PodDocument,
@@ -283,6 +283,38 @@ impl Agent {
     pub(crate) async fn sources(&self) -> Result<Vec<Source>, CliError> {
         let answer = self.pod_config().list_sources(self.request(ListSourcesRequest {})).await;
         Ok(answer.map_err(|s| self.call_error(ServiceName::PodConfig, s))?.into_inner().sources)
+    }
+
+    /// The PersistentVolumes or the claims of the manifests with their statuses, sorted by namespace and name.
+    pub(crate) async fn volume_objects(&self, kind: &str) -> Result<Vec<Value>, CliError> {
+        let to_error = |s| self.call_error(ServiceName::PodConfig, s);
+        let read = async {
+            let request = self.request(ListVolumeObjectsRequest { kind: kind.to_owned() });
+            let mut stream =
+                self.pod_config().list_volume_objects(request).await.map_err(to_error)?.into_inner();
+            let mut objects = Vec::new();
+            while let Some(message) = stream.message().await.map_err(to_error)? {
+                let object = serde_json::from_slice(&message.object_json);
+                objects.push(object.map_err(|e| CliError::Failed {
+                    message: format!("pod-config sent a {kind} that is not JSON: {e}"),
+                    hint: None,
+                })?);
+            }
+            Ok(objects)
+        };
+        self.with_timeout(ServiceName::PodConfig, read).await
+    }
+
+    /// Whether pod-config deletes the object of the kind that a request names; one of an older release ignores the kind.
+    pub(crate) async fn deletes_by_kind(&self) -> Result<bool, CliError> {
+        // It knows both since the same release.
+        let request = self.request(ListVolumeObjectsRequest { kind: "PersistentVolume".to_owned() });
+        match self.pod_config().list_volume_objects(request).await {
+            Err(status) if status.code() == Code::Unimplemented => Ok(false),
+            // A node with an API server refuses to list them, and knows the call.
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(true),
+            answer => answer.map(|_| true).map_err(|s| self.call_error(ServiceName::PodConfig, s)),
+        }
     }
 
     /// The Node object as JSON.

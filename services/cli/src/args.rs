@@ -92,7 +92,7 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Start the agent on this machine
     Up(UpArgs),
-    /// Show pods, services, the node, events, volumes, images or sources
+    /// Show pods, services, the node, events, volumes, claims, images or sources
     Get(GetArgs),
     /// Print the log of a container
     Logs(LogsArgs),
@@ -111,12 +111,14 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Store manifests, so that their pods run here
     ///
+    /// A manifest contains Pods, Secrets, ConfigMaps, PersistentVolumes and PersistentVolumeClaims.
+    ///
     /// With --etcd they run on a node of the fleet. The output of `keelson get … -o yaml --etcd …` can be edited and
     /// applied: it names the revision that was read as metadata.resourceVersion, and is refused if someone has
     /// changed the object since. The output of `keelson get config --etcd …` names it in the comment
     /// `# resourceVersion: N` at its top. Without a revision the object is replaced.
     Apply(ApplyArgs),
-    /// Remove pods that were applied, and wait until they are gone
+    /// Remove pods and other objects that were applied, and wait until the pods are gone
     Delete(DeleteArgs),
     /// End every back-off of a pod now
     Retry(RetryArgs),

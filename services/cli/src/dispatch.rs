@@ -6,8 +6,8 @@ use crate::args::{
 };
 use crate::cmd::{
     apply, completion, config, delete, describe_node, describe_pod, exec, explain, get_events, get_images,
-    get_node, get_pods, get_services, get_sources, get_volumes, grpc, logs, man, orphans, retry, run_once,
-    services, top, trace, up, version,
+    get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes, grpc, logs, man, orphans,
+    retry, run_once, services, top, trace, up, version,
 };
 use crate::error::CliError;
 use crate::fleet;
@@ -117,6 +117,8 @@ async fn get(session: &Session, what: GetWhat) -> Result<(), CliError> {
         GetWhat::Node { name, watch } => get_node::run(session, name.as_deref(), watch).await,
         GetWhat::Events { about, watch } => get_events::run(session, about.as_deref(), watch).await,
         GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
+        GetWhat::PersistentVolumes { names } => get_volume_objects::volumes(session, &names).await,
+        GetWhat::PersistentVolumeClaims { names } => get_volume_objects::claims(session, &names).await,
         GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
         GetWhat::Secrets { .. } => Err(objects_only_with_etcd("secrets")),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! /keelson/v1/nodes/<node>/config                              a KubeletConfiguration overriding the node's own, as JSON or YAML
-//! /keelson/v1/nodes/<node>/objects/<kind>/<namespace>/<name>   Secrets and ConfigMaps, as JSON or YAML
+//! /keelson/v1/nodes/<node>/objects/<kind>/<namespace>/<name>   Secrets, ConfigMaps and PersistentVolumeClaims, as JSON or YAML
+//! /keelson/v1/nodes/<node>/objects/<kind>/<name>               PersistentVolumes, which have no namespace
 //! /keelson/v1/nodes/<node>/pods/<namespace>/<name>             desired pods
 //! /keelson/v1/nodes/<node>/status/config                       the status of `config`
 //! /keelson/v1/nodes/<node>/status/events/<time>-<service>-<n>  events, for an hour
@@ -61,12 +62,19 @@ pub enum KeyKind<'a> {
         /// Its name.
         name: &'a str,
     },
-    /// A Secret or ConfigMap.
+    /// A Secret, ConfigMap or PersistentVolumeClaim.
     Object {
         /// Its kind.
         kind: &'a str,
         /// Its namespace.
         namespace: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// An object of a kind that has no namespace: a PersistentVolume.
+    ClusterObject {
+        /// Its kind.
+        kind: &'a str,
         /// Its name.
         name: &'a str,
     },
@@ -120,9 +128,19 @@ impl NodeKeys {
         format!("{}pods/{namespace}/{name}", self.prefix)
     }
 
-    /// A Secret or ConfigMap.
+    /// A Secret, ConfigMap or PersistentVolumeClaim.
     pub fn object(&self, kind: &str, namespace: &str, name: &str) -> String {
         format!("{}objects/{kind}/{namespace}/{name}", self.prefix)
+    }
+
+    /// An object of a kind that has no namespace: a PersistentVolume.
+    pub fn cluster_object(&self, kind: &str, name: &str) -> String {
+        format!("{}objects/{kind}/{name}", self.prefix)
+    }
+
+    /// All objects of a kind.
+    pub fn objects(&self, kind: &str) -> Range {
+        Range::prefix(&format!("{}objects/{kind}/", self.prefix))
     }
 
     /// The configuration that overrides the node's own.
@@ -185,6 +203,7 @@ fn named(rest: &str) -> Option<KeyKind<'_>> {
     match *parts.as_slice() {
         ["pods", namespace, name] => Some(KeyKind::Pod { namespace, name }),
         ["objects", kind, namespace, name] => Some(KeyKind::Object { kind, namespace, name }),
+        ["objects", kind, name] => Some(KeyKind::ClusterObject { kind, name }),
         ["status", "pods", namespace, name] => Some(KeyKind::PodStatus { namespace, name }),
         ["config"] => Some(KeyKind::Config),
         ["status", "config"] => Some(KeyKind::ConfigStatus),
@@ -208,6 +227,10 @@ mod tests {
                 keys.object("Secret", "default", "db"),
                 KeyKind::Object { kind: "Secret", namespace: "default", name: "db" },
             ),
+            (
+                keys.cluster_object("PersistentVolume", "disk"),
+                KeyKind::ClusterObject { kind: "PersistentVolume", name: "disk" },
+            ),
             (keys.pod_status("default", "web"), KeyKind::PodStatus { namespace: "default", name: "web" }),
             (keys.config(), KeyKind::Config),
             (keys.config_status(), KeyKind::ConfigStatus),
@@ -220,7 +243,17 @@ mod tests {
             assert_eq!(parse_key(&key), Some(("edge-1", expected)), "{key}");
             assert_eq!(NodeKeys::new("edge").named(&key), None, "{key} is another node's");
         }
-        for other in ["pods/default", "pods/default/", "pods//web", "pods/a/b/c", "status/events", "x"] {
+        for other in [
+            "pods/default",
+            "pods/default/",
+            "pods//web",
+            "pods/a/b/c",
+            "objects/Secret",
+            "objects/PersistentVolume/",
+            "objects/Secret/a/b/c",
+            "status/events",
+            "x",
+        ] {
             assert_eq!(keys.named(&format!("{}{other}", keys.prefix())), None, "{other}");
         }
         assert_eq!(parse_key("/keelson/v1/other"), None);
@@ -231,6 +264,10 @@ mod tests {
         let keys = NodeKeys::new("n");
         let desired = keys.desired();
         assert!(desired.holds(&keys.pod("a", "b")) && desired.holds(&keys.object("Secret", "a", "b")));
+        let (volume, volumes) =
+            (keys.cluster_object("PersistentVolume", "a"), keys.objects("PersistentVolume"));
+        assert!(desired.holds(&volume) && volumes.holds(&volume));
+        assert!(!volumes.holds(&keys.object("PersistentVolumeClaim", "a", "b")));
         for other in [
             keys.config(),
             keys.config_status(),

@@ -11,6 +11,10 @@ pub(crate) enum Candidates {
     Services,
     /// The services that init can restart.
     SupervisedServices,
+    /// The PersistentVolumes of the agent that the line selects.
+    PersistentVolumes,
+    /// The claims in the namespace and agent that the line selects.
+    PersistentVolumeClaims,
     /// The UIDs of the orphaned pods of the agent that the line selects.
     Orphans,
 }

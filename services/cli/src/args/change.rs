@@ -20,7 +20,7 @@ pub(crate) struct ApplyArgs {
 pub(crate) struct DeleteArgs {
     #[command(subcommand)]
     pub(crate) what: Option<DeleteWhat>,
-    /// The pods of these manifests: a file, a folder, or - for standard input
+    /// The objects of these manifests, pods first: a file, a folder, or - for standard input
     #[arg(short, long = "filename", value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Return only when the pods are gone
@@ -40,6 +40,20 @@ pub(crate) enum DeleteWhat {
     Pod {
         /// Names of pods
         #[arg(required = true, add = Candidates::Pods)]
+        names: Vec<String>,
+    },
+    /// Claims by name; refused while a pod uses them
+    #[command(name = "persistentvolumeclaim", visible_aliases = ["persistentvolumeclaims", "pvc"])]
+    PersistentVolumeClaim {
+        /// Names of claims
+        #[arg(required = true, add = Candidates::PersistentVolumeClaims)]
+        names: Vec<String>,
+    },
+    /// PersistentVolumes by name; refused while a claim has them. Their data stay
+    #[command(name = "persistentvolume", visible_aliases = ["persistentvolumes", "pv"])]
+    PersistentVolume {
+        /// Names of PersistentVolumes
+        #[arg(required = true, add = Candidates::PersistentVolumes)]
         names: Vec<String>,
     },
     /// With --etcd: the configuration under the node's key, so that only its files are in effect

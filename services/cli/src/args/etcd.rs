@@ -10,7 +10,7 @@ use crate::error::CliError;
 /// A fleet over etcd instead of the agent of this machine.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Options for a fleet over etcd (apply, delete, logs, exec, get pods, node, events, secrets, configmaps, config)"
+    next_help_heading = "Options for a fleet over etcd (apply, delete, logs, exec, get pods, node, events, secrets, configmaps, pv, pvc, config)"
 )]
 pub(crate) struct EtcdArgs {
     /// Members of the etcd that is the nodes' control plane, separated by commas

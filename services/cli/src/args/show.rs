@@ -60,6 +60,20 @@ pub(crate) enum GetWhat {
         #[command(flatten)]
         watch: WatchArgs,
     },
+    /// PersistentVolumes from manifests: their status, size, and the claim that has them; with --etcd, as they are stored
+    #[command(name = "persistentvolumes", visible_aliases = ["persistentvolume", "pv"])]
+    PersistentVolumes {
+        /// Names of PersistentVolumes [default: all]
+        #[arg(add = Candidates::PersistentVolumes)]
+        names: Vec<String>,
+    },
+    /// Claims from manifests: their status, PersistentVolume, and why they are not bound; with --etcd, as they are stored
+    #[command(name = "persistentvolumeclaims", visible_aliases = ["persistentvolumeclaim", "pvc"])]
+    PersistentVolumeClaims {
+        /// Names of claims [default: all of the namespace]
+        #[arg(add = Candidates::PersistentVolumeClaims)]
+        names: Vec<String>,
+    },
     /// The images in the container runtime, and the pods that use them
     #[command(visible_aliases = ["image", "img"])]
     Images {

@@ -17,6 +17,7 @@ use crate::session::Session;
 #[derive(Debug, Serialize)]
 struct StoredObject {
     kind: ObjectKind,
+    #[serde(skip_serializing_if = "String::is_empty")]
     namespace: String,
     name: String,
     uid: Option<String>,

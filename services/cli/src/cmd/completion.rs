@@ -15,6 +15,8 @@ use clap_complete::env::Shells;
 use clap_complete::{ArgValueCandidates, CompleteEnv, Shell};
 use keelson_config::ServiceName;
 
+use super::manifests::ObjectKind;
+use super::volume_objects;
 use crate::agent::Agent;
 use crate::args::{Candidates, Cli, DEFAULT_RUN_DIR};
 use crate::error::CliError;
@@ -61,6 +63,8 @@ fn with_candidates(command: Command) -> Command {
         Some(Candidates::Pods) => arg.add(ArgValueCandidates::new(pods)),
         Some(Candidates::Services) => arg.add(ArgValueCandidates::new(services)),
         Some(Candidates::SupervisedServices) => arg.add(ArgValueCandidates::new(supervised)),
+        Some(Candidates::PersistentVolumes) => arg.add(ArgValueCandidates::new(persistent_volumes)),
+        Some(Candidates::PersistentVolumeClaims) => arg.add(ArgValueCandidates::new(claims)),
         Some(Candidates::Orphans) => arg.add(ArgValueCandidates::new(orphans)),
         None => arg,
     };
@@ -87,6 +91,21 @@ fn pods() -> Vec<CompletionCandidate> {
             CompletionCandidate::new(&pod.document.name).help(Some(namespace.into()))
         })
         .collect()
+}
+
+/// The PersistentVolumes of the agent that the line selects.
+fn persistent_volumes() -> Vec<CompletionCandidate> {
+    let kind = ObjectKind::PersistentVolume.as_str();
+    let Some((all, _)) = ask(async |agent| agent.volume_objects(kind).await) else { return Vec::new() };
+    all.iter().map(|volume| CompletionCandidate::new(volume_objects::name(volume))).collect()
+}
+
+/// The claims in the namespace and agent that the line selects.
+fn claims() -> Vec<CompletionCandidate> {
+    let kind = ObjectKind::PersistentVolumeClaim.as_str();
+    let Some((all, scope)) = ask(async |agent| agent.volume_objects(kind).await) else { return Vec::new() };
+    let here = all.iter().filter(|claim| scope.contains(volume_objects::namespace(claim)));
+    here.map(|claim| CompletionCandidate::new(volume_objects::name(claim))).collect()
 }
 
 /// The UIDs of the orphaned pods of the agent that the line selects.

@@ -7,8 +7,11 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_config::v1::DeleteManifestRequest;
 use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
 
+use super::delete_volume_object::{check_claim, check_volume};
+use super::get_volume_objects::without_namespace;
 use super::manifests;
 use super::manifests::ObjectKind;
+use super::volume_objects::bare_name_of;
 use crate::args::{DeleteArgs, DeleteWhat};
 use crate::error::CliError;
 use crate::output::{self, Colour};
@@ -35,9 +38,11 @@ struct DeletedObject {
     uid: String,
 }
 
-/// Deletes the named pods, or the objects in the files.
+/// Deletes the named objects, or those in the files.
 pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliError> {
-    let targets = delete_targets(session, args)?;
+    let mut targets = delete_targets(session, args)?;
+    // Of several files, too: claims after the pods that use them, and PersistentVolumes after their claims.
+    targets.sort_by_key(|target| target.kind);
     // Without pod-sync short names cannot be resolved, but a manifest can still be deleted.
     let known = match pods::list(&session.agent).await {
         Ok(pods) => pods,
@@ -46,12 +51,12 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliE
     };
     let mut deleted_objects: Vec<DeletedObject> = Vec::new();
     let mut errors = Vec::new();
-    for object in &targets {
-        let deleted = match object.kind {
-            ObjectKind::Pod => delete_pod(session, &known, object).await,
-            ObjectKind::Secret | ObjectKind::ConfigMap => {
-                delete_other(session, &known, &deleted_objects, object).await
-            }
+    let (first, last): (Vec<_>, Vec<_>) = targets.iter().partition(|target| !target.kind.is_volume_object());
+    for object in first {
+        let deleted = if object.kind == ObjectKind::Pod {
+            delete_pod(session, &known, object).await
+        } else {
+            delete_other(session, &known, &deleted_objects, object).await
         };
         match deleted {
             Ok(object) => deleted_objects.push(object),
@@ -59,8 +64,26 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliE
             Err(error) => errors.push(error),
         }
     }
+    wait_for_pods(session, args, &deleted_objects).await?;
+    let deleted: Vec<&str> = deleted_objects.iter().map(|object| object.uid.as_str()).collect();
+    for object in last {
+        match delete_volume_object(session, object, &deleted).await {
+            Ok(()) => output::print(&format!("{} deleted\n", object.kind.label(&object.name)))?,
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => errors.push(error),
+        }
+    }
+    all_or_some(session, errors, targets.len())
+}
+
+/// Waits until the deleted pods are gone, and prints each deleted object.
+async fn wait_for_pods(
+    session: &Session,
+    args: &DeleteArgs,
+    deleted_objects: &[DeletedObject],
+) -> Result<(), CliError> {
     let deadline = args.timeout.map(|t| Instant::now() + t);
-    for object in &deleted_objects {
+    for object in deleted_objects {
         let at_once = object.uid.is_empty();
         if args.wait && !at_once {
             wait(session, object, deadline).await?;
@@ -68,7 +91,7 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliE
         let what = if args.wait || at_once { "deleted" } else { "is being deleted" };
         output::print(&format!("{} {what}\n", object.label))?;
     }
-    all_or_some(session, errors, targets.len())
+    Ok(())
 }
 
 /// Returns a single error unchanged; prints several errors and returns their count.
@@ -93,17 +116,23 @@ pub(crate) fn all_or_some(
 fn delete_targets(session: &Session, args: &DeleteArgs) -> Result<Vec<DeleteTarget>, CliError> {
     match &args.what {
         Some(_) if !args.files.is_empty() => Err(CliError::Usage {
-            message: "pods are named both on the command line and with -f".into(),
+            message: "objects are named both on the command line and with -f".into(),
             hint: "use one of the two".into(),
         }),
         Some(DeleteWhat::Config) => Err(CliError::only_with_etcd("delete config")),
-        Some(DeleteWhat::Pod { names }) => {
-            let pod = |name: &String| DeleteTarget {
-                kind: ObjectKind::Pod,
-                scope: session.scope(),
-                name: name.clone(),
-            };
-            Ok(names.iter().map(pod).collect())
+        Some(DeleteWhat::Pod { names }) => Ok(named(ObjectKind::Pod, &session.scope(), names)),
+        Some(DeleteWhat::PersistentVolumeClaim { .. }) if session.global.all_namespaces => {
+            Err(CliError::Usage {
+                message: "`keelson delete persistentvolumeclaim` takes no -A".into(),
+                hint: "name the namespace with -n".into(),
+            })
+        }
+        Some(DeleteWhat::PersistentVolumeClaim { names }) => {
+            Ok(named(ObjectKind::PersistentVolumeClaim, &session.scope(), names))
+        }
+        Some(DeleteWhat::PersistentVolume { names }) => {
+            without_namespace(session, "delete persistentvolume")?;
+            Ok(named(ObjectKind::PersistentVolume, &Scope { namespace: None }, names))
         }
         None if args.files.is_empty() => Err(CliError::Usage {
             message: "the command names nothing to delete".into(),
@@ -122,6 +151,14 @@ fn delete_targets(session: &Session, args: &DeleteArgs) -> Result<Vec<DeleteTarg
     }
 }
 
+fn named(kind: ObjectKind, scope: &Scope, names: &[String]) -> Vec<DeleteTarget> {
+    let target = |name: &String| {
+        let name = bare_name_of(kind, name).to_owned();
+        DeleteTarget { kind, scope: scope.clone(), name }
+    };
+    names.iter().map(target).collect()
+}
+
 async fn delete_pod(
     session: &Session,
     known: &[PodEntry],
@@ -138,11 +175,12 @@ async fn delete_pod(
         None => (target.scope.namespace.clone().unwrap_or_default(), bare_name(&target.name).to_owned()),
     };
     let label = target.kind.label(&name);
-    let uid = delete_manifest(session, namespace, name).await?;
+    let uid = delete_manifest(session, ObjectKind::Pod, namespace, name).await?;
     Ok(DeletedObject { label, uid: found.map_or(uid, |pod| pod.uid.clone()) })
 }
 
-/// Deletes a Secret or ConfigMap. pod-config deletes by name, pods first, so a pod of that name must not exist.
+/// Deletes a Secret or ConfigMap. A pod-config of an older release deletes by name alone, pods first; there, a pod of that name
+/// must not exist.
 async fn delete_other(
     session: &Session,
     known: &[PodEntry],
@@ -152,23 +190,46 @@ async fn delete_other(
     let label = target.kind.label(&target.name);
     if let Ok(pod) = pods::find(known, &target.scope, &target.name)
         && !deleted_objects.iter().any(|l| l.uid == pod.document.uid)
+        && !session.agent.deletes_by_kind().await?
     {
         return Err(CliError::Failed {
             message: format!(
-                "{label} has the name of the pod {}, which would be deleted first",
+                "{label} has the name of the pod {}, which this agent, of an older release, would delete first",
                 pod.document.name
             ),
-            hint: Some("delete the pod first".into()),
+            hint: Some("delete the pod first, or restart pod-config with this release".into()),
         });
     }
     let namespace = target.scope.namespace.clone().unwrap_or_default();
-    delete_manifest(session, namespace, target.name.clone()).await?;
+    delete_manifest(session, target.kind, namespace, target.name.clone()).await?;
     Ok(DeletedObject { label, uid: String::new() })
 }
 
-async fn delete_manifest(session: &Session, namespace: String, name: String) -> Result<String, CliError> {
-    let request = session.agent.request(DeleteManifestRequest { namespace, name });
-    let answer = session.agent.pod_config().delete_manifest(request).await;
+/// Deletes a claim that no pod uses, or a PersistentVolume that no claim has. The pods with the UIDs of `deleted` are deleted by the
+/// same command.
+async fn delete_volume_object(
+    session: &Session,
+    target: &DeleteTarget,
+    deleted: &[&str],
+) -> Result<(), CliError> {
+    let namespace = target.scope.namespace.clone().unwrap_or_default();
+    if target.kind == ObjectKind::PersistentVolume {
+        check_volume(session, &target.name).await?;
+    } else {
+        check_claim(session, &namespace, &target.name, deleted).await?;
+    }
+    delete_manifest(session, target.kind, namespace, target.name.clone()).await?;
+    Ok(())
+}
+
+async fn delete_manifest(
+    session: &Session,
+    kind: ObjectKind,
+    namespace: String,
+    name: String,
+) -> Result<String, CliError> {
+    let request = DeleteManifestRequest { namespace, name, kind: kind.as_str().to_owned() };
+    let answer = session.agent.pod_config().delete_manifest(session.agent.request(request)).await;
     Ok(answer.map_err(|s| session.agent.call_error(ServiceName::PodConfig, s))?.into_inner().uid)
 }
 

@@ -12,6 +12,8 @@ use crate::error::CliError;
 /// The size limit of pod-config for one manifest.
 const MAX_BYTES: u64 = 10 * 1024 * 1024;
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+/// The kinds of [`ObjectKind`] for messages.
+pub(crate) const KINDS: &str = "Pod, Secret, ConfigMap, PersistentVolume or PersistentVolumeClaim";
 
 /// A manifest file.
 #[derive(Debug)]
@@ -31,12 +33,14 @@ pub(crate) struct NamedObject {
     pub(crate) node: String,
 }
 
-/// The kinds that pod-config stores.
+/// The kinds that pod-config stores, in the order of their deletion: what uses another object goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub(crate) enum ObjectKind {
     Pod,
     ConfigMap,
     Secret,
+    PersistentVolumeClaim,
+    PersistentVolume,
 }
 
 impl ObjectKind {
@@ -46,7 +50,37 @@ impl ObjectKind {
             Self::Pod => "Pod",
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
+            Self::PersistentVolumeClaim => "PersistentVolumeClaim",
+            Self::PersistentVolume => "PersistentVolume",
         }
+    }
+
+    /// The kind of the field `kind`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Pod, Self::ConfigMap, Self::Secret, Self::PersistentVolumeClaim, Self::PersistentVolume]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+    }
+
+    /// Whether objects of this kind have a namespace.
+    pub(crate) fn is_namespaced(self) -> bool {
+        match self {
+            Self::Pod | Self::ConfigMap | Self::Secret | Self::PersistentVolumeClaim => true,
+            Self::PersistentVolume => false,
+        }
+    }
+
+    /// Whether it is a claim or a PersistentVolume, which others use.
+    pub(crate) fn is_volume_object(self) -> bool {
+        match self {
+            Self::Pod | Self::ConfigMap | Self::Secret => false,
+            Self::PersistentVolumeClaim | Self::PersistentVolume => true,
+        }
+    }
+
+    /// The name of the kind in the command line, in the plural: `persistentvolumes`.
+    pub(crate) fn plural(self) -> String {
+        format!("{}s", self.as_str().to_lowercase())
     }
 
     /// Kind and name for messages: `configmap/settings`.
@@ -127,7 +161,7 @@ pub(crate) fn documents(file: &ManifestFile) -> Result<Vec<Value>, CliError> {
         .map_err(|e| wrong(e.to_string().lines().next().unwrap_or("neither YAML nor JSON").to_owned()))
 }
 
-/// The pods, Secrets and ConfigMaps in a file, pods first.
+/// The objects in a file, in the order of their deletion.
 ///
 /// # Errors
 /// The file is neither YAML nor JSON, or contains none of them.
@@ -141,7 +175,7 @@ pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, CliError>
         let reason = if documents.iter().any(|document| document["kind"] == KUBELET_KIND) {
             format!("a {KUBELET_KIND} cannot be deleted by its file: use `keelson delete config --etcd …`")
         } else {
-            "no Pod, Secret or ConfigMap in this manifest".into()
+            format!("no {KINDS} in this manifest")
         };
         return Err(CliError::Manifest { path: file.path.clone(), reason });
     }
@@ -151,20 +185,21 @@ pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, CliError>
 
 fn collect(document: &Value, objects: &mut Vec<NamedObject>) {
     let kind = match document["kind"].as_str() {
-        Some("Pod") | None => ObjectKind::Pod,
-        Some("ConfigMap") => ObjectKind::ConfigMap,
-        Some("Secret") => ObjectKind::Secret,
+        None => ObjectKind::Pod,
         Some("List" | "PodList") => {
             for item in document["items"].as_array().into_iter().flatten() {
                 collect(item, objects);
             }
             return;
         }
-        Some(_) => return,
+        Some(kind) => match ObjectKind::parse(kind) {
+            Some(kind) => kind,
+            None => return,
+        },
     };
     if let Some(name) = document["metadata"]["name"].as_str() {
-        let namespace =
-            document["metadata"]["namespace"].as_str().filter(|n| !n.is_empty()).unwrap_or("default");
+        let written = document["metadata"]["namespace"].as_str().filter(|n| !n.is_empty());
+        let namespace = if kind.is_namespaced() { written.unwrap_or("default") } else { "" };
         let node = document["spec"]["nodeName"].as_str().unwrap_or_default();
         objects.push(NamedObject { kind, namespace: namespace.into(), name: name.into(), node: node.into() });
     }
@@ -178,9 +213,22 @@ mod tests {
         let file = ManifestFile { path: "x.yaml".into(), bytes: text.as_bytes().to_vec() };
         objects(&file)
             .map(|list| {
-                list.iter().map(|o| format!("{} in {}", o.kind.label(&o.name), o.namespace)).collect()
+                list.iter()
+                    .map(|o| format!("{} in {}", o.kind.label(&o.name), o.namespace).trim_end().to_owned())
+                    .collect()
             })
             .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn objects_that_others_use_are_read_after_those_that_use_them() {
+        let yaml = "kind: PersistentVolume\nmetadata: {name: disk, namespace: web}\n---\n\
+                    kind: PersistentVolumeClaim\nmetadata: {name: db, namespace: web}\n---\n\
+                    kind: Pod\nmetadata: {name: db, namespace: web}\n";
+        assert_eq!(
+            names(yaml).unwrap(),
+            ["pod/db in web", "persistentvolumeclaim/db in web", "persistentvolume/disk in"]
+        );
     }
 
     #[test]
@@ -196,7 +244,7 @@ mod tests {
     fn manifest_without_an_object_is_an_error_with_its_file() {
         assert_eq!(
             names("kind: Service\n").unwrap_err(),
-            "x.yaml: no Pod, Secret or ConfigMap in this manifest"
+            "x.yaml: no Pod, Secret, ConfigMap, PersistentVolume or PersistentVolumeClaim in this manifest"
         );
         assert!(names("a: [").unwrap_err().starts_with("x.yaml: "));
         let config = names("kind: KubeletConfiguration\n").unwrap_err();

@@ -10,7 +10,7 @@ use super::configuration;
 use super::etcd_error::from_etcd_error;
 use super::nodes::{Fleet, Nodes};
 use super::objects::{self, DesiredObject};
-use crate::cmd::manifests;
+use crate::cmd::manifests::{self, KINDS};
 use crate::cmd::{apply, delete};
 use crate::error::CliError;
 use crate::output;
@@ -75,14 +75,14 @@ async fn store(
     }
     let objects = objects::desired_objects(&documents).map_err(invalid)?;
     if objects.is_empty() {
-        return Err(invalid("no Pod, Secret, ConfigMap or KubeletConfiguration in this manifest".into()));
+        return Err(invalid(format!("no {KINDS}, and no KubeletConfiguration in this manifest")));
     }
     for object in &objects {
         if !object.ignored.is_empty() {
             output::notice(&format!(
-                "warning: {}: {}/{}: these fields are not stored, because only a control plane may write them: {}",
+                "warning: {}: {}{}: these fields are not stored, because only a control plane may write them: {}",
                 file.path.display(),
-                object.namespace,
+                if object.namespace.is_empty() { String::new() } else { format!("{}/", object.namespace) },
                 object.name,
                 object.ignored.join(", ")
             ));

@@ -15,6 +15,7 @@ use super::{configuration, objects};
 use crate::args::WatchArgs;
 use crate::cmd::get_node;
 use crate::cmd::manifests::ObjectKind;
+use crate::cmd::volume_objects::uses_claim;
 use crate::error::CliError;
 use crate::human;
 use crate::output;
@@ -26,10 +27,10 @@ use crate::table::Table;
 use crate::watch::Printer;
 
 /// A pod of a node, with its desired and its reported state.
-struct FleetPod {
+pub(super) struct FleetPod {
     node: String,
-    namespace: String,
-    name: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
     /// The desired pod; `None` for one that is terminating.
     desired: Option<Entry>,
     /// The pod as its node reports it; `None` before the first report.
@@ -37,6 +38,18 @@ struct FleetPod {
 }
 
 impl FleetPod {
+    /// Whether the pod has a key, and is not only reported while it terminates.
+    pub(super) fn is_desired(&self) -> bool {
+        self.desired.is_some()
+    }
+
+    /// Whether the desired or the reported pod has a volume of this claim of its namespace.
+    pub(super) fn uses_claim(&self, claim: &str) -> bool {
+        let values = [&self.desired, &self.reported].into_iter().flatten().filter_map(objects::read);
+        let mut pods = values.filter_map(|value| serde_json::from_value::<Pod>(value).ok());
+        pods.any(|pod| uses_claim(&pod, claim))
+    }
+
     /// The reported pod, or the desired one before the first report.
     fn reported_or_desired(&self) -> Value {
         self.reported.as_ref().or(self.desired.as_ref()).and_then(objects::read).unwrap_or_default()
@@ -123,7 +136,8 @@ pub(super) fn place(fleet: &Fleet) -> String {
     fleet.node.as_ref().map_or_else(|| "any node".into(), |node| format!("the node {node}"))
 }
 
-async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<FleetPod>, CliError> {
+/// The pods of a node.
+pub(super) async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<FleetPod>, CliError> {
     let keys = NodeKeys::new(node);
     let desired =
         fleet.etcd.list(&Range::prefix(&format!("{}pods/", keys.prefix()))).await.map_err(from_etcd_error)?;

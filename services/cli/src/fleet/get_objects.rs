@@ -1,9 +1,11 @@
-//! `keelson get secrets --etcd` and `keelson get configmaps --etcd`: the objects under the keys of the nodes.
+//! `keelson get secrets --etcd` and likewise configmaps, persistentvolumes and persistentvolumeclaims: the objects under the keys
+//! of the nodes.
 //!
-//! A table has no values. A document is the object as its author wrote it, with the revision that `keelson apply` compares.
+//! A table has no values of Secrets and ConfigMaps, and no status: the nodes do not report which claim is bound to which
+//! PersistentVolume. A document is the object as its author wrote it, with the revision that `keelson apply` compares.
 
 use keelson_etcd::keys::KeyKind;
-use keelson_etcd::{Entry, NodeKeys, Range};
+use keelson_etcd::{Entry, NodeKeys};
 use serde_json::{Value, json};
 
 use super::etcd_error::from_etcd_error;
@@ -11,6 +13,9 @@ use super::get::place;
 use super::nodes::Fleet;
 use super::objects;
 use crate::cmd::manifests::ObjectKind;
+use crate::cmd::volume_objects::{
+    access_modes, bare_name_of, capacity, claim_of, class, reclaim_policy, request, volume_of,
+};
 use crate::error::CliError;
 use crate::output;
 use crate::session::Session;
@@ -24,7 +29,7 @@ struct FoundObject {
     entry: Entry,
 }
 
-/// Shows the Secrets or ConfigMaps of the fleet, or the named ones.
+/// Shows the objects of this kind in the fleet, or the named ones. No pods.
 ///
 /// # Errors
 /// A named object does not exist, or a single named object is on several nodes and is requested as a document.
@@ -34,16 +39,18 @@ pub(crate) async fn run(
     kind: ObjectKind,
     names: &[String],
 ) -> Result<(), CliError> {
+    let names: &[String] = &names.iter().map(|name| bare_name_of(kind, name).to_owned()).collect::<Vec<_>>();
     let mut found = Vec::new();
     for node in fleet.selected_nodes().await?.names() {
         found.extend(of_node(session, fleet, kind, names, &node).await?);
     }
-    let what = kind.as_str().to_lowercase();
+    let all = if kind.is_namespaced() { "-A " } else { "" };
+    let plural = kind.plural();
     for name in names {
         if !found.iter().any(|object| object.name == *name) {
             return Err(CliError::NotFound {
                 what: format!("there is no {} on {}", kind.label(name), place(fleet)),
-                hint: format!("`keelson get {what}s -A --etcd …` lists all {what}s"),
+                hint: format!("`keelson get {plural} {all}--etcd …` lists all {plural}"),
             });
         }
     }
@@ -51,24 +58,55 @@ pub(crate) async fn run(
         return documents(session, kind, names, &found);
     }
     if found.is_empty() {
-        output::notice(&format!("No {what}s found on {}.", place(fleet)));
+        output::notice(&format!("No {plural} found on {}.", place(fleet)));
         return Ok(());
     }
-    let mut header = vec!["NAME", "DATA", "NODE"];
-    if session.global.all_namespaces {
+    let with_namespace = session.global.all_namespaces && kind.is_namespaced();
+    let mut header = [&["NAME"], columns(kind), &["NODE"]].concat();
+    if with_namespace {
         header.insert(0, "NAMESPACE");
     }
     let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
     for object in found {
-        let data = objects::read(&object.entry)
-            .map_or_else(|| "?".to_owned(), |value| count_keys(&value).to_string());
-        let mut cells = vec![object.name, data, object.node];
-        if session.global.all_namespaces {
+        let mut cells = vec![object.name];
+        match objects::read(&object.entry) {
+            Some(value) => cells.extend(cells_of(kind, &value)),
+            None => cells.extend(columns(kind).iter().map(|_| "?".to_owned())),
+        }
+        cells.push(object.node);
+        if with_namespace {
             cells.insert(0, object.namespace);
         }
         table.row(cells);
     }
     output::print(&table.render(0))
+}
+
+/// The columns between name and node.
+fn columns(kind: ObjectKind) -> &'static [&'static str] {
+    match kind {
+        ObjectKind::Pod | ObjectKind::Secret | ObjectKind::ConfigMap => &["DATA"],
+        ObjectKind::PersistentVolumeClaim => &["VOLUME", "REQUEST", "ACCESS MODES", "STORAGECLASS"],
+        ObjectKind::PersistentVolume => {
+            &["CAPACITY", "ACCESS MODES", "RECLAIM POLICY", "CLAIM", "STORAGECLASS"]
+        }
+    }
+}
+
+/// The cells of [`columns`].
+fn cells_of(kind: ObjectKind, object: &Value) -> Vec<String> {
+    let modes = || access_modes(object.pointer("/spec/accessModes"));
+    match kind {
+        ObjectKind::Pod | ObjectKind::Secret | ObjectKind::ConfigMap => {
+            vec![count_keys(object).to_string()]
+        }
+        ObjectKind::PersistentVolumeClaim => {
+            vec![volume_of(object), request(object), modes(), class(object)]
+        }
+        ObjectKind::PersistentVolume => {
+            vec![capacity(object), modes(), reclaim_policy(object), claim_of(object), class(object)]
+        }
+    }
 }
 
 /// The selected objects of a node.
@@ -80,11 +118,17 @@ async fn of_node(
     node: &str,
 ) -> Result<Vec<FoundObject>, CliError> {
     let keys = NodeKeys::new(node);
-    let range = Range::prefix(&format!("{}objects/{}/", keys.prefix(), kind.as_str()));
-    let entries = fleet.etcd.list(&range).await.map_err(from_etcd_error)?.entries;
+    let entries = fleet.etcd.list(&keys.objects(kind.as_str())).await.map_err(from_etcd_error)?.entries;
     let selected = entries.into_iter().filter_map(|entry| match keys.named(&entry.key)? {
+        KeyKind::ClusterObject { name, .. }
+            if !kind.is_namespaced() && (names.is_empty() || names.iter().any(|n| n == name)) =>
+        {
+            let (namespace, name) = (String::new(), name.to_owned());
+            Some(FoundObject { node: node.to_owned(), namespace, name, entry })
+        }
         KeyKind::Object { namespace, name, .. }
-            if session.scope().contains(namespace)
+            if kind.is_namespaced()
+                && session.scope().contains(namespace)
                 && (names.is_empty() || names.iter().any(|n| n == name)) =>
         {
             let (namespace, name) = (namespace.to_owned(), name.to_owned());

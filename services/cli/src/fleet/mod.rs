@@ -6,6 +6,7 @@
 mod apply;
 mod configuration;
 mod delete;
+mod delete_check;
 mod etcd_error;
 mod events;
 mod get;
@@ -14,10 +15,12 @@ mod node_api;
 mod nodes;
 mod objects;
 mod pods;
+mod volume_objects;
 mod watch;
 
 use self::nodes::Fleet;
 use crate::args::{Command, DeleteWhat, GetWhat};
+use crate::cmd::get_volume_objects::without_namespace;
 use crate::cmd::manifests::ObjectKind;
 use crate::error::CliError;
 use crate::session::Session;
@@ -25,13 +28,6 @@ use crate::session::Session;
 /// Runs a command with `--etcd`.
 pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(), CliError> {
     let fleet = Fleet::new(&session.global.etcd)?;
-    let unsupported = |name: &str| {
-        Err(CliError::Usage {
-            message: format!("`keelson {name}` calls the agent of this machine and takes no --etcd"),
-            hint: "run it on the node itself; apply, delete, logs, exec and get of pods, node, events, secrets, configmaps and config take --etcd"
-                .into(),
-        })
-    };
     match command {
         Command::Apply(args) => apply::run(session, &fleet, &args.files).await,
         Command::Delete(args) => {
@@ -41,20 +37,7 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
                 _ => delete::run(session, &fleet, args).await,
             }
         }
-        Command::Get(args) => match &args.what {
-            GetWhat::Pods { names, watch } => get::pods(session, &fleet, names, *watch).await,
-            GetWhat::Node { name, watch } => get::nodes(session, &fleet, name.as_deref(), *watch).await,
-            GetWhat::Events { about, watch } => events::run(session, &fleet, about.as_deref(), *watch).await,
-            GetWhat::Secrets { names } => get_objects::run(session, &fleet, ObjectKind::Secret, names).await,
-            GetWhat::ConfigMaps { names } => {
-                get_objects::run(session, &fleet, ObjectKind::ConfigMap, names).await
-            }
-            GetWhat::Services { .. } => unsupported("get services"),
-            GetWhat::Volumes { .. } => unsupported("get volumes"),
-            GetWhat::Images { .. } => unsupported("get images"),
-            GetWhat::Sources => unsupported("get sources"),
-            GetWhat::Config => configuration::get(session, &fleet).await,
-        },
+        Command::Get(args) => get_what(session, &fleet, &args.what).await,
         Command::Up(_) => unsupported("up"),
         Command::Logs(args) => {
             session.without_format("logs", "leave -o out")?;
@@ -78,4 +61,35 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
         Command::Completion(_) => unsupported("completion"),
         Command::Man(_) => unsupported("man"),
     }
+}
+
+async fn get_what(session: &Session, fleet: &Fleet, what: &GetWhat) -> Result<(), CliError> {
+    match what {
+        GetWhat::Pods { names, watch } => get::pods(session, fleet, names, *watch).await,
+        GetWhat::Node { name, watch } => get::nodes(session, fleet, name.as_deref(), *watch).await,
+        GetWhat::Events { about, watch } => events::run(session, fleet, about.as_deref(), *watch).await,
+        GetWhat::Secrets { names } => get_objects::run(session, fleet, ObjectKind::Secret, names).await,
+        GetWhat::ConfigMaps { names } => get_objects::run(session, fleet, ObjectKind::ConfigMap, names).await,
+        GetWhat::PersistentVolumes { names } => {
+            without_namespace(session, "get persistentvolumes")?;
+            get_objects::run(session, fleet, ObjectKind::PersistentVolume, names).await
+        }
+        GetWhat::PersistentVolumeClaims { names } => {
+            get_objects::run(session, fleet, ObjectKind::PersistentVolumeClaim, names).await
+        }
+        GetWhat::Services { .. } => unsupported("get services"),
+        GetWhat::Volumes { .. } => unsupported("get volumes"),
+        GetWhat::Images { .. } => unsupported("get images"),
+        GetWhat::Sources => unsupported("get sources"),
+        GetWhat::Config => configuration::get(session, fleet).await,
+    }
+}
+
+/// The error of a command that needs the agent.
+fn unsupported(name: &str) -> Result<(), CliError> {
+    Err(CliError::Usage {
+        message: format!("`keelson {name}` calls the agent of this machine and takes no --etcd"),
+        hint: "run it on the node itself; apply, delete, logs, exec and get of pods, node, events, secrets, configmaps, pv, pvc and config take --etcd"
+            .into(),
+    })
 }

@@ -5,7 +5,8 @@ use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references,
 use keelson_kube_model::{Pod, annotations, base64, default_pod, fill_nulls};
 use serde_json::{Map, Value, json};
 
-use crate::cmd::manifests::ObjectKind;
+use super::volume_objects;
+use crate::cmd::manifests::{KINDS, ObjectKind};
 
 /// Fields of `metadata` that a control plane writes.
 const CONTROL_PLANE_FIELDS: [&str; 7] = [
@@ -44,19 +45,20 @@ impl DesiredObject {
         let metadata = value["metadata"].as_object_mut().ok_or("metadata: Required value")?;
         let name = text_of(metadata, "name").to_owned();
         let revision = revision_of(metadata)?;
-        let namespace = match text_of(metadata, "namespace") {
-            "" => "default".to_owned(),
-            own => own.to_owned(),
-        };
+        let namespace = namespace_of(kind, metadata)?;
         for (field, part) in [("metadata.name", &name), ("metadata.namespace", &namespace)] {
-            if part.is_empty() || !part.bytes().all(is_name_byte) {
+            if part.is_empty() && (kind.is_namespaced() || field == "metadata.name")
+                || !part.bytes().all(is_name_byte)
+            {
                 return Err(format!(
                     "{field}: Invalid value: {part:?}: must be lower case letters, digits, '-' and '.'"
                 ));
             }
         }
         let ignored = remove_control_plane_fields(metadata);
-        metadata.insert("namespace".into(), json!(namespace));
+        if kind.is_namespaced() {
+            metadata.insert("namespace".into(), json!(namespace));
+        }
         if let Some(object) = value.as_object_mut() {
             object.remove("status");
         }
@@ -66,7 +68,10 @@ impl DesiredObject {
         }
         match kind {
             ObjectKind::Pod => check(&value)?,
-            kind => check_data(kind, &name, &value)?,
+            ObjectKind::Secret | ObjectKind::ConfigMap => check_data(kind, &name, &value)?,
+            ObjectKind::PersistentVolume | ObjectKind::PersistentVolumeClaim => {
+                volume_objects::check(kind, &value)?;
+            }
         }
         Ok(Self { kind, namespace, name, node, revision, value, ignored })
     }
@@ -79,13 +84,20 @@ impl DesiredObject {
 
 /// The kind of a document, one of those that can be stored.
 fn kind_of(document: &Value) -> Result<ObjectKind, String> {
-    match (document["apiVersion"].as_str(), document["kind"].as_str()) {
-        (Some("v1"), Some("Pod")) => Ok(ObjectKind::Pod),
-        (Some("v1"), Some("ConfigMap")) => Ok(ObjectKind::ConfigMap),
-        (Some("v1"), Some("Secret")) => Ok(ObjectKind::Secret),
-        (group, kind) => {
-            let (group, kind) = (group.unwrap_or_default(), kind.unwrap_or_default());
-            Err(format!("{kind:?} of {group:?} is not a Pod, Secret or ConfigMap of v1"))
+    let text = |field: &str| document[field].as_str().unwrap_or_default();
+    let (group, kind) = (text("apiVersion"), text("kind"));
+    let known = ObjectKind::parse(kind).filter(|_| group == "v1");
+    known.ok_or_else(|| format!("{kind:?} of {group:?} is not a {KINDS} of v1"))
+}
+
+/// The namespace of an object, `default` if it has none; empty for a PersistentVolume.
+fn namespace_of(kind: ObjectKind, metadata: &Map<String, Value>) -> Result<String, String> {
+    match (text_of(metadata, "namespace"), kind.is_namespaced()) {
+        ("", true) => Ok("default".to_owned()),
+        (own, true) => Ok(own.to_owned()),
+        ("", false) => Ok(String::new()),
+        (_, false) => {
+            Err("metadata.namespace: Forbidden: a PersistentVolume has no namespace; remove the field".into())
         }
     }
 }
@@ -133,7 +145,8 @@ pub(super) fn key(node: &str, kind: ObjectKind, namespace: &str, name: &str) -> 
     let keys = NodeKeys::new(node);
     match kind {
         ObjectKind::Pod => keys.pod(namespace, name),
-        kind => keys.object(kind.as_str(), namespace, name),
+        kind if kind.is_namespaced() => keys.object(kind.as_str(), namespace, name),
+        kind => keys.cluster_object(kind.as_str(), name),
     }
 }
 
@@ -146,10 +159,12 @@ fn check(pod: &Value) -> Result<(), String> {
     let mut defaulted = pod.clone();
     fill_nulls(&mut defaulted);
     default_pod(&mut defaulted);
-    let typed: Pod = serde_json::from_value(defaulted).map_err(|error| error.to_string())?;
+    let mut typed: Pod = serde_json::from_value(defaulted).map_err(|error| error.to_string())?;
     let mut errors: Vec<String> =
         validate_pod(&typed).into_iter().map(|found| format!("{}: {}", found.field, found.message)).collect();
     let allowed = AllowedReferences { config_maps: true, secrets: true };
+    // The keys of the node may define claims.
+    typed.spec.volumes.retain(|volume| volume.persistent_volume_claim.is_none());
     if let Some(resource) = static_pod_api_references(&typed, allowed) {
         errors.push(format!("spec: Forbidden: the pod refers to {resource}, which need an API server"));
     }
@@ -184,7 +199,7 @@ fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// The objects of a manifest, lists expanded, Secrets and ConfigMaps before the pods that may need them.
+/// The objects of a manifest, lists expanded, all others before the pods that may need them.
 pub(super) fn desired_objects(documents: &[Value]) -> Result<Vec<DesiredObject>, String> {
     let mut all = Vec::new();
     for document in documents {
@@ -228,7 +243,9 @@ pub(super) fn to_document(entry: &Entry, kind: ObjectKind, namespace: &str, name
     }
     let metadata = &mut object["metadata"];
     metadata["name"] = json!(name);
-    metadata["namespace"] = json!(namespace);
+    if kind.is_namespaced() {
+        metadata["namespace"] = json!(namespace);
+    }
     metadata["resourceVersion"] = json!(entry.mod_revision.to_string());
     object
 }
@@ -338,6 +355,8 @@ mod tests {
         };
         for (pointer, value, text) in [
             ("/kind", json!("Service"), "\"Service\" of \"v1\" is not a Pod"),
+            ("/apiVersion", json!("v2"), "\"Pod\" of \"v2\" is not a Pod"),
+            ("/kind", json!("PersistentVolumeClaim"), "spec.accessModes: Required value"),
             ("/metadata/name", json!("a/b"), "metadata.name: Invalid value"),
             ("/metadata/namespace", json!("A"), "metadata.namespace: Invalid value"),
             ("/metadata/resourceVersion", json!("new"), "metadata.resourceVersion: Invalid value"),
@@ -348,6 +367,45 @@ mod tests {
             let error = with(pointer, value);
             assert!(error.contains(text), "{pointer}: {error}");
         }
+    }
+
+    #[test]
+    fn pods_may_refer_to_claims_and_to_nothing_that_needs_an_api_server() {
+        let with = |volume: Value| {
+            let mut pod = pod();
+            pod["spec"]["volumes"] =
+                json!([{"name": "a", "persistentVolumeClaim": {"claimName": "db"}}, volume]);
+            DesiredObject::of(&pod).map(|_| ())
+        };
+        with(json!({"name": "b", "emptyDir": {}})).unwrap();
+        let error =
+            with(json!({"name": "b", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}})).unwrap_err();
+        assert!(error.contains("(via ephemeral volumes), which need an API server"), "{error}");
+        let error = with(json!({"name": "a", "emptyDir": {}})).unwrap_err();
+        assert!(error.contains("spec.volumes[1].name"), "{error}");
+    }
+
+    #[test]
+    fn a_persistent_volume_has_no_namespace_in_its_key_and_document() {
+        let mut volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"},
+            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/srv"}},
+            "status": {"phase": "Bound"},
+        });
+        let stored = DesiredObject::of(&volume).unwrap();
+        assert_eq!(stored.key("n1"), "/keelson/v1/nodes/n1/objects/PersistentVolume/disk");
+        let mut expected = volume.clone();
+        expected.as_object_mut().unwrap().remove("status");
+        assert_eq!((&*stored.namespace, &stored.value), ("", &expected));
+        let value = stored.value.to_string().into_bytes();
+        let entry = Entry { key: stored.key("n1"), value, create_revision: 3, mod_revision: 7, lease: 0 };
+        let shown = to_document(&entry, stored.kind, "", "disk");
+        assert_eq!(shown["metadata"], json!({"name": "disk", "resourceVersion": "7"}));
+        volume["metadata"]["namespace"] = json!("web");
+        let error = DesiredObject::of(&volume).unwrap_err();
+        assert!(error.contains("metadata.namespace: Forbidden"), "{error}");
+        volume["metadata"] = json!({});
+        assert!(DesiredObject::of(&volume).unwrap_err().contains("metadata.name: Invalid value"));
     }
 
     #[test]

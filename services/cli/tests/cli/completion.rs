@@ -44,6 +44,21 @@ fn completion_offers_the_uids_of_orphaned_pods() {
 }
 
 #[test]
+fn completion_offers_claims_of_the_namespace_and_volumes() {
+    let fake = Fake::start(crate::volume_objects::world_with_claims());
+    let objects = |line: &[&str]| {
+        let mut objects = completed(&fake.run_dir, &[&["keelson"], line].concat());
+        objects.retain(|word| !word.starts_with('-'));
+        objects
+    };
+    assert_eq!(objects(&["get", "pvc", ""]), ["db", "idle"]);
+    assert_eq!(objects(&["delete", "pvc", "-n", "system", ""]), ["cache"]);
+    assert_eq!(objects(&["get", "persistentvolumeclaims", "-A", "c"]), ["cache"]);
+    assert_eq!(objects(&["delete", "pv", "di"]), ["disk"]);
+    assert_eq!(objects(&["get", "pv", ""]), ["db", "disk"]);
+}
+
+#[test]
 fn completion_is_empty_without_an_agent_that_answers() {
     let folder = tempfile::tempdir().unwrap();
     let line = ["keelson", "logs", "w"];

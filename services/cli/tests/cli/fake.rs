@@ -33,6 +33,8 @@ pub struct World {
     pub images: Vec<runtime::RuntimeImage>,
     pub volumes: Vec<volumes::PodVolumes>,
     pub orphans: Vec<volumes::OrphanedPod>,
+    /// The PersistentVolumes and claims; `None`: pod-config is of a release that lists none.
+    pub volume_objects: Option<Vec<serde_json::Value>>,
     /// Whether pods remain after their deletion.
     pub keeps_deleted: bool,
     pub events: EventRing,

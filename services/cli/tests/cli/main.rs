@@ -14,6 +14,7 @@ mod fleet;
 mod fleet_delete;
 mod fleet_flags;
 mod fleet_objects;
+mod fleet_volume_objects;
 mod fleet_watch;
 mod get;
 mod hostile;
@@ -22,6 +23,7 @@ mod orphans;
 mod running;
 mod services;
 mod up;
+mod volume_objects;
 mod waiting;
 mod watch;
 

@@ -53,7 +53,7 @@ fn apply_continues_after_a_refused_manifest() {
 fn delete_waits_until_the_pod_is_gone() {
     let fake = Fake::start(world());
     assert_eq!(keelson(&fake.run_dir, &["delete", "pod", "web"]).ok(), "pod/web-edge deleted\n");
-    assert_eq!(fake.world.calls.all(), ["delete default/web-edge"]);
+    assert_eq!(fake.world.calls.all(), ["delete Pod default/web-edge"]);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn delete_by_file_deletes_the_pods_of_the_manifest() {
     .unwrap();
     let result = keelson(&fake.run_dir, &["delete", "-f", file.to_str().unwrap()]).ok();
     assert_eq!(result, "pod/web-edge deleted\npod/dns-edge deleted\n");
-    assert_eq!(fake.world.calls.all(), ["delete default/web-edge", "delete system/dns-edge"]);
+    assert_eq!(fake.world.calls.all(), ["delete Pod default/web-edge", "delete Pod system/dns-edge"]);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn apply_and_delete_handle_secrets_and_config_maps() {
     std::fs::write(&file, "kind: ConfigMap\nmetadata: {name: web}\n").unwrap();
     let result = keelson(&fake.run_dir, &["delete", "-f", path]);
     assert!(result.failed(1).0.contains("has the name of the pod web-edge"), "{result:?}");
-    assert_eq!(fake.world.calls.all()[1..], ["delete default/web-edge", "delete default/key"]);
+    assert_eq!(fake.world.calls.all()[1..], ["delete Pod default/web-edge", "delete Secret default/key"]);
 }
 
 #[test]

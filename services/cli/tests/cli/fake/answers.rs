@@ -143,7 +143,7 @@ fn pod_config(world: &Arc<World>) -> FakePodConfig {
     });
     let answering = Arc::clone(world);
     fake.delete_manifest.answer_with(move |request| {
-        answering.calls.record(format!("delete {}/{}", request.namespace, request.name));
+        answering.calls.record(format!("delete {} {}/{}", request.kind, request.namespace, request.name));
         if request.name.starts_with("static") {
             let message = "default/static-edge comes from /m/static.yaml; remove that file";
             return Err(error(Code::FailedPrecondition, "NOT_STORED", message));
@@ -153,6 +153,15 @@ fn pod_config(world: &Arc<World>) -> FakePodConfig {
         }
         Ok(pod_config::DeleteManifestResponse { uid: "u1".into() })
     });
+    if let Some(objects) = world.volume_objects.clone() {
+        fake.list_volume_objects.answer_with(move |request| {
+            let wanted = objects.iter().filter(|object| object["kind"] == request.kind.as_str());
+            let answers = wanted.map(|object| pod_config::ListVolumeObjectsResponse {
+                object_json: object.to_string().into(),
+            });
+            Ok(StreamAnswer::items(answers.collect::<Vec<_>>()))
+        });
+    }
     fake.list_sources.answer(pod_config::ListSourcesResponse { sources: world.sources.clone() });
     fake
 }
