@@ -16,6 +16,7 @@ use keelson_pod_sync_core::config::{
     RuntimeFeatures, SandboxInputs, SandboxSpec, SecuritySettings, UserNamespace, VolumeInputs, VolumePath,
     container_plan, environment, sandbox_plan, subpaths,
 };
+use keelson_pod_sync_core::runtime_version::ImageVolumeSupport;
 
 use crate::Met;
 use crate::pod::choices::Choices;
@@ -110,6 +111,8 @@ fn container_can_be_asked_for(
         block_device: false,
     };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();
+    let images = pod.spec.volumes.iter().filter(|volume| volume.image.is_some());
+    let images = images.map(|volume| (volume.name.clone(), "sha256:2".to_owned())).collect();
     let mut inputs = ContainerInputs {
         attempt: 0,
         target_id: None,
@@ -121,7 +124,13 @@ fn container_can_be_asked_for(
         },
         node: NodeInputs { name: "node", ips: &node_ips, allocatable: &ResourceList::default() },
         env: EnvSources { objects: &EveryObject, files: &EveryObject, services: &BTreeMap::new() },
-        volumes: VolumeInputs { paths: &volumes, subpaths: &BTreeMap::new(), files: &[] },
+        volumes: VolumeInputs {
+            paths: &volumes,
+            subpaths: &BTreeMap::new(),
+            images: &images,
+            runtime_handler: "",
+            files: &[],
+        },
         machine: machine(),
         security: SecuritySettings {
             seccomp_default: false,
@@ -129,7 +138,11 @@ fn container_can_be_asked_for(
             masked_paths: &[],
             selinux: true,
         },
-        runtime: RuntimeFeatures { recursive_read_only: true, image_volumes: true },
+        runtime: RuntimeFeatures {
+            recursive_read_only: true,
+            image_volumes: ImageVolumeSupport::SubPaths,
+            ..RuntimeFeatures::default()
+        },
         assigned: &AssignedResources::default(),
     };
     let named = format!("{kind:?} {container:?}");

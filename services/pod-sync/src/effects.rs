@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod config_objects;
 pub mod container_ids;
 pub mod convert;
+pub mod create_container;
 pub mod endpoint;
 pub mod hooks;
 pub mod http;

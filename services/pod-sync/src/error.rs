@@ -11,12 +11,14 @@ pub struct SyncError {
     pub retry_unix_nanos: Option<i64>,
     /// Another service, or the runtime behind it, does not answer. The pod is not at fault, and the retry comes sooner.
     pub peer_unavailable: bool,
+    /// The pod does not fit on this node and is rejected for this reason.
+    pub rejection: Option<&'static str>,
 }
 
 impl SyncError {
     /// An error of the pod or of something that the pod needs.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), retry_unix_nanos: None, peer_unavailable: false }
+        Self { message: message.into(), retry_unix_nanos: None, peer_unavailable: false, rejection: None }
     }
 
     /// A service that the pod has to wait for.
@@ -30,6 +32,7 @@ impl SyncError {
             message: format!("{what}: {}", status.message()),
             retry_unix_nanos: None,
             peer_unavailable: keelson_service_kit::status::is_cut(status),
+            rejection: None,
         }
     }
 }

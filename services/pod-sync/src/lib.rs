@@ -37,7 +37,7 @@ use crate::effects::Effects;
 use crate::effects::convert::read_resolv_conf;
 use crate::inputs::evictions::EvictionOrders;
 use crate::inputs::server::PodSyncServer;
-use crate::inputs::streams::Sources;
+use crate::inputs::sources::Sources;
 use crate::inputs::{evictions, machine, pod_cidr, streams};
 use crate::publish::metrics::census;
 use crate::state::registry::PodRegistry;

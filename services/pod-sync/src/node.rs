@@ -9,6 +9,7 @@ use keelson_config::{Config, ControlPlane, Users};
 use keelson_kube_model::node_ext::host_ips;
 use keelson_kube_model::{Node, Quantity, ResourceList};
 use keelson_pod_sync_core::admission::{AgentIds, KernelVersion};
+use keelson_pod_sync_core::runtime_version::{ImageVolumeSupport, image_volume_support};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_service_kit::{Context, default_route_address};
 use tokio::sync::watch;
@@ -47,6 +48,13 @@ pub struct RuntimeView {
     pub message: String,
     /// Its default handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
+}
+
+impl RuntimeView {
+    /// How far it supports image volumes; CRI has no field for that.
+    pub fn image_volumes(&self) -> ImageVolumeSupport {
+        image_volume_support(&self.name, &self.version)
+    }
 }
 
 /// Facts about the host that do not change while this process runs.

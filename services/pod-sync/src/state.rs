@@ -3,6 +3,7 @@
 //! [`sync_streams`] get theirs from the caller.
 
 pub mod admission_record;
+pub mod adopted_uids;
 pub mod desired_state;
 pub mod eviction_inputs;
 pub mod inbox;

@@ -2,9 +2,11 @@
 //! [`stop`] ends it, [`admission`] asks whether it may run, [`probes`] run beside it, and [`lifecycle`] begins and ends workers.
 
 pub mod admission;
+pub mod adoption;
 pub mod decide;
 pub mod leftover_cleanup;
 pub mod lifecycle;
+mod node_inputs;
 pub mod panic_quarantine;
 pub mod probes;
 pub mod start;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use keelson_pod_sync_core::worker::{SyncOutcome, WorkerState};
 use keelson_service_kit::CancellationToken;
 
-use crate::effects::images::PulledImages;
+use crate::effects::images::{ImageTask, PulledImages};
 use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
 
@@ -43,6 +45,8 @@ pub struct Memory {
     pub mount_error: Option<String>,
     /// Containers whose image was pulled for their next start.
     pub pulled: PulledImages,
+    /// Images of volumes that no container mounts, which the last new sandbox began to pull.
+    pub unused_images: Vec<ImageTask>,
 }
 
 /// How a turn ended, and when the next one is due if nothing triggers it earlier.

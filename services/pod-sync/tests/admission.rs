@@ -4,7 +4,9 @@
 
 mod fake;
 
+use keelson_service_kit::status::error;
 use serde_json::{Value, json};
+use tonic::Code;
 
 use fake::{PodSync, World, eventually};
 
@@ -150,6 +152,20 @@ async fn a_rejection_by_resource_manager_is_reported_and_counted_unchanged() {
     let text = rejected(&service, "web", "OutOfnvidia.com/gpu").await;
     assert_eq!(text, "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu");
     assert!(rejection_counted(&service, "OutOfExtendedResources"), "{}", service.ctx.metrics.text());
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_whose_volume_has_no_room_on_the_node_is_rejected_after_its_admission() {
+    let world = World::start();
+    let full = error(Code::ResourceExhausted, "VOLUME_ATTACHMENT_LIMIT_EXCEEDED", "no slot is free");
+    world.volumes.mount_pod.fail(full);
+    let service = world.pod_sync().await;
+    world.add_pod("web", "Always", 1);
+    let text = rejected(&service, "web", "VolumeAttachmentLimitExceeded").await;
+    assert_eq!(text, "Pod was rejected: Unable to attach or mount volumes: no slot is free");
+    assert!(rejection_counted(&service, "VolumeAttachmentLimitExceeded"), "{}", service.ctx.metrics.text());
+    assert_eq!(world.shim.calls("RunPodSandbox"), 0);
     service.kill();
 }
 

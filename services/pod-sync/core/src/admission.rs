@@ -21,6 +21,8 @@ use std::path::Path;
 use keelson_config::SourceLimits;
 use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint, unsafe_fields};
 
+use crate::runtime_version::major_and_minor;
+
 pub use identity::AgentIds;
 pub use ports::{held_ports, placeholder_pod};
 pub use sysctls::KernelVersion;
@@ -236,8 +238,7 @@ fn apparmor(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
 
 /// Whether a runtime of this name and version supports `supplementalGroupsPolicy: Strict`. The runtime itself is not asked.
 pub fn supports_strict_groups(name: &str, version: &str) -> bool {
-    let mut numbers = version.trim_start_matches('v').split('.').map(|n| n.parse::<u32>().ok());
-    let version = (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0));
+    let version = major_and_minor(version);
     match name {
         "containerd" => version >= (2, 0),
         "cri-o" => version >= (1, 31),

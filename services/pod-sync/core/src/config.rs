@@ -32,7 +32,7 @@ pub use inputs::{
     AssignedResources, ContainerInputs, EnvSources, NodeInputs, PodInputs, ResolvedImage, RuntimeFeatures,
     SecuritySettings, VolumeInputs,
 };
-pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
+pub use mounts::{FileMount, SubPath, VolumePath, image_volumes, subpaths};
 pub use resources::{CgroupVersion, MachineInputs};
 pub use sandbox::{SandboxInputs, UserNamespace, remedy, sandbox_plan};
 pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
@@ -226,10 +226,10 @@ pub enum ConfigError {
         mount: String,
     },
     /// An image volume on a runtime that does not support it.
-    #[error("volume {volume:?} is an image, which this runtime cannot mount (containerd 2.1 or newer can)")]
+    #[error("{detail}")]
     ImageVolume {
-        /// The volume.
-        volume: String,
+        /// The volume, the runtime, and what to do.
+        detail: String,
     },
     /// A value that is unknown or contradicts another one, where the alternative would be the weaker choice.
     #[error("{field}: {message}")]

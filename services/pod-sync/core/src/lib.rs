@@ -17,11 +17,14 @@
 //! | [`status`], [`phase`], [`conditions`], [`accept`] | the pod status, and whether it may be stored |
 //! | [`measure`], [`start_time`], [`census`] | metrics of pods and workers |
 //! | [`explain`] | what a pod waits for, since when, and who has to act |
+//! | [`adoption`] | whether a static pod runs already under the UID of a kubelet |
+//! | [`runtime_version`] | what a runtime supports according to its name and version |
 //! | [`config`] | the CRI requests for sandboxes and containers, as plain structs |
 
 pub mod accept;
 pub mod actions;
 pub mod admission;
+pub mod adoption;
 pub mod allocation;
 pub mod backoff;
 pub mod census;
@@ -37,6 +40,7 @@ pub mod phase;
 pub mod probe;
 pub mod reason;
 pub mod restart;
+pub mod runtime_version;
 pub mod start_time;
 pub mod status;
 pub mod termination;

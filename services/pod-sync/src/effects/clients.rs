@@ -52,6 +52,11 @@ impl Clients {
         RuntimeServiceClient::new(self.runtime.clone())
     }
 
+    /// The channel to runtime-shim, for calls of CRI whose messages `k8s_cri` lacks.
+    pub fn runtime_channel(&self) -> PeerChannel {
+        self.runtime.clone()
+    }
+
     /// volume-manager.
     pub fn volumes(&self) -> VolumeManagerClient<PeerChannel> {
         VolumeManagerClient::new(self.volumes.clone())

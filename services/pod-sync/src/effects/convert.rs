@@ -10,6 +10,8 @@ use keelson_pod_sync_core::config::{
     UserNamespace,
 };
 
+use crate::effects::create_container::ContainerRequest;
+
 /// The node's resolv.conf; an empty path or an unreadable file gives an empty one, with a warning.
 pub fn read_resolv_conf(path: &str) -> ResolvConf {
     if path.is_empty() {
@@ -54,7 +56,13 @@ pub fn sandbox_config(spec: SandboxSpec) -> cri::PodSandboxConfig {
 }
 
 /// The CRI message for a container.
-pub fn container_config(spec: ContainerSpec) -> cri::ContainerConfig {
+pub fn container_request(spec: ContainerSpec) -> ContainerRequest {
+    let sub_paths = spec.mounts.iter().map(|mount| mount.image_sub_path.clone()).enumerate();
+    let image_sub_paths = sub_paths.filter(|(_, path)| !path.is_empty()).collect();
+    ContainerRequest { config: container_config(spec), image_sub_paths }
+}
+
+fn container_config(spec: ContainerSpec) -> cri::ContainerConfig {
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: spec.name, attempt: spec.attempt }),
         image: Some(cri::ImageSpec {
@@ -144,7 +152,12 @@ fn mount(spec: MountSpec) -> cri::Mount {
         uid_mappings: ids.clone(),
         gid_mappings: ids,
         recursive_read_only: spec.recursive_read_only,
-        image: spec.image.map(|image| cri::ImageSpec { image, ..cri::ImageSpec::default() }),
+        image: spec.image.map(|image| cri::ImageSpec {
+            image: image.reference,
+            annotations: image.annotations.into_iter().collect(),
+            user_specified_image: image.user_specified_image,
+            runtime_handler: image.runtime_handler,
+        }),
     }
 }
 
@@ -241,5 +254,44 @@ fn container_security(spec: ContainerSecurity) -> cri::LinuxContainerSecurityCon
         readonly_paths: spec.readonly_paths,
         seccomp: Some(profile(&spec.seccomp)),
         ..cri::LinuxContainerSecurityContext::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_pod_sync_core::config::ImageMount;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_of_an_image_has_its_subpath_by_its_index() {
+        let image = ImageMount {
+            reference: "sha256:1".into(),
+            user_specified_image: "data:1".into(),
+            runtime_handler: "kata".into(),
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+        };
+        let of_image = |path: &str| MountSpec {
+            image: Some(image.clone()),
+            image_sub_path: path.into(),
+            readonly: true,
+            ..MountSpec::default()
+        };
+        let of_host = MountSpec { host_path: "/volumes/data".into(), ..MountSpec::default() };
+        let spec =
+            ContainerSpec { mounts: vec![of_host, of_image("d"), of_image("")], ..ContainerSpec::default() };
+        let request = container_request(spec);
+        assert_eq!(request.image_sub_paths, [(1, "d".to_owned())].into());
+        assert_eq!(request.image_mounts(), 2);
+        let mount = &request.config.mounts[1];
+        let expected = cri::ImageSpec {
+            image: "sha256:1".into(),
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+            user_specified_image: "data:1".into(),
+            runtime_handler: "kata".into(),
+        };
+        assert_eq!(mount.image, Some(expected));
+        assert!(mount.readonly && mount.host_path.is_empty());
+        assert_eq!(request.config.mounts[0].image, None);
     }
 }

@@ -1,11 +1,14 @@
-//! Images. They are requested for all containers that are about to start; each container waits only for its own.
+//! Images. They are requested for all containers that are about to start; each container waits only for its own and for those of the
+//! volumes that it mounts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_kube_model::{Container, ContainerKind, Pod};
+use keelson_kube_model::{Container, ContainerKind, ImageVolumeSource, Pod};
+use keelson_pod_sync_core::config::image_volumes;
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
+use keelson_pod_sync_core::runtime_version::ImageVolumeSupport;
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
 use tokio::task::JoinHandle;
@@ -30,7 +33,7 @@ pub struct ImageError {
 
 /// The task that makes an image present. It is aborted when dropped.
 #[derive(Debug)]
-pub struct ImageTask(JoinHandle<Result<runtime::ImageDone, ImageError>>);
+pub struct ImageTask(JoinHandle<ImageOutcome>);
 
 impl Drop for ImageTask {
     fn drop(&mut self) {
@@ -45,7 +48,7 @@ impl ImageTask {
     }
 
     /// The outcome.
-    pub async fn outcome(mut self) -> Result<runtime::ImageDone, ImageError> {
+    pub async fn outcome(mut self) -> ImageOutcome {
         (&mut self.0).await.unwrap_or_else(|e| {
             Err(ImageError {
                 reason: "ErrImagePull".into(),
@@ -77,8 +80,127 @@ impl PulledImages {
     }
 }
 
+/// The images of the volumes that containers of a pod are about to mount, by name of the volume.
+#[derive(Debug, Default)]
+pub struct VolumeImages {
+    tasks: BTreeMap<String, ImageTask>,
+    outcomes: BTreeMap<String, ImageOutcome>,
+}
+
+/// The images of the volumes of one container.
+#[derive(Debug, Default)]
+pub struct MountedImages {
+    /// The runtime's reference of each, by name of the volume.
+    pub references: BTreeMap<String, String>,
+    /// The messages of those that were present and that no other container has waited for.
+    pub present: Vec<String>,
+}
+
+/// The image, or why it is not present.
+type ImageOutcome = Result<runtime::ImageDone, ImageError>;
+
+impl VolumeImages {
+    /// Whether the outcome of each image that the container mounts is known.
+    pub fn are_finished(&self, pod: &Pod, container: &Container) -> bool {
+        let names = image_volumes(pod, container).into_keys();
+        names.filter_map(|name| self.tasks.get(name)).all(ImageTask::is_finished)
+    }
+
+    /// Waits for the images of the volumes that a container mounts. A volume whose image was not requested has none.
+    ///
+    /// # Errors
+    /// One of them is not present.
+    pub async fn of_container(
+        &mut self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<MountedImages, ImageError> {
+        let mut images = MountedImages::default();
+        let mut first_error = None;
+        for name in image_volumes(pod, container).into_keys() {
+            if let Some(task) = self.tasks.remove(name) {
+                let outcome = task.outcome().await;
+                images
+                    .present
+                    .extend(outcome.iter().map(|image| image.message.clone()).filter(|m| !m.is_empty()));
+                self.outcomes.insert(name.to_owned(), outcome);
+            }
+            match self.outcomes.get(name) {
+                Some(Ok(image)) => {
+                    images.references.insert(name.to_owned(), image.image_ref.clone());
+                }
+                Some(Err(error)) => first_error = first_error.or_else(|| Some(error.clone())),
+                None => {}
+            }
+        }
+        first_error.map_or(Ok(images), Err)
+    }
+}
+
+/// The images of a start.
+#[derive(Debug, Default)]
+pub struct Images {
+    /// Of the containers, by name.
+    pub containers: BTreeMap<String, ImageTask>,
+    /// Of their volumes.
+    pub volumes: VolumeImages,
+}
+
+/// Starts to make the images present that these containers of a pod need. Images of volumes are requested only if the runtime is able to
+/// mount them: otherwise the container is refused for that.
+pub fn fetch_all<'a>(
+    effects: &Arc<Effects>,
+    pulled: &PulledImages,
+    pod: &Arc<Pod>,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Images {
+    let mut images = Images::default();
+    let mounts_images = mounts_images(effects);
+    for (kind, container) in names.into_iter().filter_map(|name| pod.container(name)) {
+        images.containers.insert(container.name.clone(), fetch(effects, pulled, pod, kind, container));
+        let volumes = image_volumes(pod, container).into_iter().filter(|_| mounts_images);
+        for (name, image) in volumes {
+            let tasks = &mut images.volumes.tasks;
+            tasks.entry(name.to_owned()).or_insert_with(|| fetch_volume(effects, pod, name, image));
+        }
+    }
+    images
+}
+
+/// Starts to make the images of the volumes present that no container mounts (volumes.md §10.7). Nothing waits for them.
+pub fn fetch_unused(effects: &Arc<Effects>, pod: &Arc<Pod>) -> Vec<ImageTask> {
+    let is_used = |name: &str| {
+        pod.containers().any(|(_, container)| container.volume_mounts.iter().any(|mount| mount.name == name))
+    };
+    let volumes = pod.spec.volumes.iter().filter(|volume| mounts_images(effects) && !is_used(&volume.name));
+    let images = volumes.filter_map(|volume| Some((volume.name.as_str(), volume.image.as_ref()?)));
+    images.map(|(name, image)| fetch_volume(effects, pod, name, image)).collect()
+}
+
+fn mounts_images(effects: &Effects) -> bool {
+    effects.registry.node.runtime.borrow().image_volumes() > ImageVolumeSupport::None
+}
+
+fn fetch_volume(effects: &Arc<Effects>, pod: &Arc<Pod>, name: &str, image: &ImageVolumeSource) -> ImageTask {
+    let request = runtime::EnsureImageRequest {
+        pod: Some(pod_ref(pod)),
+        image: image.reference.clone(),
+        pull_policy: image.pull_policy.clone(),
+        pull_secrets: pull_secrets(pod),
+        ..runtime::EnsureImageRequest::default()
+    };
+    let (effects, uid, subject) = (Arc::clone(effects), pod.metadata.uid.clone(), format!("volume {name}"));
+    let ensuring = async move { ensure(&effects, &uid, &subject, request).await };
+    let span = tracing::Span::current();
+    ImageTask(keelson_service_kit::spawn("ensure the image of a volume", ensuring.instrument(span)))
+}
+
+fn pull_secrets(pod: &Pod) -> Vec<String> {
+    pod.spec.image_pull_secrets.iter().map(|secret| secret.name.clone()).collect()
+}
+
 /// Starts to make the image of a container present.
-pub fn fetch(
+fn fetch(
     effects: &Arc<Effects>,
     pulled: &PulledImages,
     pod: &Arc<Pod>,
@@ -91,14 +213,19 @@ pub fn fetch(
         image: container.image.clone(),
         pull_policy: container.image_pull_policy.clone(),
         spec_list: kind.spec_field().to_owned(),
-        pull_secrets: pod.spec.image_pull_secrets.iter().map(|secret| secret.name.clone()).collect(),
+        pull_secrets: pull_secrets(pod),
     };
     let (effects, pulled, uid) = (Arc::clone(effects), pulled.clone(), pod.metadata.uid.clone());
+    let name = container.name.clone();
+    let ensuring = async move {
+        let result = ensure(&effects, &uid, &name, request).await;
+        if matches!(&result, Ok(done) if done.pulled) {
+            pulled.add(&name);
+        }
+        result
+    };
     let span = tracing::Span::current();
-    ImageTask(keelson_service_kit::spawn(
-        "ensure an image",
-        async move { ensure(&effects, &pulled, &uid, request).await }.instrument(span),
-    ))
+    ImageTask(keelson_service_kit::spawn("ensure an image", ensuring.instrument(span)))
 }
 
 /// The kind of a wait. A pull that fails, backs off and fails again is one wait.
@@ -107,20 +234,17 @@ fn wait_kind(reason: &str) -> &'static str {
     apart.into_iter().find(|kind| *kind == reason).unwrap_or("Pull")
 }
 
-/// Makes the image present. The steps of the pod show how far that has come, and the record of its starts how long a pull took.
+/// Makes the image present. The steps of the pod show under the name of the subject how far that has come, and the record of its starts
+/// how long a pull took.
 async fn ensure(
     effects: &Effects,
-    pulled_images: &PulledImages,
     uid: &str,
+    subject: &str,
     request: runtime::EnsureImageRequest,
-) -> Result<runtime::ImageDone, ImageError> {
-    let name = request.container.clone();
+) -> ImageOutcome {
     let begun = effects.registry.moment().now_unix_nanos;
-    let result = follow(effects, uid, request).await;
+    let result = follow(effects, uid, subject, request).await;
     let pulled = result.as_ref().map_or_else(|error| !error.peer_unavailable, |done| done.pulled);
-    if matches!(&result, Ok(done) if done.pulled) {
-        pulled_images.add(&name);
-    }
     if pulled {
         let ended = effects.registry.moment().now_unix_nanos;
         effects.registry.with(uid, |state| state.start.record_pull(begun, ended));
@@ -130,7 +254,7 @@ async fn ensure(
         Err(t) if t.peer_unavailable => Cause::waiting("NoAnswer", &t.message, "runtime-shim"),
         Err(t) => Cause::failed(wait_kind(&t.reason), &t.message, YOU).retried_at(t.retry_unix_nanos),
     };
-    effects.registry.set_step(uid, StepName::Image, &name, cause);
+    effects.registry.set_step(uid, StepName::Image, subject, cause);
     result
 }
 
@@ -138,9 +262,9 @@ async fn ensure(
 async fn follow(
     effects: &Effects,
     uid: &str,
+    subject: &str,
     request: runtime::EnsureImageRequest,
-) -> Result<runtime::ImageDone, ImageError> {
-    let name = request.container.clone();
+) -> ImageOutcome {
     // runtime-shim answers like this when the runtime is unavailable, too: nothing is known about the image then.
     let cut = |status: tonic::Status| ImageError {
         reason: "ErrImagePull".into(),
@@ -156,7 +280,7 @@ async fn follow(
             Some(Item::Progress(progress)) => {
                 let text = if progress.detail.is_empty() { &progress.step } else { &progress.detail };
                 let cause = Cause::waiting(progress.step.clone(), &format!("image: {text}"), "runtime-shim");
-                effects.registry.set_step(uid, StepName::Image, &name, cause);
+                effects.registry.set_step(uid, StepName::Image, subject, cause);
             }
             Some(Item::Done(done)) => return Ok(done),
             Some(Item::Failed(failed)) => {

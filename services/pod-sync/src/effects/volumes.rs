@@ -24,6 +24,10 @@ const CALL: Duration = Duration::from_secs(60);
 const VOLUME_MANAGER: &str = "volume-manager";
 /// The reason of volume-manager's status when a call ends and the volumes still wait for something.
 const NOT_MOUNTED: &str = "NOT_MOUNTED";
+/// The reason of that status when a volume cannot be attached, because the node has no room for it.
+const ATTACHMENT_LIMIT: &str = "VOLUME_ATTACHMENT_LIMIT_EXCEEDED";
+/// The reason of the pod then (volumes.md §3.14).
+const ATTACHMENT_LIMIT_EXCEEDED: &str = "VolumeAttachmentLimitExceeded";
 
 /// The mounted volumes by name, each with its path on the host.
 pub type Mounts = BTreeMap<String, volume::VolumeMount>;
@@ -88,6 +92,8 @@ pub async fn unmount(effects: &Effects, desired: &DesiredPod) -> Result<(), Sync
 }
 
 /// Shows an error of volume-manager in the pod's steps and, when it is a new one, as an event.
+///
+/// Parity: a kubelet only logs what the volumes still wait for when its wait has timed out (volumes.md §3.14).
 fn report_mount_error(
     effects: &Effects,
     desired: &DesiredPod,
@@ -95,16 +101,20 @@ fn report_mount_error(
     status: &tonic::Status,
 ) -> SyncError {
     let error = SyncError::from_status("Unable to attach or mount volumes", status);
-    // The step shows what the volumes wait for, and who has to act, also after the call that reported it has ended.
-    if keelson_service_kit::status::reason(status).as_deref() == Some(NOT_MOUNTED) {
-        return error;
+    let reason = keelson_service_kit::status::reason(status);
+    if reason.as_deref() == Some(ATTACHMENT_LIMIT) {
+        return SyncError { rejection: Some(ATTACHMENT_LIMIT_EXCEEDED), peer_unavailable: false, ..error };
     }
-    let owner = if error.peer_unavailable { VOLUME_MANAGER } else { YOU };
-    let cause = Cause::failed("FailedMount", &error.message, owner);
-    effects.registry.set_step(&desired.pod.metadata.uid, StepName::Volumes, "", cause);
+    // Then the step shows what the volumes wait for, and who has to act, also after the call that reported it has ended.
+    let is_waiting = reason.as_deref() == Some(NOT_MOUNTED);
+    if !is_waiting {
+        let owner = if error.peer_unavailable { VOLUME_MANAGER } else { YOU };
+        let cause = Cause::failed("FailedMount", &error.message, owner);
+        effects.registry.set_step(&desired.pod.metadata.uid, StepName::Volumes, "", cause);
+    }
     let is_new = reported.replace(error.message.clone()).as_ref() != Some(&error.message);
     // An unavailable service is not an error of the volumes (volumes.md §3.14). Each attempt at a volume has its own event.
-    if is_new && !error.peer_unavailable {
+    if is_new && (is_waiting || !error.peer_unavailable) {
         effects.context.events.warning(pod_object(&desired.pod), "FailedMount", error.message.clone());
     }
     error

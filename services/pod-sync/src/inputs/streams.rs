@@ -1,8 +1,7 @@
 //! The two main inputs: the desired pods of pod-config and the observations of runtime-shim.
 
-use std::collections::BTreeSet;
 use std::future::ready;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use keelson_kube_model::with_source_annotations;
@@ -14,63 +13,14 @@ use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Observatio
 use keelson_service_kit::{LoopHandle, ObjectRef, Signal, follow};
 
 use crate::effects::Effects;
-use crate::inputs::evictions;
-use crate::inputs::evictions::EvictionOrders;
+use crate::inputs::sources::Sources;
+use crate::inputs::{adoption, evictions};
 use crate::node::RuntimeView;
 use crate::state::observed::{Observed, observation};
 use crate::state::pod_state::{Awaited, DesiredPod, PodState, decode_pod};
 use crate::state::registry::PodRegistry;
 use crate::turn::lifecycle::begin_worker;
 use crate::turn::{lifecycle, panic_quarantine};
-
-/// How much of the two streams has arrived.
-#[derive(Debug, Default)]
-pub struct Sources {
-    state: Mutex<State>,
-    /// The orders to end pods, which a pod may arrive after.
-    pub orders: Arc<EvictionOrders>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// UIDs that pod-config has sent since the stream was opened.
-    sent: BTreeSet<String>,
-    /// Sources that have reported all of their pods.
-    reported: BTreeSet<String>,
-    /// All sources.
-    configured: BTreeSet<String>,
-    /// Every source has reported, and its pods are in the registry.
-    ready: bool,
-    /// The replay of runtime-shim is complete.
-    runtime_synced: bool,
-    runtime: RuntimeView,
-    /// UIDs of that replay, until it is complete.
-    replayed: BTreeSet<String>,
-}
-
-impl Sources {
-    /// Without anything received yet.
-    pub fn new(orders: Arc<EvictionOrders>) -> Self {
-        Self { state: Mutex::default(), orders }
-    }
-
-    /// Records a UID of runtime-shim's replay, until the replay is complete.
-    fn record_replayed(&self, uid: &str) {
-        let mut state = self.state();
-        if !state.runtime_synced {
-            state.replayed.insert(uid.to_owned());
-        }
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether every source of pods has reported.
-    pub fn ready(&self) -> bool {
-        self.state().ready
-    }
-}
 
 /// Follows the desired pods of pod-config.
 pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
@@ -86,6 +36,8 @@ pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
                 let mut state = sources.state();
                 state.sent.clear();
                 state.reported.clear();
+                state.complete = false;
+                state.held.clear();
             }
             Signal::Message(message) => {
                 if let Some(item) = message.item {
@@ -104,25 +56,26 @@ pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
     follow("pod-config", &context.progress, &context.shutdown, open, on).await;
 }
 
-fn receive_desired(effects: &Arc<Effects>, sources: &Sources, item: Desired) {
+fn receive_desired(effects: &Arc<Effects>, sources: &Arc<Sources>, item: Desired) {
     match item {
         Desired::Pod(pod) => {
-            sources.state().sent.insert(pod.uid.clone());
-            let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
-            let uid = pod.uid.clone();
-            // A panic must not end the loop that all pods arrive through.
-            let accepted = panic_quarantine::guard(effects, object, || accept(effects, sources, pod));
-            if accepted.is_none() {
-                begin_worker(effects, &uid);
-            }
-            if let Some(Err(error)) = accepted {
-                tracing::error!(%error, "cannot decode a pod of pod-config; it is not started");
+            let pod = adoption::with_own_uid(effects, pod);
+            if !sources.ready() && adoption::may_run_already(effects, &pod) {
+                sources.state().held.insert(pod.uid.clone(), pod);
+                compare_held(effects, sources);
+            } else {
+                receive_pod(effects, sources, pod);
             }
         }
-        Desired::GoneUid(uid) => {
+        Desired::GoneUid(source_uid) => {
+            sources.state().held.remove(&source_uid);
+            let uid = effects.registry.adopted.of_source(&source_uid).unwrap_or_else(|| source_uid.clone());
             sources.state().sent.remove(&uid);
             if sources.ready() {
+                effects.registry.adopted.remove(&source_uid);
                 lifecycle::remove(effects, &uid);
+            } else {
+                settle(effects, sources);
             }
         }
         Desired::SourceReady(ready) => {
@@ -131,17 +84,77 @@ fn receive_desired(effects: &Arc<Effects>, sources: &Sources, item: Desired) {
             state.reported.insert(ready.source);
         }
         Desired::Synced(_) => {
-            let ready = {
+            {
                 let mut state = sources.state();
                 // An empty list of sources never counts as ready.
-                state.ready = !state.configured.is_empty() && state.configured.is_subset(&state.reported);
-                state.ready
-            };
-            if ready {
-                all_sources_ready(effects, sources);
+                state.complete = !state.configured.is_empty() && state.configured.is_subset(&state.reported);
+                state.ready = false;
             }
+            settle(effects, sources);
         }
     }
+}
+
+/// If every source has reported and no pod is held any more, pods that no source has are ended.
+fn settle(effects: &Arc<Effects>, sources: &Sources) {
+    let becomes_ready = {
+        let mut state = sources.state();
+        let becomes_ready = !state.ready && state.complete && state.held.is_empty();
+        state.ready |= becomes_ready;
+        becomes_ready
+    };
+    if becomes_ready {
+        all_sources_ready(effects, sources);
+    }
+}
+
+fn receive_pod(effects: &Arc<Effects>, sources: &Sources, pod: config::DesiredPod) {
+    sources.state().sent.insert(pod.uid.clone());
+    let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
+    let uid = pod.uid.clone();
+    // A panic must not end the loop that all pods arrive through.
+    let accepted = panic_quarantine::guard(effects, object, || accept(effects, sources, pod));
+    if accepted.is_none() {
+        begin_worker(effects, &uid);
+    }
+    if let Some(Err(error)) = accepted {
+        tracing::error!(%error, "cannot decode a pod of pod-config; it is not started");
+    }
+}
+
+/// Once the runtime was read, each pod that is held either starts or is compared with what runs under its name.
+fn compare_held(effects: &Arc<Effects>, sources: &Arc<Sources>) {
+    let waiting: Vec<config::DesiredPod> = {
+        let state = sources.state();
+        if !state.runtime_synced {
+            return;
+        }
+        state.held.values().filter(|pod| !state.comparing.contains(&pod.uid)).cloned().collect()
+    };
+    for pod in waiting {
+        let Some(observed) = adoption::candidate(effects, &pod) else {
+            release_held(effects, sources, &pod.uid, None);
+            continue;
+        };
+        sources.state().comparing.insert(pod.uid.clone());
+        let (effects, sources) = (Arc::clone(effects), Arc::clone(sources));
+        keelson_service_kit::spawn("comparison of a static pod", async move {
+            let uid = observed.uid.as_str();
+            let keeps_uid = adoption::keeps_uid(&effects, &pod, uid).await;
+            sources.state().comparing.remove(&pod.uid);
+            release_held(&effects, &sources, &pod.uid, keeps_uid.then(|| uid.to_owned()));
+        });
+    }
+}
+
+/// A pod is not held any more: it starts, or is adopted with the UID under which it runs.
+fn release_held(effects: &Arc<Effects>, sources: &Sources, source_uid: &str, own_uid: Option<String>) {
+    let Some(pod) = sources.state().held.remove(source_uid) else { return };
+    if let Some(own_uid) = own_uid {
+        effects.registry.adopted.insert(source_uid.to_owned(), own_uid);
+    }
+    receive_pod(effects, sources, adoption::with_own_uid(effects, pod));
+    settle(effects, sources);
 }
 
 /// Accepts a pod of pod-config: stores it, and wakes or starts its worker. Before every source has reported, what the runtime holds of its UID
@@ -229,6 +242,7 @@ fn begin(
 /// Every source has reported: pods that none has are ended, and the other services may remove what they do not know.
 fn all_sources_ready(effects: &Arc<Effects>, sources: &Sources) {
     let sent = sources.state().sent.clone();
+    effects.registry.adopted.retain(|uid| sent.contains(uid));
     for uid in effects.registry.uids().into_iter().filter(|uid| !sent.contains(uid)) {
         let known = effects.registry.with(&uid, |e| {
             let restored = e.end_wait(Awaited::Source);
@@ -311,7 +325,7 @@ pub async fn follow_runtime(effects: Arc<Effects>, sources: Arc<Sources>) {
     follow("runtime-shim", &context.progress, &context.shutdown, open, on).await;
 }
 
-fn receive_observation(effects: &Arc<Effects>, sources: &Sources, item: Observation) {
+fn receive_observation(effects: &Arc<Effects>, sources: &Arc<Sources>, item: Observation) {
     match item {
         Observation::Pod(pod) => {
             let uid = pod.uid.clone();
@@ -346,6 +360,7 @@ fn receive_observation(effects: &Arc<Effects>, sources: &Sources, item: Observat
                 gone(effects, &uid);
             }
             publish_runtime(effects, sources);
+            compare_held(effects, sources);
             end_orphans(effects, sources);
         }
     }
@@ -429,7 +444,7 @@ mod tests {
         };
         for (first, second) in [(PLAIN, ANNOTATED), (ANNOTATED, PLAIN)] {
             let context = Context::detached(ServiceName::PodSync, Config::default());
-            let (effects, sources) = (Effects::new(context, None), Sources::default());
+            let (effects, sources) = (Effects::new(context, None), Arc::new(Sources::default()));
             let accepted = |json| {
                 receive_desired(&effects, &sources, sent(json));
                 effects.registry.with("u", |state| state.desired.clone()).flatten().unwrap()
@@ -450,7 +465,7 @@ mod tests {
     #[tokio::test]
     async fn uids_of_runtime_shim_are_recorded_only_during_its_replay() {
         let context = Context::detached(ServiceName::PodSync, Config::default());
-        let (effects, sources) = (Effects::new(context, None), Sources::default());
+        let (effects, sources) = (Effects::new(context, None), Arc::new(Sources::default()));
         let pod = |uid: &str| Observation::Pod(runtime::RuntimePod { uid: uid.into(), ..Default::default() });
         receive_observation(&effects, &sources, pod("replayed"));
         assert_eq!(sources.state().replayed.len(), 1);

@@ -1,6 +1,7 @@
 //! The metrics of pod-sync (pod-lifecycle.md §19), under the kubelet's names.
 
 pub mod census;
+mod image_volumes;
 mod pods;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
+pub use image_volumes::ImageVolumeMetrics;
 pub use pods::PodMetrics;
 
 /// Upper bounds of the histogram buckets in seconds: the Prometheus defaults.
@@ -74,6 +76,8 @@ struct ProbeTook {
 pub struct Metrics {
     /// Of the lifecycle of pods and the turns of their workers.
     pub pods: PodMetrics,
+    /// Image volumes.
+    pub image_volumes: ImageVolumeMetrics,
     rejections: Family<Reason, Counter>,
     probes_cut: Family<ProbeTook, Counter>,
     http_fallbacks: Counter,
@@ -115,6 +119,7 @@ impl Metrics {
     pub fn register(registry: &Registry) -> Self {
         let metrics = Self {
             pods: PodMetrics::register(registry),
+            image_volumes: ImageVolumeMetrics::register(registry),
             rejections: Family::default(),
             probes_cut: Family::default(),
             http_fallbacks: Counter::default(),

@@ -62,7 +62,7 @@ impl DesiredState {
                 pod: Some(pod_ref(pod)),
                 revision: desired.revision,
                 want: runtime_want as i32,
-                images: shrunk(pod.containers().map(|(_, container)| container.image.clone()).collect()),
+                images: shrunk(images_of(pod)),
             },
         );
         if phase >= WorkerPhase::Terminated {
@@ -148,6 +148,14 @@ impl DesiredState {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// The images that the pod uses, those of its volumes included.
+fn images_of(pod: &Pod) -> Vec<String> {
+    let of_containers = pod.containers().map(|(_, container)| container.image.clone());
+    let of_volumes =
+        pod.spec.volumes.iter().filter_map(|volume| Some(volume.image.as_ref()?.reference.clone()));
+    of_containers.chain(of_volumes).collect()
 }
 
 /// Without excess capacity: the sets keep the messages of every pod.

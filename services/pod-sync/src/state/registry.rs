@@ -19,6 +19,7 @@ use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, UpdateKind, 
 use keelson_service_kit::{Context, now_unix_nanos};
 
 use crate::node::NodeState;
+use crate::state::adopted_uids::AdoptedUids;
 use crate::state::desired_state::DesiredState;
 use crate::state::observed::Observed;
 use crate::state::pod_state::{Awaited, DesiredPod, PodState};
@@ -35,6 +36,8 @@ pub struct PodRegistry {
     pub node: Arc<NodeState>,
     /// What the other services are to hold of each pod.
     pub desired_state: DesiredState,
+    /// The UIDs of static pods that a kubelet had started.
+    pub adopted: AdoptedUids,
     /// When this process started.
     pub started_unix_nanos: i64,
     store: Option<Store>,
@@ -74,6 +77,7 @@ impl PodRegistry {
         Self {
             desired_state: DesiredState::new(context.clone(), Arc::clone(&node)),
             node,
+            adopted: AdoptedUids::default(),
             started_unix_nanos: now_unix_nanos(),
             store,
             pods: Mutex::default(),
@@ -161,6 +165,9 @@ impl PodRegistry {
         let (uid, at) = (record.uid.clone(), self.moment());
         for stored in &record.backoffs {
             self.backoff().restore(stored.key(&uid), stored.entry, &at);
+        }
+        if let Some(source_uid) = &record.source_uid {
+            self.adopted.insert(source_uid.clone(), uid.clone());
         }
         lock(&self.pods).insert(uid, Box::new(PodState::restored(record)));
     }
@@ -321,7 +328,11 @@ impl PodRegistry {
     pub fn save(&self, uid: &str) {
         let Some(store) = &self.store else { return };
         // The store is locked before the state is read, so that the newest record is written last.
-        let result = store.put_latest(|| self.read(uid, |state| state.record(uid, &lock(&self.backoff))));
+        let result = store.put_latest(|| {
+            let mut record = self.read(uid, |state| state.record(uid, &lock(&self.backoff)))?;
+            record.source_uid = self.adopted.source_of(uid);
+            Some(record)
+        });
         self.context
             .progress
             .condition("state folder", result.map_err(|e| keelson_service_kit::status::chain(&e)));

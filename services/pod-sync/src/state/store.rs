@@ -43,6 +43,9 @@ pub struct Record {
     /// The source that the pod came from.
     #[serde(default)]
     pub source: String,
+    /// The UID with which the source sends it, if a kubelet had started it under its own (docs/adr/0022).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_uid: Option<String>,
     /// The crash-loop back-offs of its containers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub backoffs: Vec<StoredBackoff>,
@@ -122,6 +125,7 @@ impl Record {
             status,
             pod: None,
             source: String::new(),
+            source_uid: None,
             backoffs: Vec::new(),
             failed_starts: BTreeMap::new(),
             probes: Vec::new(),

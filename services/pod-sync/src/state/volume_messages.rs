@@ -44,7 +44,9 @@ const PLUGIN_SOURCES: [&str; 21] = [
 /// The volumes that some container of a pod uses (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
 /// pods may use of the machine, empty while it is unknown; `tokens`: the control plane issues service account tokens.
 pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volume::Volume> {
-    let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name));
+    // The runtime mounts images itself (volumes.md §10.7).
+    let is_image = |volume: &Volume| volume.source_kinds() == ["image"];
+    let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name) && !is_image(volume));
     let message = |volume: &Volume| volume::Volume {
         name: volume.name.clone(),
         source: Some(source(pod, volume, allocatable, tokens)),
@@ -452,10 +454,16 @@ mod tests {
     }
 
     #[test]
-    fn images_and_novel_sources_are_unsupported_by_their_field() {
-        for kind in ["image", "novel"] {
-            assert_eq!(message_of(&json!({ kind: {} })), Source::Unsupported(kind.into()));
-        }
+    fn an_image_volume_is_left_to_the_runtime() {
+        let volumes = json!([{"name": "v", "image": {"reference": "i:1"}}]);
+        assert_eq!(messages(&pod(at("/v"), volumes), &ResourceList::new(), false), []);
+        let both = json!({"image": {"reference": "i:1"}, "emptyDir": {}});
+        assert_eq!(message_of(&both), Source::Unsupported("emptyDir and image".into()));
+    }
+
+    #[test]
+    fn novel_sources_are_unsupported_by_their_field() {
+        assert_eq!(message_of(&json!({"novel": {}})), Source::Unsupported("novel".into()));
         assert_eq!(message_of(&json!({})), Source::Unsupported("no source".into()));
         assert_eq!(message_of(&json!({"nfs": null})), Source::Unsupported("no source".into()));
     }

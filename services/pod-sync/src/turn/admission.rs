@@ -175,7 +175,14 @@ fn hold(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod, reason: &str, m
     TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos: Some(next) }
 }
 
-fn reject(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod, reason: &str, message: &str) -> TurnEnd {
+/// Rejects a pod for good: its phase is `Failed`.
+pub(super) fn reject(
+    effects: &Arc<Effects>,
+    job: &Job,
+    desired: &DesiredPod,
+    reason: &str,
+    message: &str,
+) -> TurnEnd {
     let pod = &desired.pod;
     tracing::warn!(pod = pod_name(pod), reason, "the pod is rejected: {message}");
     effects.publisher.metrics.rejected(reason);

@@ -8,23 +8,21 @@ mod sandbox;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_kube_model::{Container, ContainerKind};
 use keelson_pod_sync_core::actions::{PodActions, StartContainer};
 use keelson_pod_sync_core::explain::{Cause, StepName};
-use keelson_proto::keelson::runtime::v1 as runtime;
 use tokio::sync::SemaphorePermit;
 
-use container::post_start;
-use errors::{ContainerStartError, report_container_error, report_image_error};
+use container::{PresentImages, post_start};
+use errors::{ContainerStartError, report_container_error, report_image_error, report_volume_image_error};
 use permit::{run_with_permit, start_permit};
 use sandbox::Sandbox;
 
 use crate::effects::Effects;
-use crate::effects::images::{ImageError, ImageTask, PulledImages};
+use crate::effects::images::{ImageTask, Images, PulledImages, VolumeImages};
 use crate::effects::volumes::Mounts;
 use crate::error::SyncError;
 use crate::publish::StatusFacts;
@@ -83,7 +81,7 @@ impl From<SyncError> for StartError {
 pub async fn start_containers(
     start: &Start<'_>,
     actions: &PodActions,
-    mut images: BTreeMap<String, ImageTask>,
+    images: Images,
 ) -> Result<(), StartError> {
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
         return Ok(());
@@ -91,12 +89,14 @@ pub async fn start_containers(
     let mut permit = Some(start_permit(start).await?);
     let making = Box::pin(sandbox::sandbox(start, actions.create_sandbox.as_ref()));
     let sandbox = run_with_permit(&mut permit, making).await?;
+    let Images { containers: mut images, volumes: mut volume_images } = images;
     let mut first_error: Option<SyncError> = None;
     for action in &actions.start {
         let Some((kind, container)) = start.desired.pod.container(&action.name) else { continue };
         let Some(image) = images.remove(&action.name) else { continue };
         let starting = Starting { action, kind, container };
-        if let Some(error) = start_container(start, &sandbox, starting, image, &mut permit).await? {
+        let images = (image, &mut volume_images);
+        if let Some(error) = start_container(start, &sandbox, starting, images, &mut permit).await? {
             first_error = first_error.or(Some(error));
             if kind == ContainerKind::Init {
                 break;
@@ -114,21 +114,26 @@ pub async fn start_containers(
     }
 }
 
-/// Waits for the image of a container and starts the container. Returns the error that the status and the steps of the pod show.
+/// Waits for the images of a container and starts the container. Returns the error that the status and the steps of the pod show.
 async fn start_container<'a>(
     start: &'a Start<'_>,
     sandbox: &Sandbox,
     starting: Starting<'_>,
-    image: ImageTask,
+    (image, volume_images): (ImageTask, &mut VolumeImages),
     permit: &mut Option<SemaphorePermit<'a>>,
 ) -> Result<Option<SyncError>, StartError> {
-    if !image.is_finished() {
+    let (pod, container) = (&start.desired.pod, starting.container);
+    if !(image.is_finished() && volume_images.are_finished(pod, container)) {
         // Other pods start while this one waits for its image.
         tokio::task::yield_now().await;
         permit.take();
     }
-    let image = match outcome(start, image).await? {
-        Ok(image) => image,
+    let volumes = match unless_cancelled(start, volume_images.of_container(pod, container)).await? {
+        Ok(volumes) => volumes,
+        Err(error) => return Ok(Some(report_volume_image_error(start, starting, error))),
+    };
+    let images = match unless_cancelled(start, image.outcome()).await? {
+        Ok(own) => PresentImages { own, volumes },
         Err(error) => return Ok(Some(report_image_error(start, starting, error))),
     };
     if permit.is_none() {
@@ -136,7 +141,7 @@ async fn start_container<'a>(
     }
     start.effects.publisher.metrics.container_starts(starting.kind);
     start.effects.registry.with(&start.job.uid, |state| state.start.first.container_started());
-    let making = Box::pin(container::start(start, sandbox, starting, &image));
+    let making = Box::pin(container::start(start, sandbox, starting, &images));
     let mut started = run_with_permit(permit, making).await;
     if let Ok(id) = &started
         && starting.container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())
@@ -159,14 +164,12 @@ async fn start_container<'a>(
     }
 }
 
-async fn outcome(
-    start: &Start<'_>,
-    task: ImageTask,
-) -> Result<Result<runtime::ImageDone, ImageError>, StartError> {
-    // Cancel-safe: dropping the task aborts it.
+/// The outcome of images, unless the turn is cancelled before it is known.
+async fn unless_cancelled<T>(start: &Start<'_>, outcome: impl Future<Output = T>) -> Result<T, StartError> {
+    // Cancel-safe: dropping a task aborts it.
     tokio::select! {
         () = start.job.cancel.cancelled() => Err(StartError::Superseded),
-        outcome = task.outcome() => Ok(outcome),
+        outcome = outcome => Ok(outcome),
     }
 }
 

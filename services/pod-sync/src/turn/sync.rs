@@ -1,6 +1,5 @@
 //! A turn of a pod that is to run (pod-lifecycle.md §8.1 and §9.7): decide, carry out, read again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kube_model::Pod;
@@ -11,14 +10,13 @@ use keelson_pod_sync_core::observation::ContainerObservation;
 use keelson_pod_sync_core::worker::{Input, SyncOutcome};
 use tracing::Instrument as _;
 
-use crate::effects::images::ImageTask;
 use crate::effects::{Effects, cgroup, images, volumes};
 use crate::error::SyncError;
 use crate::publish::StatusFacts;
 use crate::publish::objects::{container_object, pod_name, pod_object};
 use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
-use crate::turn::admission::admit;
+use crate::turn::admission::{admit, reject};
 use crate::turn::decide::decide;
 use crate::turn::start::{Start, StartError, start_containers};
 use crate::turn::stop::{Grace, stop_container_with_hooks};
@@ -235,21 +233,23 @@ async fn carry_out(
         }
         return Err(SyncError { peer_unavailable: true, ..SyncError::new(text) });
     }
-    let images: BTreeMap<String, ImageTask> = actions
-        .start
-        .iter()
-        .filter_map(|s| {
-            pod.container(&s.name)
-                .map(|(kind, c)| (s.name.clone(), images::fetch(effects, &memory.pulled, pod, kind, c)))
-        })
-        .collect();
+    let names = actions.start.iter().map(|container| container.name.as_str());
+    let images = images::fetch_all(effects, &memory.pulled, pod, names);
+    if actions.create_sandbox.is_some() {
+        memory.unused_images = images::fetch_unused(effects, pod);
+    }
     // Volumes and cgroup at the same time.
     let mounting = volumes::mount(effects, desired, &mut memory.mount_error);
     let prepared = async { tokio::try_join!(mounting, cgroup::prepare(effects, desired)) };
     // Cancel-safe: both calls only wait for something that the other service does anyway.
     let (mounts, cgroup_parent) = tokio::select! {
         () = job.cancel.cancelled() => return Ok(Next::End(TurnEnd::of(SyncOutcome::Cancelled))),
-        prepared = prepared => prepared?,
+        prepared = prepared => match prepared {
+            Err(SyncError { rejection: Some(reason), message, .. }) => {
+                return Ok(Next::End(reject(effects, job, desired, reason, &message)));
+            }
+            prepared => prepared?,
+        },
     };
     stop_unwanted(effects, job, pod, observed, actions).await?;
     let start = Start { effects, job, desired, observed, mounts, cgroup_parent, pulled: &memory.pulled };

@@ -100,10 +100,20 @@ fn update_runtime_config(
     Ok(cri::UpdateRuntimeConfigResponse::default())
 }
 
-fn pod_sandbox_status(_: &Shim, _: cri::PodSandboxStatusRequest) -> Answer<cri::PodSandboxStatusResponse> {
+fn pod_sandbox_status(
+    shim: &Shim,
+    request: cri::PodSandboxStatusRequest,
+) -> Answer<cri::PodSandboxStatusResponse> {
     let network = cri::PodSandboxNetworkStatus { ip: "10.0.0.2".into(), ..Default::default() };
-    let status = cri::PodSandboxStatus { network: Some(network), ..Default::default() };
-    Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() })
+    let details = shim.details(&request.pod_sandbox_id);
+    let info = details.info();
+    let status = cri::PodSandboxStatus {
+        network: Some(network),
+        labels: details.labels.into_iter().collect(),
+        annotations: details.annotations.into_iter().collect(),
+        ..Default::default()
+    };
+    Ok(cri::PodSandboxStatusResponse { status: Some(status), info, ..Default::default() })
 }
 
 fn stop_pod_sandbox(shim: &Shim, request: cri::StopPodSandboxRequest) -> Answer<cri::StopPodSandboxResponse> {
@@ -122,8 +132,15 @@ fn create_container(
         let cri::Device { host_path, container_path, permissions } = device;
         shim.called(&format!("device {host_path} at {container_path} {permissions}"));
     }
+    if wanted.name == "unmountable" {
+        return Err(Status::unknown("ImageVolumeMountFailed: no such snapshot"));
+    }
     for mount in &config.mounts {
         shim.called(&format!("mount {} at {}", mount.host_path, mount.container_path));
+        if let Some(cri::ImageSpec { image, user_specified_image, annotations, .. }) = &mount.image {
+            let annotations = annotations.get("revision").map_or("", String::as_str);
+            shim.called(&format!("mount image {image} ({user_specified_image}, {annotations})"));
+        }
         if mount.readonly {
             shim.called(&format!("{} read-only", mount.container_path));
         }
@@ -202,8 +219,11 @@ fn container_status(
         rt::ContainerState::Exited => cri::ContainerState::ContainerExited,
         _ => cri::ContainerState::ContainerUnknown,
     };
-    let status = cri::ContainerStatus { id, state: state.into(), ..Default::default() };
-    Ok(cri::ContainerStatusResponse { status: Some(status), ..Default::default() })
+    let details = shim.details(&id);
+    let info = details.info();
+    let annotations = details.annotations.into_iter().collect();
+    let status = cri::ContainerStatus { id, state: state.into(), annotations, ..Default::default() };
+    Ok(cri::ContainerStatusResponse { status: Some(status), info })
 }
 
 fn remove_container(

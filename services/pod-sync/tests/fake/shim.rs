@@ -1,6 +1,6 @@
 //! A fake of runtime-shim and the runtime.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{StreamExt as _, stream};
@@ -8,7 +8,9 @@ use k8s_cri::v1 as cri;
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::{WatchHub, now_unix_nanos};
-use keelson_testkit::fakes::{Conversation, FakeCriRuntime, FakeRuntime, Recorder, StreamAnswer};
+use keelson_testkit::fakes::{
+    Conversation, FakeCriImages, FakeCriRuntime, FakeRuntime, Recorder, StreamAnswer,
+};
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
@@ -36,9 +38,27 @@ struct State {
     stops_held: bool,
     reads_fail: bool,
     images_fail: bool,
+    missing_images: BTreeSet<String>,
+    runtime: Option<(String, String)>,
+    details: BTreeMap<String, Details>,
     handlers: Vec<rt::RuntimeHandler>,
     sources_are_ready: bool,
     late: BTreeSet<String>,
+}
+
+/// What the runtime shows of a sandbox or container in its status.
+#[derive(Clone, Default)]
+pub(super) struct Details {
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    /// The configuration that it was created with.
+    config: serde_json::Value,
+}
+
+impl Details {
+    pub(super) fn info(&self) -> HashMap<String, String> {
+        [("info".to_owned(), serde_json::json!({"config": self.config}).to_string())].into()
+    }
 }
 
 impl Shim {
@@ -55,7 +75,9 @@ impl Shim {
         });
         answer_runtime(&shim, &runtime);
         answer_cri(&shim, &cri);
-        (shim, Routes::new(runtime.server()).add_service(cri.server()))
+        let images = FakeCriImages::default();
+        images.image_status.answer(cri::ImageStatusResponse::default());
+        (shim, Routes::new(runtime.server()).add_service(cri.server()).add_service(images.server()))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,6 +92,26 @@ impl Shim {
             user_namespaces: false,
         };
         self.state().handlers = vec![handler("", default), handler("other", true)];
+    }
+
+    /// Sets the name and version of the runtime.
+    pub fn set_runtime(&self, name: &str, version: &str) {
+        self.state().runtime = Some((name.to_owned(), version.to_owned()));
+    }
+
+    /// Sets what the status of a sandbox or container shows.
+    pub fn set_details(
+        &self,
+        id: &str,
+        labels: BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
+        config: serde_json::Value,
+    ) {
+        self.state().details.insert(id.to_owned(), Details { labels, annotations, config });
+    }
+
+    pub(super) fn details(&self, id: &str) -> Details {
+        self.state().details.get(id).cloned().unwrap_or_default()
     }
 
     /// Makes the runtime unavailable, or available again.
@@ -88,8 +130,10 @@ impl Shim {
 
     fn runtime_state(&self) -> rt::RuntimeState {
         let unavailable = *self.unavailable.borrow();
+        let (name, version) = self.state().runtime.clone().unwrap_or_else(|| ("fake".into(), String::new()));
         rt::RuntimeState {
-            name: "fake".into(),
+            name,
+            version,
             ready: !unavailable,
             network_ready: true,
             message: if unavailable { "the runtime does not answer".into() } else { String::new() },
@@ -145,6 +189,11 @@ impl Shim {
     /// What pod-sync has requested for a pod.
     pub fn want(&self, uid: &str) -> Option<common::Want> {
         self.desires.last_desire(uid).map(|desire| desire.want())
+    }
+
+    /// The images that pod-sync has named as those of a pod.
+    pub fn images(&self, uid: &str) -> Vec<String> {
+        self.desires.last_desire(uid).map(|desire| desire.images).unwrap_or_default()
     }
 
     /// A pod in the runtime.
@@ -242,6 +291,11 @@ impl Shim {
         self.state().images_fail = true;
     }
 
+    /// Pulls of this image fail from now on.
+    pub fn fail_image(&self, image: &str) {
+        self.state().missing_images.insert(image.to_owned());
+    }
+
     /// Sets whether each `GetPod` fails.
     pub fn fail_reads(&self, refuse: bool) {
         self.state().reads_fail = refuse;
@@ -265,7 +319,8 @@ fn answer_runtime(shim: &Arc<Shim>, fake: &FakeRuntime) {
     let answering = Arc::clone(shim);
     fake.get_pod.answer_async(move |request| get_pod(Arc::clone(&answering), request.uid));
     let answering = Arc::clone(shim);
-    fake.ensure_image.answer_with(move |_| Ok(StreamAnswer::items([ensure_image(&answering)])));
+    fake.ensure_image
+        .answer_with(move |request| Ok(StreamAnswer::items([ensure_image(&answering, &request)])));
     fake.write_container_files.answer(rt::WriteContainerFilesResponse::default());
 }
 
@@ -311,14 +366,21 @@ async fn get_pod(shim: Arc<Shim>, uid: String) -> Result<rt::GetPodResponse, Sta
     Ok(rt::GetPodResponse { pod: Some(rt::RuntimePod { observed_boot_nanos, ..found }) })
 }
 
-fn ensure_image(shim: &Shim) -> rt::EnsureImageResponse {
+fn ensure_image(shim: &Shim, request: &rt::EnsureImageRequest) -> rt::EnsureImageResponse {
     use rt::ensure_image_response::Item;
-    let item = Some(if shim.state().images_fail {
+    let rt::EnsureImageRequest { container, image, pull_policy, pull_secrets, .. } = request;
+    let wanted = if container.is_empty() { "a volume" } else { container };
+    shim.called(&format!("image {image} for {wanted}: {pull_policy} {}", pull_secrets.join(" ")));
+    let missing = shim.state().images_fail || shim.state().missing_images.contains(image);
+    let item = Some(if missing {
         Item::Failed(rt::ImageFailed {
             reason: "ImagePullBackOff".into(),
             message: "the registry does not have it".into(),
             next_retry_unix_nanos: now_unix_nanos() + 300_000_000_000,
         })
+    } else if container.is_empty() {
+        let message = format!("{image} is present");
+        Item::Done(rt::ImageDone { image_ref: format!("sha256:{image}"), message, ..Default::default() })
     } else {
         Item::Done(rt::ImageDone { image_ref: "sha256:1".into(), ..Default::default() })
     });

@@ -8,6 +8,7 @@ use super::env::{FileLookup, ObjectLookup};
 use super::mounts::{FileMount, VolumePath};
 use super::security::ImageUser;
 use super::{DeviceSpec, MachineInputs, MountSpec, UserNamespace};
+use crate::runtime_version::ImageVolumeSupport;
 
 /// What a container depends on in addition to its pod.
 #[derive(Clone, Copy)]
@@ -31,7 +32,7 @@ pub struct ContainerInputs<'a> {
     /// The node's security settings.
     pub security: SecuritySettings<'a>,
     /// What the runtime supports.
-    pub runtime: RuntimeFeatures,
+    pub runtime: RuntimeFeatures<'a>,
     /// Devices and CPUs assigned to the container.
     pub assigned: &'a AssignedResources,
 }
@@ -85,6 +86,10 @@ pub struct VolumeInputs<'a> {
     pub paths: &'a BTreeMap<String, VolumePath>,
     /// Host path of each prepared subpath, by index of the mount; see [`super::subpaths`].
     pub subpaths: &'a BTreeMap<usize, String>,
+    /// The runtime's reference of the image of each image volume that is present, by name of the volume.
+    pub images: &'a BTreeMap<String, String>,
+    /// The pod's runtime handler, for its image volumes; empty: the runtime's default.
+    pub runtime_handler: &'a str,
     /// Files that the agent mounts: /etc/hosts, the termination message.
     pub files: &'a [FileMount],
 }
@@ -105,11 +110,15 @@ pub struct SecuritySettings<'a> {
 
 /// What the runtime supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeFeatures {
+pub struct RuntimeFeatures<'a> {
+    /// Its name, for messages.
+    pub name: &'a str,
+    /// Its version, for messages.
+    pub version: &'a str,
     /// Recursive read-only mounts.
     pub recursive_read_only: bool,
     /// Image volumes.
-    pub image_volumes: bool,
+    pub image_volumes: ImageVolumeSupport,
 }
 
 /// Resources that resource-manager has assigned to a container.

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use keelson_kube_model::{Container, Pod, Volume, VolumeMount};
+use keelson_kube_model::{Container, ImageVolumeSource, Pod, Volume, VolumeMount};
 
 use super::expand::expand_with;
 use super::inputs::{RuntimeFeatures, VolumeInputs};
-use super::{ConfigError, DeviceSpec, MountSpec, Propagation, UserNamespace};
+use super::{ConfigError, DeviceSpec, ImageMount, MountSpec, Propagation, UserNamespace};
+use crate::runtime_version::{ImageVolumeSupport, runtimes_with};
 
 /// Where a volume is on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,10 +49,18 @@ pub struct SubPath {
 /// The inputs of [`mounts`].
 pub(super) struct MountInputs<'a> {
     pub(super) volumes: VolumeInputs<'a>,
-    pub(super) runtime: RuntimeFeatures,
+    pub(super) runtime: RuntimeFeatures<'a>,
     /// SELinux is enabled.
     pub(super) selinux: bool,
     pub(super) users: Option<UserNamespace>,
+}
+
+/// The image volumes of a pod that a container mounts, by name, each once.
+pub fn image_volumes<'a>(pod: &'a Pod, container: &Container) -> BTreeMap<&'a str, &'a ImageVolumeSource> {
+    let is_mounted = |name: &str| container.volume_mounts.iter().any(|mount| mount.name == name);
+    let images =
+        pod.spec.volumes.iter().filter_map(|volume| Some((volume.name.as_str(), volume.image.as_ref()?)));
+    images.filter(|(name, _)| is_mounted(name)).collect()
 }
 
 /// The subpaths of a container, with its environment for `subPathExpr`. The runtime handles those of image volumes.
@@ -125,13 +134,7 @@ pub(super) fn mounts(
         let sub_path = subpath_of(container, mount, env)?;
         let volume = pod.spec.volumes.iter().find(|volume| volume.name == mount.name);
         let mut spec = match volume.and_then(|volume| volume.image.as_ref()) {
-            Some(image) if inputs.runtime.image_volumes => MountSpec {
-                image: Some(image.reference.clone()),
-                image_sub_path: sub_path,
-                readonly: true,
-                ..MountSpec::default()
-            },
-            Some(_) => return Err(ConfigError::ImageVolume { volume: mount.name.clone() }),
+            Some(image) => of_image(pod, container, mount, image, sub_path, inputs)?,
             None => of_volume(container, index, mount, &sub_path, inputs)?,
         };
         spec.container_path = absolute(&mount.mount_path);
@@ -202,6 +205,57 @@ fn of_volume(
     })
 }
 
+/// The mount of an image volume: always read-only, without a path on the node (volumes.md §10.7).
+fn of_image(
+    pod: &Pod,
+    container: &Container,
+    mount: &VolumeMount,
+    image: &ImageVolumeSource,
+    sub_path: String,
+    inputs: &MountInputs<'_>,
+) -> Result<MountSpec, ConfigError> {
+    refuse_image(mount, &sub_path, &inputs.runtime)?;
+    let missing =
+        || ConfigError::VolumeMissing { container: container.name.clone(), volume: mount.name.clone() };
+    let reference = inputs.volumes.images.get(&mount.name).ok_or_else(missing)?;
+    let image = ImageMount {
+        reference: reference.clone(),
+        user_specified_image: image.reference.clone(),
+        runtime_handler: inputs.volumes.runtime_handler.to_owned(),
+        annotations: pod.metadata.annotations.clone(),
+    };
+    Ok(MountSpec { image: Some(image), image_sub_path: sub_path, readonly: true, ..MountSpec::default() })
+}
+
+/// Refuses an image volume that the runtime would leave out, or mount as a whole where only a part is asked for: it ignores fields that
+/// it does not know, without an error (runtime-and-resources.md §1.6).
+fn refuse_image(
+    mount: &VolumeMount,
+    sub_path: &str,
+    runtime: &RuntimeFeatures<'_>,
+) -> Result<(), ConfigError> {
+    let needed =
+        if sub_path.is_empty() { ImageVolumeSupport::WholeImages } else { ImageVolumeSupport::SubPaths };
+    if runtime.image_volumes >= needed {
+        return Ok(());
+    }
+    let named = format!("{} {}", runtime.name, runtime.version);
+    let named = if runtime.name.is_empty() { "the container runtime" } else { named.trim_end() };
+    let (volume, upgrade) = (&mount.name, runtimes_with(needed));
+    let detail = if runtime.image_volumes == ImageVolumeSupport::None {
+        format!(
+            "volume {volume:?} is an image, which {named} cannot mount: use {upgrade}, or copy the files of the image into an \
+             emptyDir with an init container"
+        )
+    } else {
+        format!(
+            "subPath {sub_path:?} of volume {volume:?} is in an image, which {named} would mount as a whole: use {upgrade}, or mount \
+             the image without subPath"
+        )
+    };
+    Err(ConfigError::ImageVolume { detail })
+}
+
 fn recursive(
     mount: &VolumeMount,
     propagation: Propagation,
@@ -228,8 +282,9 @@ fn unknown_mode(mount: &VolumeMount, field: &str, value: &str) -> ConfigError {
     }
 }
 
-/// Block volumes as devices (volumes.md §8.1). A volume without a device is left out, as with a kubelet; a volume with a filesystem is an
-/// error.
+/// Block volumes as devices (volumes.md §8.1). A volume without a device or with a filesystem is an error.
+///
+/// Parity: a kubelet starts the container without the device.
 pub(super) fn block_devices(
     container: &Container,
     volumes: &BTreeMap<String, VolumePath>,
@@ -245,7 +300,8 @@ pub(super) fn block_devices(
         if !device.device_path.starts_with('/') {
             return Err(error("devicePath must be an absolute path"));
         }
-        let Some(volume) = volumes.get(&device.name) else { continue };
+        let volume =
+            volumes.get(&device.name).ok_or_else(|| error("volume-manager has not mapped its device"))?;
         if !volume.block_device {
             return Err(error("the volume is no block device; mount it with volumeMounts"));
         }

@@ -178,6 +178,19 @@ pub enum Propagation {
     Bidirectional,
 }
 
+/// CRI `ImageSpec` of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageMount {
+    /// The runtime's reference of the image.
+    pub reference: String,
+    /// The image in the spec.
+    pub user_specified_image: String,
+    /// The pod's runtime handler; empty: the runtime's default.
+    pub runtime_handler: String,
+    /// The pod's annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
 /// CRI `Mount`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountSpec {
@@ -194,7 +207,7 @@ pub struct MountSpec {
     /// The runtime relabels the files.
     pub selinux_relabel: bool,
     /// Image to mount.
-    pub image: Option<String>,
+    pub image: Option<ImageMount>,
     /// Directory in that image.
     pub image_sub_path: String,
     /// User namespace of the pod.

@@ -4,6 +4,7 @@ use keelson_kube_model::{Pod, ResourceList};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::runtime_version::ImageVolumeSupport;
 use crate::testing::{deleting, pod};
 
 mod sandboxes {
@@ -116,7 +117,8 @@ mod containers {
         services: BTreeMap<String, String>,
         assigned: AssignedResources,
         recursive_read_only: bool,
-        image_volumes: bool,
+        image_volumes: ImageVolumeSupport,
+        images: BTreeMap<String, String>,
         selinux: bool,
         users: Option<UserNamespace>,
     }
@@ -143,7 +145,13 @@ mod containers {
                 pod: PodInputs { ips: &self.ips, volume_groups: &[], users: self.users },
                 node: NodeInputs { name: "node-1", ips: &self.ips, allocatable: &self.allocatable },
                 env: EnvSources { objects: &NoObjects, files: &NoObjects, services: &self.services },
-                volumes: VolumeInputs { paths: &self.volumes, subpaths: &self.subpaths, files: &self.files },
+                volumes: VolumeInputs {
+                    paths: &self.volumes,
+                    subpaths: &self.subpaths,
+                    images: &self.images,
+                    runtime_handler: "kata",
+                    files: &self.files,
+                },
                 machine: MachineInputs::default(),
                 security: SecuritySettings {
                     seccomp_dir: "/seccomp",
@@ -151,6 +159,8 @@ mod containers {
                     ..SecuritySettings::default()
                 },
                 runtime: RuntimeFeatures {
+                    name: "containerd",
+                    version: "9.8.7",
                     recursive_read_only: self.recursive_read_only,
                     image_volumes: self.image_volumes,
                 },
@@ -401,13 +411,69 @@ mod containers {
     }
 
     #[test]
-    fn an_image_volume_is_mounted_by_reference_or_refused() {
-        let pod = mount(json!({"name": "oci", "subPath": "d"}));
-        assert!(matches!(World::new().plan(&pod), Err(ConfigError::ImageVolume { .. })));
-        let world = World { image_volumes: true, ..World::new() };
+    fn an_image_volume_is_mounted_by_its_resolved_reference() {
+        let mut pod = mount(json!({"name": "oci", "subPathExpr": "d"}));
+        pod.metadata.annotations.insert("a".into(), "b".into());
+        let images = BTreeMap::from([("oci".to_owned(), "sha256:1".to_owned())]);
+        let world = World { image_volumes: ImageVolumeSupport::SubPaths, images, ..World::new() };
         let got = world.plan(&pod).unwrap().mounts.remove(0);
-        assert_eq!((got.image.as_deref(), got.image_sub_path.as_str()), (Some("registry/data:v1"), "d"));
+        let image = got.image.unwrap();
+        assert_eq!(
+            (image.reference.as_str(), image.user_specified_image.as_str(), image.runtime_handler.as_str(),),
+            ("sha256:1", "registry/data:v1", "kata")
+        );
+        assert_eq!(image.annotations, pod.metadata.annotations);
+        assert_eq!(got.image_sub_path, "d");
         assert!(got.readonly && got.host_path.is_empty());
+        let world = World { image_volumes: ImageVolumeSupport::SubPaths, ..World::new() };
+        assert!(matches!(world.plan(&pod), Err(ConfigError::VolumeMissing { .. })), "no image is present");
+    }
+
+    #[test]
+    fn an_image_volume_or_subpath_that_the_runtime_ignores_is_refused() {
+        use ImageVolumeSupport::{None as No, SubPaths, WholeImages};
+        let images = BTreeMap::from([("oci".to_owned(), "sha256:1".to_owned())]);
+        for (support, sub_path, refusal) in [
+            (
+                No,
+                "",
+                Some(
+                    "volume \"oci\" is an image, which containerd 9.8.7 cannot mount: use containerd 2.1 or",
+                ),
+            ),
+            (
+                No,
+                "d",
+                Some(
+                    "volume \"oci\" is an image, which containerd 9.8.7 cannot mount: use containerd 2.2 or",
+                ),
+            ),
+            (WholeImages, "", None),
+            (
+                WholeImages,
+                "d",
+                Some("subPath \"d\" of volume \"oci\" is in an image, which containerd 9.8.7 would"),
+            ),
+            (SubPaths, "d", None),
+        ] {
+            let pod = mount(json!({"name": "oci", "subPath": sub_path}));
+            let world = World { image_volumes: support, images: images.clone(), ..World::new() };
+            let message = world.plan(&pod).err().map(|error| error.to_string());
+            match refusal {
+                Some(start) => assert!(message.as_ref().is_some_and(|m| m.starts_with(start)), "{message:?}"),
+                None => assert_eq!(message, None, "{support:?} {sub_path}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_image_volumes_of_a_container_are_those_that_it_mounts() {
+        let pod = mount(json!({"name": "oci"}));
+        let of = |pod: &Pod| {
+            image_volumes(pod, &pod.spec.containers[0]).into_keys().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&pod), ["oci"]);
+        assert!(of(&mount(json!({"name": "data"}))).is_empty());
     }
 
     #[test]
@@ -478,12 +544,13 @@ mod containers {
     }
 
     #[test]
-    fn a_block_volume_without_a_device_is_left_out() {
+    fn a_block_volume_without_a_device_is_an_error_that_names_it() {
         let pod = with(json!({"volumeDevices": [
             {"name": "none", "devicePath": "/dev/a"}, {"name": "disk", "devicePath": "/dev/b"}]}));
-        let devices = world_with_devices().plan(&pod).unwrap().devices;
-        let paths: Vec<_> = devices.iter().map(|device| device.container_path.as_str()).collect();
-        assert_eq!(paths, ["/dev/b"]);
+        let error = world_with_devices().plan(&pod).unwrap_err().to_string();
+        let text = "cannot pass volume \"none\" to container \"test_container\" as the device \"/dev/a\": \
+                    volume-manager has not mapped its device";
+        assert_eq!(error, text);
     }
 
     #[test]

@@ -9,14 +9,16 @@ use tonic::{Code, Status};
 use tracing::Instrument as _;
 
 use super::errors::ContainerStartError;
-use super::request::{Prepared, container_request};
+use super::request::{Prepared, plan_container};
 use super::sandbox::Sandbox;
 use super::{FILES, Start, StartError, Starting, note};
 use crate::effects::clients::{bounded, ok_if_gone};
+use crate::effects::create_container::{self, ContainerRequest};
 use crate::effects::hooks::Subject;
+use crate::effects::images::MountedImages;
 use crate::effects::{cluster, container_ids, hooks};
 use crate::error::SyncError;
-use crate::publish::objects::{container_object, pod_name};
+use crate::publish::objects::{container_object, pod_name, pod_object};
 use crate::state::desired_state::pod_ref;
 use crate::turn::stop;
 
@@ -25,18 +27,29 @@ const CONFIG_ERROR: &str = "CreateContainerConfigError";
 /// The waiting reason of a container that the runtime cannot create.
 const CREATE_ERROR: &str = "CreateContainerError";
 
+/// The begin of the runtime's message when it cannot mount an image volume (runtime-and-resources.md §1.3).
+const IMAGE_MOUNT_FAILED: &str = "ImageVolumeMountFailed";
+
+/// The images that a container starts with.
+pub(super) struct PresentImages {
+    /// Its own.
+    pub(super) own: runtime::ImageDone,
+    /// Those of its volumes.
+    pub(super) volumes: MountedImages,
+}
+
 /// Creates and starts a container. Returns its id.
 pub(super) async fn start(
     start: &Start<'_>,
     sandbox: &Sandbox,
     starting: Starting<'_>,
-    image: &runtime::ImageDone,
+    images: &PresentImages,
 ) -> Result<String, ContainerStartError> {
     let action = starting.action;
     let working = Cause::working("runtime-shim", "the runtime is starting the container");
     note(start, StepName::Container, &action.name, working);
-    let prepared = prepare(start, sandbox, starting, image).await?;
-    let config = container_request(start, &prepared)
+    let prepared = prepare(start, sandbox, starting, images).await?;
+    let request = plan_container(start, &prepared)
         .await
         .map_err(|error| ContainerStartError::of(CONFIG_ERROR, "volume-manager", error))?;
     if let Some((key, finished)) = &action.backoff {
@@ -47,12 +60,15 @@ pub(super) async fn start(
         removed.map_err(|error| ContainerStartError::of_runtime(CREATE_ERROR, error))?;
     }
     let events = &start.effects.context.events;
+    for message in &images.volumes.present {
+        events.normal(pod_object(&start.desired.pod), "Pulled", message.clone());
+    }
     let object = container_object(&start.desired.pod, starting.kind, &action.name);
     let pulled = start.pulled.take(&action.name);
-    if !image.message.is_empty() && !pulled {
-        events.normal(object.clone(), "Pulled", image.message.clone());
+    if !images.own.message.is_empty() && !pulled {
+        events.normal(object.clone(), "Pulled", images.own.message.clone());
     }
-    let id = Box::pin(create(start, sandbox, config)).await?;
+    let id = Box::pin(create(start, sandbox, request)).await?;
     events.normal(object.clone(), "Created", "Container created");
     let request = cri::StartContainerRequest { container_id: id.clone() };
     let timeout = start.effects.clients.cri_timeout;
@@ -72,7 +88,7 @@ async fn prepare<'a>(
     start: &Start<'_>,
     sandbox: &'a Sandbox,
     starting: Starting<'a>,
-    image: &'a runtime::ImageDone,
+    images: &'a PresentImages,
 ) -> Result<Prepared<'a>, ContainerStartError> {
     let Starting { action, container, .. } = starting;
     let files = write_files(start, sandbox, starting).await.map_err(|status| {
@@ -93,26 +109,50 @@ async fn prepare<'a>(
         read_only: mount.read_only,
     };
     let files = files.mounts.into_iter().map(file).collect();
-    Ok(Prepared { container, attempt, image, pod_ips: &sandbox.ips, files, services })
+    let runtime_handler = handler_for_images(start, images).await?;
+    Ok(Prepared {
+        container,
+        attempt,
+        image: &images.own,
+        volume_images: &images.volumes.references,
+        runtime_handler,
+        pod_ips: &sandbox.ips,
+        files,
+        services,
+    })
+}
+
+/// The runtime handler of the pod if the container mounts images, else an empty one.
+async fn handler_for_images(
+    start: &Start<'_>,
+    images: &PresentImages,
+) -> Result<String, ContainerStartError> {
+    if images.volumes.references.is_empty() {
+        return Ok(String::new());
+    }
+    let handler = cluster::runtime_handler(start.effects, &start.desired.pod).await;
+    handler.map_err(|error| ContainerStartError::of(CONFIG_ERROR, "pod-config", error))
 }
 
 /// Creates a container, unless it would run with an id of the agent. Returns its id.
 async fn create(
     start: &Start<'_>,
     sandbox: &Sandbox,
-    config: cri::ContainerConfig,
+    request: ContainerRequest,
 ) -> Result<String, ContainerStartError> {
-    let request = cri::CreateContainerRequest {
-        pod_sandbox_id: sandbox.id.clone(),
-        config: Some(config),
-        sandbox_config: Some(sandbox.config.clone()),
-    };
-    let timeout = start.effects.clients.cri_timeout;
-    let created = start.effects.clients.cri().create_container(bounded(request, timeout)).await;
-    let id = created.map(|response| response.into_inner().container_id).map_err(|status| {
+    let metrics = &start.effects.publisher.metrics.image_volumes;
+    let volumes = request.image_mounts();
+    metrics.requested(volumes);
+    let clients = &start.effects.clients;
+    let created = create_container::create_container(clients, &sandbox.id, &sandbox.config, request).await;
+    let id = created.map_err(|status| {
+        if status.message().starts_with(IMAGE_MOUNT_FAILED) {
+            metrics.failed(volumes);
+        }
         let error = SyncError::from_status("cannot create the container", &status);
         ContainerStartError::of_runtime(CREATE_ERROR, error)
     })?;
+    metrics.mounted(volumes);
     let refused = container_ids::refuse_created(start.effects, &id).await;
     refused.map_err(|error| ContainerStartError::of_runtime(CONFIG_ERROR, error))?;
     Ok(id)

@@ -40,19 +40,45 @@ impl ContainerStartError {
 
 /// The image of a container is not present.
 pub(super) fn report_image_error(start: &Start<'_>, starting: Starting<'_>, error: ImageError) -> SyncError {
+    let event = error.reason.clone();
+    report_missing_image(start, starting, error, &event, "waits for its image")
+}
+
+/// The image of a volume that a container mounts is not present. The container has the reason of the image, and its event the message
+/// (volumes.md §10.7).
+pub(super) fn report_volume_image_error(
+    start: &Start<'_>,
+    starting: Starting<'_>,
+    error: ImageError,
+) -> SyncError {
+    let event = error.message.clone();
+    report_missing_image(start, starting, error, &event, "waits for the image of a volume")
+}
+
+fn report_missing_image(
+    start: &Start<'_>,
+    starting: Starting<'_>,
+    error: ImageError,
+    event: &str,
+    wait: &str,
+) -> SyncError {
     let container = starting.container;
     if !error.peer_unavailable {
         record_start_error(start, container, &error.reason, &error.message);
         let object = container_object(&start.desired.pod, starting.kind, &container.name);
-        start.effects.context.events.warning(object, "Failed", format!("Error: {}", error.reason));
+        start.effects.context.events.warning(object, "Failed", format!("Error: {event}"));
     }
-    let cause = Cause::waiting("Image", "waits for its image", "runtime-shim");
+    let cause = Cause::waiting("Image", wait, "runtime-shim");
     note(start, StepName::Container, &container.name, cause);
     let retry = (error.retry_unix_nanos > 0).then_some(error.retry_unix_nanos);
     let retry = retry.or_else(|| {
         (!error.peer_unavailable).then(|| keelson_service_kit::now_unix_nanos() + IMAGE_RETRY_NANOS)
     });
-    SyncError { message: error.message, retry_unix_nanos: retry, peer_unavailable: error.peer_unavailable }
+    SyncError {
+        retry_unix_nanos: retry,
+        peer_unavailable: error.peer_unavailable,
+        ..SyncError::new(error.message)
+    }
 }
 
 /// A container did not start.

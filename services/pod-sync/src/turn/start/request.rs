@@ -5,21 +5,22 @@ use std::collections::BTreeMap;
 use k8s_cri::v1 as cri;
 use keelson_kube_model::Container;
 use keelson_pod_sync_core::config::{
-    AssignedResources, CgroupVersion, ConfigError, ContainerInputs, DnsInputs, EnvSources, FileMount,
-    ImageUser, MachineInputs, NodeInputs, PodInputs, ResolvConf, ResolvedImage, RuntimeFeatures,
-    SandboxInputs, SecuritySettings, VolumeInputs, VolumePath, container_plan, environment, sandbox_plan,
+    AssignedResources, ConfigError, ContainerInputs, DnsInputs, EnvSources, FileMount, ImageUser, NodeInputs,
+    PodInputs, ResolvConf, ResolvedImage, SandboxInputs, VolumeInputs, VolumePath, container_plan,
+    environment, sandbox_plan,
 };
 use keelson_pod_sync_core::observation::PodObservation;
-use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_proto::keelson::runtime::v1 as runtime;
 
 use super::Start;
-use crate::effects::convert::{container_config, read_resolv_conf, sandbox_config};
+use crate::effects::convert::{container_request, read_resolv_conf, sandbox_config};
+use crate::effects::create_container::ContainerRequest;
 use crate::effects::volumes::Mounts;
-use crate::effects::{Effects, config_objects, container_ids, hooks, volumes};
+use crate::effects::{config_objects, container_ids, hooks, volumes};
 use crate::error::SyncError;
 use crate::node::huge_page_sizes;
 use crate::publish::objects::pod_object;
+use crate::turn::node_inputs::{machine_inputs, runtime_features, security_settings};
 
 /// The present content of the node's resolv.conf, which a DHCP client may rewrite at any time.
 pub(super) async fn node_dns(start: &Start<'_>) -> ResolvConf {
@@ -68,6 +69,10 @@ pub(super) struct Prepared<'a> {
     pub(super) container: &'a Container,
     pub(super) attempt: u32,
     pub(super) image: &'a runtime::ImageDone,
+    /// The runtime's references of the images of its volumes, by name of the volume.
+    pub(super) volume_images: &'a BTreeMap<String, String>,
+    /// The pod's runtime handler if volumes are images, else empty.
+    pub(super) runtime_handler: String,
     /// Addresses of the pod, primary first.
     pub(super) pod_ips: &'a [String],
     /// Files that runtime-shim has written for the container.
@@ -77,10 +82,10 @@ pub(super) struct Prepared<'a> {
 }
 
 /// The request for a container.
-pub(super) async fn container_request(
+pub(super) async fn plan_container(
     start: &Start<'_>,
     prepared: &Prepared<'_>,
-) -> Result<cri::ContainerConfig, SyncError> {
+) -> Result<ContainerRequest, SyncError> {
     let container = prepared.container;
     let post_start = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
     if let Some(why) = post_start.and_then(hooks::impossible) {
@@ -88,7 +93,7 @@ pub(super) async fn container_request(
     }
     let (effects, pod) = (start.effects, &start.desired.pod);
     let (config, node) = (&effects.context.config, &effects.registry.node);
-    let machine = node.machine.borrow().clone();
+    let (machine, runtime) = (node.machine.borrow().clone(), node.runtime.borrow().clone());
     let sizes = huge_page_sizes(&machine);
     let objects = config_objects::fetch(effects, pod, container).await.map_err(SyncError::new)?;
     let env_files = volumes::read_files(effects, pod, container).await?;
@@ -108,10 +113,16 @@ pub(super) async fn container_request(
         pod: PodInputs { ips: prepared.pod_ips, volume_groups: &groups, users: None },
         node: NodeInputs { name: &config.node_name, ips: &node_ips, allocatable: &allocatable },
         env: EnvSources { objects: &objects, files: &env_files, services: &prepared.services },
-        volumes: VolumeInputs { paths: &paths, subpaths: &BTreeMap::new(), files: &prepared.files },
+        volumes: VolumeInputs {
+            paths: &paths,
+            subpaths: &BTreeMap::new(),
+            images: prepared.volume_images,
+            runtime_handler: &prepared.runtime_handler,
+            files: &prepared.files,
+        },
         machine: machine_inputs(effects, &machine, &sizes),
         security: security_settings(effects, &seccomp_dir),
-        runtime: runtime_features(effects),
+        runtime: runtime_features(&runtime),
         assigned: &assigned,
     };
     let fault = |e: ConfigError| SyncError::new(e.to_string());
@@ -120,42 +131,7 @@ pub(super) async fn container_request(
     let volumes = VolumeInputs { subpaths: &subpaths, ..inputs.volumes };
     let plan = container_plan(pod, container, &ContainerInputs { volumes, ..inputs }).map_err(fault)?;
     container_ids::refuse_planned(effects, &plan)?;
-    Ok(container_config(plan))
-}
-
-fn machine_inputs<'a>(
-    effects: &Effects,
-    machine: &'a Machine,
-    hugepage_sizes: &'a [String],
-) -> MachineInputs<'a> {
-    let (resources, pods) = (&effects.context.config.resources, &effects.context.config.pods);
-    let v1 = machine.cgroup_version == "v1";
-    MachineInputs {
-        cpu_cfs_quota: resources.cpu_cfs_quota,
-        cpu_cfs_period_us: resources.cpu_cfs_period_us,
-        memory_bytes: machine.capacity.get("memory").copied().unwrap_or(0),
-        cgroup: if v1 { CgroupVersion::V1 } else { CgroupVersion::V2 },
-        swap_accounting: machine.swap_accounting,
-        limited_swap: pods.limited_swap,
-        swap_bytes: machine.swap_bytes,
-        single_process_oom_kill: pods.single_process_oom_kill.unwrap_or(v1),
-        hugepage_sizes,
-    }
-}
-
-fn security_settings<'a>(effects: &'a Effects, seccomp_dir: &'a str) -> SecuritySettings<'a> {
-    let host = &effects.registry.node.host;
-    SecuritySettings {
-        seccomp_default: effects.context.config.pods.seccomp_default,
-        seccomp_dir,
-        masked_paths: &host.masked_paths,
-        selinux: host.selinux,
-    }
-}
-
-fn runtime_features(effects: &Effects) -> RuntimeFeatures {
-    let recursive_read_only = effects.registry.node.runtime.borrow().recursive_read_only;
-    RuntimeFeatures { recursive_read_only, image_volumes: false }
+    Ok(container_request(plan))
 }
 
 fn volume_paths(mounts: &Mounts) -> BTreeMap<String, VolumePath> {

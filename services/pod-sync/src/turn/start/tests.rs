@@ -21,6 +21,7 @@ use keelson_pod_sync_core::reason::Reason;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerState};
 use keelson_proto::keelson::events::v1 as events;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
+use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_service_kit::server::{CallerPolicy, StackLayer, serve};
 use keelson_service_kit::status::{PEER_UNAVAILABLE, error};
 use keelson_service_kit::{CancellationToken, Context};
@@ -34,6 +35,7 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 
 use super::*;
+use crate::effects::images::fetch_all;
 
 /// A response instead of the default one.
 #[derive(Debug, Clone)]
@@ -238,11 +240,9 @@ impl Bench {
             reason: Reason::ContainerNotStarted,
             backoff: None,
         };
-        let (kind, container) = self.desired.pod.container("main").unwrap();
-        let pod = &self.desired.pod;
-        let image = crate::effects::images::fetch(&self.effects, &self.pulled, pod, kind, container);
+        let images = fetch_all(&self.effects, &self.pulled, &self.desired.pod, ["main"]);
         let actions = PodActions { create_sandbox: sandbox, start: vec![main], ..PodActions::default() };
-        Box::pin(start_containers(&start, &actions, [("main".to_owned(), image)].into())).await
+        Box::pin(start_containers(&start, &actions, images)).await
     }
 
     async fn error(&self) -> SyncError {
@@ -422,12 +422,10 @@ async fn a_present_image_is_one_pulled_event_per_start() {
     let bench = Bench::new(json!({})).await;
     let pulled =
         async || bench.events_of("Normal").await.into_iter().filter(|e| e.starts_with("Pulled")).count();
-    let (kind, container) = bench.desired.pod.container("main").unwrap();
     for _ in 0..5 {
         // Turns that end before the container starts: its volumes are not mounted.
-        let pod = &bench.desired.pod;
-        let image = crate::effects::images::fetch(&bench.effects, &bench.pulled, pod, kind, container);
-        image.outcome().await.unwrap();
+        let mut images = fetch_all(&bench.effects, &bench.pulled, &bench.desired.pod, ["main"]);
+        images.containers.remove("main").unwrap().outcome().await.unwrap();
     }
     assert_eq!(pulled().await, 0);
     bench.start(None).await.unwrap();
