@@ -81,7 +81,7 @@ impl Times {
 }
 
 /// The middle of `values`, or the mean of the two in the middle; 0 without values.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

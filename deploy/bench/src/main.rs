@@ -10,6 +10,7 @@
 //! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
 //!   containerd, in the agent's as one more pod, whose log the agent rotates.
 //! - **Deletions**, when asked for, instead: N pods are deleted at a real API server at once, until it has none of them any more.
+//! - **Volumes**, when asked for, instead: what projected volumes, and volumes of a CSI driver, cost beyond the driver's own calls.
 //! - **On a disk of its own**, when asked for: what the machine's filesystem went through before does not count then.
 //! - **Edits**, when asked for, instead of all that: a ConfigMap is edited at a real API server, and the file in a pod's volume
 //!   is looked at on the host.
@@ -39,6 +40,8 @@ mod proxy;
 mod run;
 mod runtime;
 mod usage;
+mod volume_figures;
+mod volumes;
 mod watch;
 
 use std::path::Path;
@@ -72,6 +75,9 @@ struct Arguments {
     /// Measure only how long N pods take to go that are deleted through an API server at once
     #[arg(long, conflicts_with_all = ["edits", "flood", "idle_seconds", "no_idle"])]
     deletions: bool,
+    /// Measure only volumes: N pods with projected ones, and pods with claims of a CSI driver
+    #[arg(long, conflicts_with_all = ["deletions", "edits", "flood", "idle_seconds", "no_idle"])]
+    volumes: bool,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -149,6 +155,10 @@ async fn measured(
     if arguments.deletions {
         let deletions = deletions::measure(folder, plan.pods, plan.rounds, progress).await?;
         return Ok(Printed { json: deletions.json(), table: deletions.table() });
+    }
+    if arguments.volumes {
+        let volumes = volumes::measure(folder, plan.pods, plan.rounds, progress).await?;
+        return Ok(Printed { json: volumes.json(), table: volumes.table() });
     }
     if let Some(edits) = arguments.edits {
         let edits = edits::measure(folder, plan.pods, usize::try_from(edits)?, progress).await?;

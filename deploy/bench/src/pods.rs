@@ -19,14 +19,37 @@ pub struct Pod {
     pub name: String,
     /// The number of seconds that its process sleeps; no other process has it as an argument.
     pub marker: String,
-    /// It writes its log instead of sleeping, and ends that only when it is killed.
-    pub floods: bool,
+    /// What is special about it.
+    pub kind: Kind,
 }
+
+/// What is special about a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: it sleeps and has an emptyDir.
+    Plain,
+    /// It writes its log instead of sleeping, and ends that only when it is killed.
+    Floods,
+    /// It has [`PROJECTED`] projected volumes, each of [`OBJECTS`] and of fields of the pod.
+    Projected,
+    /// It has a claim of its own name.
+    Claim,
+}
+
+/// The projected volumes of a pod.
+pub const PROJECTED: usize = 5;
+/// The name of the ConfigMap and of the Secret in projected volumes.
+pub const OBJECTS: &str = "bench-objects";
 
 /// A pod that writes its log as fast as it can.
 pub fn flood() -> Pod {
     let mut pods = fresh(1);
-    Pod { floods: true, ..pods.remove(0) }
+    Pod { kind: Kind::Floods, ..pods.remove(0) }
+}
+
+/// Pods of one kind with new names.
+pub fn fresh_of(kind: Kind, count: usize) -> Vec<Pod> {
+    fresh(count).into_iter().map(|pod| Pod { kind, ..pod }).collect()
 }
 
 /// Pods with new names: no two pods of a run have the same name.
@@ -38,7 +61,7 @@ pub fn fresh(count: usize) -> Vec<Pod> {
 fn numbered(first: u64, count: usize) -> Vec<Pod> {
     (first..)
         .take(count)
-        .map(|number| Pod { name: format!("bench-{number}"), marker: number.to_string(), floods: false })
+        .map(|number| Pod { name: format!("bench-{number}"), marker: number.to_string(), kind: Kind::Plain })
         .collect()
 }
 
@@ -55,8 +78,9 @@ impl Pod {
 
     /// The manifest. With zero grace its end does not wait for a process that, as PID 1, ignores SIGTERM.
     pub fn manifest(&self) -> String {
-        let Self { name, marker, floods } = self;
-        let command = if *floods {
+        let Self { name, marker, kind } = self;
+        let (mounts, volumes) = self.more_volumes();
+        let command = if *kind == Kind::Floods {
             // Lines of 4000 bytes, each with the marker behind it.
             format!(r#"["/bin/sh", "-c", "exec yes \"$(printf %04000d 0)\" \"$0\"", "{marker}"]"#)
         } else {
@@ -78,12 +102,35 @@ spec:
     volumeMounts:
     - name: data
       mountPath: /data
-  volumes:
+{mounts}  volumes:
   - name: data
     emptyDir: {{}}
-"#
+{volumes}"#
         )
     }
+
+    /// The lines of its mounts and of its volumes in addition to the emptyDir.
+    fn more_volumes(&self) -> (String, String) {
+        let volumes: Vec<(String, String)> = match self.kind {
+            Kind::Plain | Kind::Floods => Vec::new(),
+            Kind::Claim => {
+                vec![("claim".to_owned(), format!("persistentVolumeClaim: {{claimName: {}}}", self.name))]
+            }
+            Kind::Projected => (0..PROJECTED).map(|at| (format!("projected-{at}"), projected())).collect(),
+        };
+        let mount = |(name, _): &(String, String)| format!("    - {{name: {name}, mountPath: /{name}}}\n");
+        let volume = |(name, source): &(String, String)| format!("  - name: {name}\n    {source}\n");
+        (volumes.iter().map(mount).collect(), volumes.iter().map(volume).collect())
+    }
+}
+
+/// The source of a projected volume.
+fn projected() -> String {
+    let field = "{path: name, fieldRef: {fieldPath: metadata.name}}";
+    format!(
+        "projected: {{sources: [{{configMap: {{name: {OBJECTS}}}}}, {{secret: {{name: {OBJECTS}}}}}, \
+         {{downwardAPI: {{items: [{field}]}}}}]}}"
+    )
 }
 
 /// Manifests that wait next to the manifest folder, on the same filesystem.
@@ -133,6 +180,19 @@ mod tests {
     fn a_manifest_names_pod_and_marker() {
         let text = numbered(7, 1)[0].manifest();
         assert!(text.contains("  name: bench-7\n") && text.contains(r#"["/bin/sleep", "7"]"#), "{text}");
+    }
+
+    #[test]
+    fn a_claim_has_the_name_of_its_pod_and_projected_volumes_are_five() {
+        let manifest = |kind| Pod { kind, ..numbered(7, 1).remove(0) }.manifest();
+        let text = manifest(Kind::Claim);
+        assert!(text.contains("persistentVolumeClaim: {claimName: bench-7}"), "{text}");
+        assert!(text.contains("- {name: claim, mountPath: /claim}"), "{text}");
+        let text = manifest(Kind::Projected);
+        assert_eq!(
+            (text.matches("projected: {").count(), text.matches("mountPath: /projected-").count()),
+            (5, 5)
+        );
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::{cargo, packages, quickstart, require_root, run_command};
 /// The program that measures; it speaks gRPC, so it cannot be a part of this one.
 const PROGRAM: &str = "keelson-bench";
 
+/// The CSI driver whose volumes are measured.
+const CSI_DRIVER: &str = "csi-test-driver";
+
 /// What is measured; passed on to the program.
 #[derive(Debug, Args)]
 pub struct BenchArguments {
@@ -31,6 +34,9 @@ pub struct BenchArguments {
     /// Measure only how long N pods take to go that are deleted through an API server at once
     #[arg(long)]
     deletions: bool,
+    /// Measure only volumes: N pods with projected ones, and pods with claims of a CSI driver
+    #[arg(long)]
+    volumes: bool,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -67,6 +73,9 @@ impl BenchArguments {
         if self.deletions {
             add("--deletions", None);
         }
+        if self.volumes {
+            add("--volumes", None);
+        }
         if self.no_idle {
             add("--no-idle", None);
         }
@@ -90,6 +99,10 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
     let folder = quickstart::build("release")?;
     // Built apart: in one build its features would be switched on in the agent, too.
     run_command(cargo().args(["build", "--release", "--locked", "--package", PROGRAM]))?;
+    if arguments.volumes {
+        let bin = ["--package", "keelson-tests", "--bin", CSI_DRIVER];
+        run_command(cargo().args(["build", "--release", "--locked"]).args(bin))?;
+    }
     let program = folder.join(PROGRAM);
     let mut command = Command::new(&program);
     command.args(arguments.pass_on()).env("KEELSON_BIN_DIR", &folder);
@@ -108,6 +121,7 @@ mod tests {
             idle_seconds: None,
             edits: None,
             deletions: false,
+            volumes: false,
             no_idle: false,
             flood: false,
             own_disk: false,
@@ -120,13 +134,13 @@ mod tests {
             idle_seconds: Some(9),
             edits: Some(7),
             deletions: true,
+            volumes: true,
             no_idle: true,
             flood: true,
             own_disk: true,
             rounds: Some(5),
         };
-        let expected =
-            "-n 1 --json --idle-seconds 9 --edits 7 --deletions --no-idle --flood --own-disk --rounds 5";
+        let expected = "-n 1 --json --idle-seconds 9 --edits 7 --deletions --volumes --no-idle --flood --own-disk --rounds 5";
         assert_eq!(all.pass_on(), expected.split(' ').collect::<Vec<_>>());
     }
 }
