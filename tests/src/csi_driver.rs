@@ -1,4 +1,4 @@
-//! A CSI driver in a process of its own, for tests: see `src/bin/csi-test-driver.rs`.
+//! A CSI driver in a process of its own, for tests: see `src/bin/csi-test-driver/main.rs`.
 //!
 //! ```no_run
 //! # async fn example(folder: &std::path::Path) -> anyhow::Result<()> {

@@ -209,3 +209,87 @@ async fn volume_manager_is_killed_again_and_again_while_pods_with_claims_come_an
     }
     agent.end().unwrap();
 }
+
+/// Runs the command; its exit code and both outputs.
+async fn keelson(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
+    let output = agent.keelson(args).await.unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+/// Runs a command that has to fail with this text.
+async fn keelson_refuses(agent: &Agent, args: &[&str], text: &str) {
+    let (code, output) = keelson(agent, args).await;
+    assert!(code == Some(1) && output.contains(text), "{args:?}: {code:?} {output}");
+}
+
+/// The rows of a table, with single spaces.
+fn rows(table: &str) -> Vec<String> {
+    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[tokio::test]
+async fn volumes_and_claims_are_applied_shown_and_deleted_by_the_command() {
+    let scratch = Scratch::new().unwrap();
+    let disk = disk(&scratch, "data");
+    fs::create_dir(&disk).unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let all = scratch.path().join("all.yaml");
+    let (volume, claim) = (local_volume(&agent, "data", &disk, &json!({})), claim("data", &json!({})));
+    fs::write(&all, documents(&[volume, claim, pod("one", "data", &json!([]))])).unwrap();
+    let (all, one) = (all.to_str().unwrap(), format!("one-{}", agent.spec().node_name));
+    let applied =
+        format!("pod/{one} created\npersistentvolumeclaim/data stored\npersistentvolume/data stored\n");
+    assert_eq!(keelson(&agent, &["apply", "-f", all]).await, (Some(0), applied));
+    until_one_ready(&agent, "one").await;
+    assert_eq!(fs::read_to_string(disk.join("log")).unwrap(), "one\n");
+
+    let (code, claims) = keelson(&agent, &["get", "pvc"]).await;
+    assert_eq!(
+        (code, rows(&claims)[1].as_str()),
+        (Some(0), "data Bound data 1Gi RWO disks <unknown>"),
+        "{claims}"
+    );
+    let (code, volumes) = keelson(&agent, &["get", "pv/data"]).await;
+    let row = "data 1Gi RWO Retain Bound default/data disks <unknown>";
+    assert_eq!((code, rows(&volumes)[1].as_str()), (Some(0), row), "{volumes}");
+
+    keelson_refuses(&agent, &["delete", "pvc", "data"], &format!("is used by the pod {one}")).await;
+    keelson_refuses(&agent, &["delete", "pv", "data"], "is bound to the claim default/data").await;
+    keelson_refuses(&agent, &["delete", "pod", "data"], "no manifest of the pod default/data is stored")
+        .await;
+    // As a command of the release before sends it.
+    let without_kind = ["grpc", "call", "pod-config", "DeleteManifest", r#"{"name": "data"}"#];
+    let ambiguous = "the PersistentVolumeClaim default/data and the PersistentVolume data";
+    keelson_refuses(&agent, &without_kind, ambiguous).await;
+    assert_eq!(keelson(&agent, &["delete", "pod", "one"]).await, (Some(0), format!("pod/{one} deleted\n")));
+
+    assert_eq!(
+        keelson(&agent, &["delete", "pvc/data"]).await,
+        (Some(0), "persistentvolumeclaim/data deleted\n".to_owned())
+    );
+    let claim = r#"{"name": "data", "kind": "PersistentVolumeClaim"}"#;
+    let repeated = ["grpc", "call", "pod-config", "DeleteManifest", claim];
+    keelson_refuses(&agent, &repeated, "no manifest of the PersistentVolumeClaim default/data is stored")
+        .await;
+    eventually(LIMIT, "the volume is released and exists still", async || {
+        let volume = agent.keelson_json(&["get", "pv", "data", "-o", "json"]).await.unwrap();
+        volume["status"]["phase"] == "Released"
+    })
+    .await
+    .unwrap();
+    keelson_refuses(&agent, &["delete", "pvc", "data"], "there is no persistentvolumeclaim/data").await;
+    assert_eq!(
+        keelson(&agent, &["delete", "pv", "data"]).await,
+        (Some(0), "persistentvolume/data deleted\n".to_owned())
+    );
+    keelson_refuses(&agent, &["get", "pv", "data"], "there is no persistentvolume/data").await;
+    assert_eq!(fs::read_to_string(disk.join("log")).unwrap(), "one\n", "the data stay");
+
+    // By file, in an order that nothing refuses.
+    assert_eq!(keelson(&agent, &["apply", "-f", all]).await.0, Some(0));
+    until_one_ready(&agent, "one").await;
+    let deleted =
+        format!("pod/{one} deleted\npersistentvolumeclaim/data deleted\npersistentvolume/data deleted\n");
+    assert_eq!(keelson(&agent, &["delete", "-f", all]).await, (Some(0), deleted));
+    agent.end().unwrap();
+}

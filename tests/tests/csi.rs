@@ -118,6 +118,8 @@ async fn a_csi_volume_is_staged_published_and_released_and_survives_a_kill() {
     assert_eq!((&data["driverName"], &data["volumeHandle"]), (&json!(DRIVER), &json!("handle-one")));
     assert_eq!(csi_mounts(&agent).len(), 2, "{:?}", csi_mounts(&agent));
     assert_eq!(volume_calls(&driver), ["NodeStageVolume", "NodePublishVolume"]);
+    let measured = driver.until_call("NodeGetVolumeStats", "OK").await.unwrap();
+    assert_eq!(measured["request"]["volume_path"], volume.join("mount").to_str().unwrap());
 
     let before = running(&agent).await.unwrap();
     let service = agent.service(ServiceName::VolumeManager).unwrap();

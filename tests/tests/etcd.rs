@@ -216,6 +216,81 @@ async fn assert_only_the_newest_edit_is_accepted(fleet: &Fleet, node: &str) {
     fleet.until_label_is_reported(node).await;
 }
 
+/// A PersistentVolume, the claim that gets it, and a pod that writes into it.
+fn database(disk: &Path) -> String {
+    let pod = sleeper("db").replace("emptyDir: {}", "persistentVolumeClaim: {claimName: data}");
+    let disk = disk.display();
+    format!(
+        "{pod}---\napiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: data}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+         volumeName: data\n  resources: {{requests: {{storage: 1Gi}}}}\n\
+         ---\napiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: data}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+         capacity: {{storage: 2Gi}}\n  hostPath: {{path: {disk}, type: Directory}}\n"
+    )
+}
+
+#[tokio::test]
+async fn a_pod_with_a_claim_is_applied_and_deleted_with_its_volume() {
+    let fleet = Fleet::new(1, 1).await;
+    let node = fleet.names().remove(0);
+    let disk = fleet.scratch.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    std::fs::write(disk.join("marker"), "x").unwrap();
+    let all = fleet.file("all.yaml", &database(&disk));
+    let output = fleet.keelson_ok(&["apply", "-f", &all]).await;
+    assert_eq!(
+        output,
+        format!(
+            "persistentvolumeclaim/data created on {node}\npersistentvolume/data created on {node}\npod/db created on {node}\n"
+        )
+    );
+    fleet.until_ready(&["db"]).await;
+    let root = pod_root(&fleet.nodes[0], "db").await;
+    assert!(root.join("scratch/marker").exists(), "the pod has the volume");
+    let claims = fleet.keelson_ok(&["get", "pvc"]).await;
+    assert!(
+        claims.lines().nth(1).is_some_and(|row| row.starts_with("data ") && row.contains("1Gi")),
+        "{claims}"
+    );
+    let volume = fleet.json(&["get", "pv", "data"]).await;
+    assert_eq!(volume["spec"]["capacity"]["storage"], "2Gi");
+    // The node itself shows what is bound.
+    let bound = fleet.nodes[0].keelson_json(&["get", "pvc", "data", "-o", "json"]).await.unwrap();
+    assert_eq!(bound["status"]["phase"], "Bound", "{bound:#}");
+
+    for (args, text) in [
+        (["delete", "pvc", "data"], "is used by the pod db"),
+        (["delete", "pv", "data"], "is bound to the claim default/data"),
+    ] {
+        let (succeeded, output) = fleet.keelson(&args).await;
+        assert!(!succeeded && output.contains(text), "{output}");
+        let output = fleet.nodes[0].keelson(&args).await.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
+    fleet.keelson_ok(&["delete", "pod", "db"]).await;
+    // The agent of the node refuses what etcd defines.
+    let output = fleet.nodes[0].keelson(&["delete", "pvc", "data"]).await.unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("the PersistentVolumeClaim default/data is defined in /keelson/v1/nodes/"),
+        "{error}"
+    );
+    assert_eq!(
+        fleet.keelson_ok(&["delete", "pvc", "data"]).await,
+        format!("persistentvolumeclaim/data deleted on {node}\n")
+    );
+    let (succeeded, output) = fleet.keelson(&["delete", "pvc", "data"]).await;
+    assert!(!succeeded && output.contains("there is no persistentvolumeclaim/data"), "{output}");
+    fleet.keelson_ok(&["get", "pv", "data"]).await;
+    assert_eq!(
+        fleet.keelson_ok(&["delete", "pv", "data"]).await,
+        format!("persistentvolume/data deleted on {node}\n")
+    );
+    assert!(disk.join("marker").exists(), "the data stay");
+    for agent in fleet.nodes {
+        agent.end().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn changes_on_two_nodes_survive_the_kill_of_an_etcd_member() {
     const PODS: usize = 25;

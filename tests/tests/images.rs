@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, Registry, Scratch, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Registry, Scratch, eventually};
 use keelson_tests::link::{Flow, Link};
 use keelson_tests::waits::{until_one_ready, until_retried, waiting_reason};
 use keelson_tests::{LIMIT, events, running, until_cause, until_event, until_explained, until_no_cause};
@@ -269,6 +269,45 @@ async fn images_are_pulled_while_the_pod_waits_for_volumes() {
     assert!(running(&agent).await.unwrap().is_empty());
     let conf = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: conf\ndata:\n  a: b\n";
     agent.write_manifest("conf.yaml", conf).unwrap();
+    until_one_ready(&agent, "web").await;
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn an_image_volume_that_the_runtime_cannot_mount_is_refused_by_name() {
+    let scratch = Scratch::new().unwrap();
+    let registry = Registry::start(&scratch.path().join("registry")).unwrap();
+    registry.put("team/data", "1", 100).unwrap();
+    let link = Link::to(registry.address()).await.unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let image = link.image("team/data:1");
+    let volume = format!("  volumes:\n  - name: data\n    image:\n      reference: {image}\n");
+    let mount = |path: &str| format!("    volumeMounts:\n    - name: data\n      mountPath: {path}\n");
+    // The second container does not mount the image.
+    let second = format!(
+        "  - name: other\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
+         command: [\"/bin/sh\", \"-c\", \"exec sleep 1000000\"]\n"
+    );
+    let with_volume = |spec: &str| pod("web", BUSYBOX_IMAGE, "IfNotPresent", spec);
+    agent.write_manifest("web.yaml", &with_volume(&format!("{}{second}{volume}", mount("/data")))).unwrap();
+    // Debian's containerd leaves out the image of a mount, so the container would start without its files.
+    let step =
+        until_cause(&agent, "web", "container", "you", "volume \"data\" is an image, which containerd 1.6.");
+    let step = step.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let message = step["message"].as_str().unwrap();
+    assert!(message.contains("use containerd 2.1 or CRI-O 1.31, or newer"), "{message}");
+    until_event_about(&agent, "web", "Failed", "cannot mount").await;
+    until_waiting_reason(&agent, "web", "CreateContainerConfigError").await;
+    let names = async || running(&agent).await.unwrap_or_default().into_keys().collect::<Vec<_>>();
+    eventually(LIMIT, "the other container runs", async || {
+        names().await.iter().any(|n| n.ends_with("/other"))
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert!(!names().await.iter().any(|name| name.ends_with("/main")));
+
+    // Without the mount, the pod runs.
+    agent.write_manifest("web.yaml", &with_volume(&volume)).unwrap();
     until_one_ready(&agent, "web").await;
     agent.end().unwrap();
 }

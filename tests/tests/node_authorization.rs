@@ -304,16 +304,31 @@ fn bind_claim(server: &NodeServer) {
     server.create(VOLUMES, &volume).unwrap();
 }
 
-/// Attaches the volume, as the controller of the control plane does.
-fn attach(server: &NodeServer, node: &str, volume: &str) {
+/// The VolumeAttachment of the volume, with this status.
+fn attachment(node: &str, status: &Value) -> Value {
     // volumes.md §11.4
     let digest = Sha256::digest(format!("handle{DRIVER}{node}"));
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let attachment = json!({
+    json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": format!("csi-{digest}")},
         "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": "disk"}},
-        "status": {"attached": true},
-    });
+        "status": status,
+    })
+}
+
+/// A pod `web` that uses the claim.
+fn pod_with_claim(node: &str) -> Value {
+    let mut pod = bound_pod("web", node);
+    let mount = json!({"name": "data", "mountPath": "/data"});
+    pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+    pod
+}
+
+/// Attaches the volume, as the controller of the control plane does.
+fn attach(server: &NodeServer, node: &str, volume: &str) {
+    let attachment = attachment(node, &json!({"attached": true}));
     server.create(&format!("{STORAGE}/volumeattachments"), &attachment).unwrap();
     let attached = json!({"status": {"volumesAttached": [{"name": volume, "devicePath": ""}]}});
     server.patch(&format!("/api/v1/nodes/{node}"), &attached).unwrap();
@@ -327,21 +342,18 @@ async fn a_csi_volume_waits_until_it_is_reported_in_use_and_attached() {
     std::fs::create_dir(&folder).unwrap();
     let registry = cluster.agent.spec().root_dir.join("plugins_registry");
     let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
-    let driver = CsiDriver::start(spec.with(&["--stage"])).await.unwrap();
+    let spec = spec.with(&["--stage", "--node-id", "id-1", "--topology", &format!("{ZONE}=z1")]);
+    let driver = CsiDriver::start(spec).await.unwrap();
     let csi_node = format!("{STORAGE}/csinodes/{}", cluster.node);
     let is_listed = |server: &NodeServer| {
         let drivers = server.get(&csi_node).unwrap_or_default()["spec"]["drivers"].clone();
         drivers.as_array().is_some_and(|drivers| drivers.iter().any(|driver| driver["name"] == DRIVER))
     };
     cluster.until("the driver is in the CSINode", is_listed).await;
+    cluster.until("the Node shows the driver", |server| shown_driver(server, &cluster.node) == "id-1").await;
 
     bind_claim(&cluster.server);
-    let mut pod = bound_pod("web", &cluster.node);
-    let mount = json!({"name": "data", "mountPath": "/data"});
-    pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
-    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
-    pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
-    cluster.server.create(PODS, &pod).unwrap();
+    cluster.server.create(PODS, &pod_with_claim(&cluster.node)).unwrap();
 
     let node = format!("/api/v1/nodes/{}", cluster.node);
     let name = format!("kubernetes.io/csi/{DRIVER}^handle");
@@ -361,5 +373,91 @@ async fn a_csi_volume_waits_until_it_is_reported_in_use_and_attached() {
     cluster.delete("web", 0);
     driver.until_call("NodeUnstageVolume", "OK").await.unwrap();
     cluster.until("the volume is not in use any more", |server| !is_in_use(server)).await;
+    cluster.agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_whose_csi_volume_has_no_room_on_the_node_is_rejected() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let object = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
+        "spec": {"nodeAllocatableUpdatePeriodSeconds": 3600},
+    });
+    cluster.server.create(&format!("{STORAGE}/csidrivers"), &object).unwrap();
+    let folder = scratch.path().join("driver");
+    std::fs::create_dir(&folder).unwrap();
+    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
+    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
+    let driver = CsiDriver::start(spec.with(&["--stage"])).await.unwrap();
+    bind_claim(&cluster.server);
+    let full = json!({"attached": false, "attachError": {"errorCode": 8, "message": "no slot is free"}});
+    cluster
+        .server
+        .create(&format!("{STORAGE}/volumeattachments"), &attachment(&cluster.node, &full))
+        .unwrap();
+    cluster.server.create(PODS, &pod_with_claim(&cluster.node)).unwrap();
+    let is_rejected = |server: &NodeServer| {
+        let status = server.get(&path("web")).unwrap_or_default()["status"].clone();
+        status["phase"] == "Failed" && status["reason"] == "VolumeAttachmentLimitExceeded"
+    };
+    // The limit is examined when a wait of a minute ends.
+    let rejected = cluster.server.until(3 * LIMIT, "the pod is rejected", is_rejected).await;
+    rejected.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+    let status = cluster.server.get(&path("web")).unwrap()["status"].clone();
+    assert!(status["message"].as_str().unwrap().contains("no slot is free"), "{status}");
+    let asked = eventually(LIMIT, "the driver is asked again for its limit", async || {
+        let calls = driver.calls().unwrap_or_default();
+        calls.iter().filter(|call| call["method"] == "NodeGetInfo").count() == 2
+    });
+    asked.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+    cluster.agent.end().unwrap();
+}
+
+/// The annotation of the Node with the node IDs of CSI drivers.
+const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+/// The label with the topology of the driver.
+const ZONE: &str = "topology.example.org/zone";
+
+/// What the Node shows of the driver: its node ID, if the label is there too.
+fn shown_driver(server: &NodeServer, node: &str) -> String {
+    let metadata = server.get(&format!("/api/v1/nodes/{node}")).unwrap_or_default()["metadata"].clone();
+    if metadata["labels"][ZONE] != "z1" {
+        return "no label".to_owned();
+    }
+    let Some(text) = metadata["annotations"][NODE_IDS].as_str() else { return "no annotation".to_owned() };
+    let ids: Value = serde_json::from_str(text).unwrap();
+    ids[DRIVER].as_str().unwrap_or("no ID").to_owned()
+}
+
+async fn until_registered(cluster: &Cluster, driver: &CsiDriver, times: usize) {
+    let registered = eventually(LIMIT, format!("the driver is registered {times} times"), async || {
+        let calls = driver.calls().unwrap_or_default();
+        calls.iter().filter(|call| call["request"]["plugin_registered"] == true).count() == times
+    });
+    registered.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+}
+
+#[tokio::test]
+async fn the_node_shows_a_csi_driver_through_kills_until_it_leaves_and_keeps_its_labels() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let folder = scratch.path().join("driver");
+    std::fs::create_dir(&folder).unwrap();
+    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
+    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
+    let spec = spec.with(&["--node-id", "id-1", "--topology", &format!("{ZONE}=z1")]);
+    let driver = CsiDriver::start(spec).await.unwrap();
+    let node = cluster.node.clone();
+    cluster.until("the Node shows the driver", |server| shown_driver(server, &node) == "id-1").await;
+
+    until_registered(&cluster, &driver, 1).await;
+    cluster.agent.service(ServiceName::VolumeManager).unwrap().signal(Signal::KILL);
+    until_registered(&cluster, &driver, 2).await;
+    assert_eq!(shown_driver(&cluster.server, &node), "id-1");
+
+    cluster.agent.service(ServiceName::NodeStatus).unwrap().signal(Signal::KILL);
+    drop(driver);
+    cluster.until("the driver is gone", |server| shown_driver(server, &node) == "no annotation").await;
     cluster.agent.end().unwrap();
 }

@@ -18,8 +18,8 @@ const SUITE: &str = "bookworm";
 /// Where its packages are from, unless the environment names another one in `MIRROR`.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// Packages in addition to Debian's base system.
-const PACKAGES: &str =
-    "containerd,containernetworking-plugins,dbus,iproute2,kmod,procps,runc,systemd,systemd-sysv,udev";
+const PACKAGES: &str = "containerd,containernetworking-plugins,dbus,iproute2,iptables,kmod,nfs-kernel-server,open-iscsi,\
+    procps,runc,systemd,systemd-sysv,tgt,udev";
 /// The package whose only purpose is to name the one with the kernel.
 const KERNEL: &str = "linux-image-amd64";
 /// The size of the disk in MiB; what is not written takes no room.
@@ -40,7 +40,28 @@ const USELESS: [&str; 12] = [
     "kernel/drivers/usb",
 ];
 /// Of those, what is needed all the same.
-const USEFUL: [&str; 1] = ["kernel/drivers/net/veth.ko"];
+const USEFUL: [&str; 9] = [
+    "kernel/drivers/net/veth.ko",
+    "kernel/drivers/scsi/iscsi_boot_sysfs.ko",
+    "kernel/drivers/scsi/iscsi_tcp.ko",
+    "kernel/drivers/scsi/libiscsi.ko",
+    "kernel/drivers/scsi/libiscsi_tcp.ko",
+    "kernel/drivers/scsi/scsi_common.ko",
+    "kernel/drivers/scsi/scsi_mod.ko",
+    "kernel/drivers/scsi/scsi_transport_iscsi.ko",
+    "kernel/drivers/scsi/sd_mod.ko",
+];
+/// Units of storage servers and their clients. A test that needs one starts it.
+const DISABLED: [&str; 8] = [
+    "iscsid.socket",
+    "nfs-blkmap.service",
+    "nfs-client.target",
+    "nfs-server.service",
+    "open-iscsi.service",
+    "rpcbind.service",
+    "rpcbind.socket",
+    "tgt.service",
+];
 /// Units of Debian's that have nothing to do here.
 const MASKED: [&str; 6] = [
     "apt-daily.timer",
@@ -121,7 +142,7 @@ pub(super) fn base() -> anyhow::Result<Base> {
 /// Names what the base is made of.
 fn recipe() -> String {
     let parts = [SUITE, PACKAGES, KERNEL, GUEST_SHELL, SHELL_UNIT, FSTAB, NETWORK];
-    let parts = parts.into_iter().chain(USELESS).chain(USEFUL).chain(MASKED);
+    let parts = parts.into_iter().chain(USELESS).chain(USEFUL).chain(MASKED).chain(DISABLED);
     let mut digest = Sha256::new();
     for part in parts.map(ToOwned::to_owned).chain([containerd_config(), SIZE_MIB.to_string()]) {
         digest.update(part.as_bytes());
@@ -214,6 +235,7 @@ fn furnish(root: &Path) -> anyhow::Result<()> {
     };
     systemctl("enable", &["containerd.service", "guest-shell.service"])?;
     systemctl("mask", &MASKED)?;
+    systemctl("disable", &DISABLED)?;
     for folder in ["var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"] {
         remove(&root.join(folder))?;
     }
