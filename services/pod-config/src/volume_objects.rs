@@ -4,6 +4,8 @@
 //! it, and only then is it served: what somebody has seen survives a crash, and a decision that is lost was seen by nobody.
 
 mod served;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use keelson_config::Config;
 use keelson_kube_model::time::format_seconds;
 use keelson_pod_config_core::binder::{
-    Bindings, Claim, ClaimKey, ClaimState, Manifests, NodeFacts, Outcome, Records, Volume, WAITS_FOR_STORAGE,
-    bind, claim_warning, deleted_claims, published, unknown,
+    Binding, Bindings, Claim, ClaimKey, ClaimState, Manifests, NodeFacts, Outcome, Records, Volume,
+    WAITS_FOR_STORAGE, bind, claim_warning, deleted_claims, published, unknown,
 };
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::node::standalone_node;
@@ -72,8 +74,12 @@ struct State {
     used: BTreeSet<ClaimKey>,
     /// The records of the last decision; why they are not known, for people.
     records: Result<Records, String>,
-    /// The records on the disk, if any.
+    /// The records on the disk; `None` if there are none, or while they are replaced.
     stored: Option<Records>,
+    /// The bindings that may be seen: they are on the disk, and no decision has changed them since.
+    seen: Bindings,
+    /// The bindings that were logged.
+    logged: Bindings,
     /// Why the last decision could not be stored.
     error: Option<String>,
     /// The last decision.
@@ -96,6 +102,8 @@ impl VolumeObjects {
             used: BTreeSet::new(),
             records: Err(String::new()),
             stored: None,
+            seen: Bindings::new(),
+            logged: Bindings::new(),
             error: None,
             outcome: Outcome::default(),
             decided: Manifests::default(),
@@ -170,22 +178,24 @@ impl VolumeObjects {
 
     /// What has to be stored.
     pub fn unstored(&self) -> Unstored {
-        let state = self.state();
-        match &state.records {
-            Err(_) => Unstored::Unknown,
-            Ok(records) if state.stored.as_ref() == Some(records) => Unstored::Nothing,
-            Ok(records) => Unstored::Records(records.clone()),
-        }
+        let mut state = self.state();
+        let records = match &state.records {
+            Err(_) => return Unstored::Unknown,
+            Ok(records) if state.stored.as_ref() == Some(records) => return Unstored::Nothing,
+            Ok(records) => records.clone(),
+        };
+        state.stored = None;
+        Unstored::Records(records)
     }
 
     /// Records that the disk has these records now: what they say may be seen.
     pub fn stored(&self, records: Records) -> ClaimMessages {
         let mut state = self.state();
-        let before = state.stored.replace(records);
-        let after = state.stored.as_ref().map(|records| &records.bindings);
-        if let Some(after) = after {
-            log_changes(&before.unwrap_or_default().bindings, after);
-        }
+        log_changes(&state.logged, &records.bindings);
+        state.logged.clone_from(&records.bindings);
+        state.seen.clone_from(&records.bindings);
+        state.hide_changed();
+        state.stored = Some(records);
         state.error = None;
         state.publish()
     }
@@ -203,8 +213,22 @@ impl VolumeObjects {
 
 impl State {
     fn set_records(&mut self, Opened { records, is_stored }: Opened) {
-        self.stored = is_stored.then(|| records.clone());
+        if is_stored {
+            self.seen.clone_from(&records.bindings);
+            self.logged.clone_from(&records.bindings);
+            self.stored = Some(records.clone());
+        }
         self.records = Ok(records);
+    }
+
+    /// Takes out of the bindings that may be seen those that the last decision has changed, even if a later one restores them: a
+    /// write between the two may be under way.
+    fn hide_changed(&mut self) {
+        let Ok(records) = &self.records else { return };
+        let is_same = |volume: &String, binding: &mut Binding| {
+            records.bindings.get(volume).is_some_and(|decided| is_same_binding(binding, decided))
+        };
+        self.seen.retain(is_same);
     }
 
     /// Decides about the present manifests; `before` are the earlier ones.
@@ -226,16 +250,18 @@ impl State {
             }
             Err(reason) => unknown(&manifests, reason),
         };
+        match &self.stored {
+            Some(stored) if self.records.as_ref() == Ok(stored) => self.seen.clone_from(&stored.bindings),
+            Some(_) | None => self.hide_changed(),
+        }
         self.decided = manifests;
     }
 
     /// Lets others see as much of the last decision as is stored. Returns what a person should know about the claims.
     fn publish(&mut self) -> ClaimMessages {
-        let no_bindings = Bindings::new();
-        let stored = self.stored.as_ref().map_or(&no_bindings, |records| &records.bindings);
         let error = self.error.as_deref();
         let seen = match &self.records {
-            Ok(_) => published(&self.outcome, stored, error.unwrap_or(WAITS_FOR_STORAGE)),
+            Ok(_) => published(&self.outcome, &self.seen, error.unwrap_or(WAITS_FOR_STORAGE)),
             Err(reason) => unknown(&self.decided, reason),
         };
         self.objects = self.manifests.values().map(|object| returned(object, &self.decided, &seen)).collect();
@@ -282,14 +308,17 @@ fn read(objects: &Objects, complete: bool) -> Manifests {
     manifests
 }
 
+/// Whether both are of the same claim in the same state.
+fn is_same_binding(one: &Binding, other: &Binding) -> bool {
+    one.released == other.released && ClaimKey::of(&one.claim) == ClaimKey::of(&other.claim)
+}
+
 /// Logs which PersistentVolumes were bound and released.
 fn log_changes(before: &Bindings, after: &Bindings) {
     for (volume, binding) in after {
         let known = before.get(volume);
         let claim = &binding.claim;
-        let is_same = known.is_some_and(|known| {
-            known.released == binding.released && ClaimKey::of(&known.claim) == ClaimKey::of(claim)
-        });
+        let is_same = known.is_some_and(|known| is_same_binding(known, binding));
         match (is_same, binding.released) {
             (true, _) => {}
             (false, false) => {
