@@ -2,6 +2,7 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use keelson_kube_model::with_source_annotations;
@@ -21,6 +22,9 @@ use crate::state::pod_state::{Awaited, DesiredPod, PodState, decode_pod};
 use crate::state::registry::PodRegistry;
 use crate::turn::lifecycle::begin_worker;
 use crate::turn::{lifecycle, panic_quarantine};
+
+/// How long a static pod that a kubelet may have started waits for the first answer of the runtime.
+const HOLD: Duration = Duration::from_secs(10);
 
 /// Follows the desired pods of pod-config.
 pub async fn follow_desired(effects: Arc<Effects>, sources: Arc<Sources>) {
@@ -61,8 +65,10 @@ fn receive_desired(effects: &Arc<Effects>, sources: &Arc<Sources>, item: Desired
         Desired::Pod(pod) => {
             let pod = adoption::with_own_uid(effects, pod);
             if !sources.ready() && adoption::may_run_already(effects, &pod) {
-                sources.state().held.insert(pod.uid.clone(), pod);
+                let uid = pod.uid.clone();
+                sources.state().held.insert(uid.clone(), pod);
                 compare_held(effects, sources);
+                limit_hold(effects, sources, uid);
             } else {
                 receive_pod(effects, sources, pod);
             }
@@ -145,6 +151,20 @@ fn compare_held(effects: &Arc<Effects>, sources: &Arc<Sources>) {
             release_held(&effects, &sources, &pod.uid, keeps_uid.then(|| uid.to_owned()));
         });
     }
+}
+
+/// A pod whose runtime cannot be read is not held for ever: people want to see why it waits. It then keeps its own UID.
+fn limit_hold(effects: &Arc<Effects>, sources: &Arc<Sources>, source_uid: String) {
+    if !sources.state().held.contains_key(&source_uid) {
+        return;
+    }
+    let (effects, sources) = (Arc::clone(effects), Arc::clone(sources));
+    keelson_service_kit::spawn("hold of a static pod", async move {
+        tokio::time::sleep(HOLD).await;
+        if !sources.state().runtime_synced {
+            release_held(&effects, &sources, &source_uid, None);
+        }
+    });
 }
 
 /// A pod is not held any more: it starts, or is adopted with the UID under which it runs.
@@ -460,6 +480,28 @@ mod tests {
             let shown: Pod = serde_json::from_slice(&document.complete_message().pod_json).unwrap();
             assert_eq!(shown.metadata.annotations, before.pod.metadata.annotations);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_static_pod_is_shown_although_the_runtime_does_not_answer() {
+        let uid = "00000000000000000000000000000001";
+        let context = Context::detached(ServiceName::PodSync, Config::default());
+        let (effects, sources) = (Effects::new(context, None), Arc::new(Sources::default()));
+        let pod = config::DesiredPod {
+            uid: uid.into(),
+            name: "web".into(),
+            namespace: "default".into(),
+            source: "file".into(),
+            pod_json: format!(r#"{{"metadata":{{"uid":"{uid}","name":"web"}},"spec":{{"containers":[]}}}}"#)
+                .into_bytes()
+                .into(),
+            ..config::DesiredPod::default()
+        };
+        receive_desired(&effects, &sources, Desired::Pod(pod));
+        assert!(effects.registry.read(uid, |_| ()).is_none(), "a kubelet may have started it");
+        tokio::time::sleep(HOLD + Duration::from_secs(1)).await;
+        assert!(effects.registry.read(uid, |_| ()).is_some());
+        assert!(sources.state().held.is_empty());
     }
 
     #[tokio::test]
