@@ -23,7 +23,7 @@ const EXPOSURE: [(&str, u32, &str); 9] = [
         41,
         "writes cgroups, tunables, oom scores and chains in iptables, looks at pods' processes",
     ),
-    ("keelson-volume-manager.service", 50, "mounts for the machine, in the machine's mount namespace"),
+    ("keelson-volume-manager.service", 51, "mounts for the machine, in the machine's mount namespace"),
     (
         "keelson-config.service",
         51,

@@ -350,14 +350,22 @@ impl Client {
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match timeout_at(deadline, send(client, request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            // The timer of the transport has the same deadline and may be faster than this one.
-            Ok(Err(_)) if answered.code().is_none() && Instant::now() + TIMER_STEP >= deadline => {
+            // The timers of the transport and of the driver have the same deadline and may be faster than this one.
+            Ok(Err(status))
+                if Instant::now() + TIMER_STEP >= deadline
+                    && (answered.code().is_none() || is_out_of_time(status.code())) =>
+            {
                 Err(Failure::NoAnswer)
             }
             Ok(Err(status)) => Err(call.failure(&status, answered.code())),
             Err(_) => Err(Failure::NoAnswer),
         }
     }
+}
+
+/// Whether a driver ends a call with this code when the deadline that came with the call has passed.
+const fn is_out_of_time(code: tonic::Code) -> bool {
+    matches!(code, tonic::Code::Cancelled | tonic::Code::DeadlineExceeded)
 }
 
 /// How much earlier than its deadline a timer may fire.
