@@ -3,20 +3,21 @@
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
 mod fake;
+mod process;
 
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::{ConfigExtras, ControlPlane, Kubernetes, ServiceName};
+use keelson_config::{ControlPlane, Kubernetes, ServiceName};
 use keelson_node_status::build_with_init;
 use keelson_proto::keelson::volume_manager::v1::{CsiDriver, WatchCsiDriversResponse};
-use keelson_service_kit::{Context, store_config};
+use keelson_service_kit::Context;
 use keelson_testkit::NodeServer;
 use serde_json::{Value, json};
 use tonic::Status;
 
 use fake::FakePeers;
+use process::Process;
 
 const NODE: &str = "/api/v1/nodes/n1";
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
@@ -202,31 +203,10 @@ async fn a_volume_manager_without_the_call_is_asked_again_and_the_rest_continues
     ctx.shutdown.cancel();
 }
 
-/// A process that is killed at the end of the test.
-struct Process(Child);
-
-impl Process {
-    fn start(scene: &Scene) -> Self {
-        let file = scene.folder.path().join("config.json");
-        store_config(&file, &scene.context().config, ConfigExtras::default()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_keelson-node-status"));
-        command.arg("--config").arg(file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn a_killed_node_status_writes_what_has_changed_meanwhile() {
     let scene = Scene::new().await;
-    let first = Process::start(&scene);
+    let first = Process::start(scene.folder.path(), &scene.context().config);
     scene.until_followed().await;
     scene.report(&[driver("disks", "d-1", &[])], &[]);
     scene.until_node_ids(json!({"early": "e", "disks": "d-1"})).await;
@@ -236,7 +216,7 @@ async fn a_killed_node_status_writes_what_has_changed_meanwhile() {
         registered: vec![driver("disks", "d-2", &[("example.org/rack", "7")])],
         unregistered: vec!["early".to_owned()],
     }]);
-    let _second = Process::start(&scene);
+    let _second = Process::start(scene.folder.path(), &scene.context().config);
     scene.until_node_ids(json!({"disks": "d-2"})).await;
     assert_eq!(scene.label("example.org/rack"), "7");
 }

@@ -3,19 +3,20 @@
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
 mod fake;
+mod process;
 
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::{ConfigExtras, ControlPlane, Kubernetes, ServiceName};
+use keelson_config::{ControlPlane, Kubernetes, ServiceName};
 use keelson_node_status::build_with_init;
 use keelson_proto::keelson::volume_manager::v1::WatchVolumesInUseResponse;
-use keelson_service_kit::{Context, store_config};
+use keelson_service_kit::Context;
 use keelson_testkit::NodeServer;
 use serde_json::{Value, json};
 
 use fake::FakePeers;
+use process::Process;
 
 const NODE: &str = "/api/v1/nodes/n1";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -107,38 +108,17 @@ async fn the_volumes_in_use_stay_until_volume_manager_reports_and_follow_it_then
     ctx.shutdown.cancel();
 }
 
-/// A process that is killed at the end of the test.
-struct Process(Child);
-
-impl Process {
-    fn start(scene: &Scene) -> Self {
-        let file = scene.folder.path().join("config.json");
-        store_config(&file, &scene.context().config, ConfigExtras::default()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_keelson-node-status"));
-        command.arg("--config").arg(file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn a_killed_node_status_keeps_the_volumes_in_use_at_the_server() {
     let scene = Scene::new().await;
-    let first = Process::start(&scene);
+    let first = Process::start(scene.folder.path(), &scene.context().config);
     scene.until_followed().await;
     scene.report(&["a", "b"]);
     scene.until_volumes(json!(["a", "b"])).await;
     drop(first);
     // volume-manager is restarted as well, and has not found all volumes again.
     scene.peers.kill(ServiceName::VolumeManager);
-    let _second = Process::start(&scene);
+    let _second = Process::start(scene.folder.path(), &scene.context().config);
     scene.write_node("second").await;
     assert_eq!(scene.volumes(), json!(["a", "b"]));
 }
