@@ -71,7 +71,8 @@ pub(crate) async fn watch_node(
     progress: Progress,
     shutdown: CancellationToken,
 ) {
-    let name = peer.name().to_owned();
+    // The watch of objects has the condition with the name of pod-config alone.
+    let name = format!("the Node of {}", peer.name());
     let open = move || {
         let mut client = PodConfigClient::new(peer.channel());
         async move { client.watch_node(pb::WatchNodeRequest {}).await }

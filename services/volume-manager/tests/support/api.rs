@@ -131,7 +131,7 @@ impl FakeApi {
             json.map(|json| pb::GetLiveResponse { object_json: json.into_bytes() }).ok_or_else(missing)
         });
         let node_json = br#"{"metadata": {"name": "node"}}"#.to_vec();
-        self.pod_config.watch_node.list([pb::WatchNodeResponse { node_json, registered: false }]);
+        self.pod_config.watch_node.replay([pb::WatchNodeResponse { node_json, registered: false }]);
         let routes = Routes::new(self.pod_config.server());
         FakeServer::start(&world.config, ServiceName::PodConfig, routes).await.unwrap()
     }
