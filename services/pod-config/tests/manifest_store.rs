@@ -217,7 +217,7 @@ async fn a_file_with_several_objects_is_not_deleted_for_one_of_them() {
 #[tokio::test]
 async fn volumes_and_claims_are_listed_with_their_status_and_no_other_kind() {
     let node = Node::new();
-    let service = node.start();
+    let mut service = node.start();
     service.watch().await.replay().await;
     assert_eq!(service.volume_objects("PersistentVolume").await.unwrap(), [""; 0]);
     service
@@ -230,7 +230,7 @@ async fn volumes_and_claims_are_listed_with_their_status_and_no_other_kind() {
         if claims[0]["status"]["phase"] == "Bound" {
             break claims;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        service.wait_for_event("volume_objects_updated");
     };
     let names: Vec<&str> = claims.iter().filter_map(|claim| claim["metadata"]["name"].as_str()).collect();
     assert_eq!(names, ["one", "three", "two"]);
