@@ -67,31 +67,11 @@ fn migrate(spec: VolumeSpec, migrated: Migrated) -> Result<VolumeSpec, PluginErr
 
 #[cfg(test)]
 mod tests {
-    use keelson_volume_manager_core::desire::PodRef;
     use keelson_volume_manager_core::wait_owner::WaitOwner;
     use serde_json::{Value, json};
 
     use super::*;
-
-    fn inline(field: &str, source: Value) -> VolumeSpec {
-        VolumeSpec {
-            pod: PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() },
-            service_account: "default".into(),
-            outer_name: "data".into(),
-            inner_name: "data".into(),
-            field: field.into(),
-            source,
-            persistent: None,
-            claim: None,
-            claim_size: None,
-            mode: VolumeMode::Filesystem,
-            read_only: false,
-            is_migrated: false,
-            mount_options: Vec::new(),
-            fs_group: None,
-            fs_group_policy: keelson_volume_manager_core::desire::FsGroupPolicy::Always,
-        }
-    }
+    use crate::plugins::fake::inline;
 
     fn persistent(field: &str, source: Value) -> VolumeSpec {
         let volume = json!({"metadata": {"name": "pv1", "labels": {"topology.kubernetes.io/zone": "z1"}},

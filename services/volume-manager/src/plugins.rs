@@ -6,7 +6,7 @@
 pub(crate) mod csi;
 pub(crate) mod disk;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub(crate) mod fc;
 pub(crate) mod flexvolume;
 pub(crate) mod host;

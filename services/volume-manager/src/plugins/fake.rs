@@ -249,7 +249,7 @@ impl Secrets for FakeNode {
 }
 
 /// A volume in a pod itself.
-pub(super) fn inline(field: &str, source: Value) -> VolumeSpec {
+pub(crate) fn inline(field: &str, source: Value) -> VolumeSpec {
     VolumeSpec {
         pod: PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() },
         service_account: "sa".into(),
