@@ -200,7 +200,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_driver_is_asked_again_with_the_period_of_its_csi_driver() {
         let world = World::start(json!({"nodeAllocatableUpdatePeriodSeconds": 1})).await;
-        world.api.pod_config.mutate.requests().until_len(2).await;
+        world.api.pod_config.mutate.answered().until_len(2).await;
         assert_eq!(world.limit(), 2);
         world.end().await;
     }
@@ -217,7 +217,7 @@ mod tests {
             .until(|all| all.iter().any(|one| one.kind == "CSIDriver"))
             .await;
         world.drivers.note_exhausted(&DriverName::parse("d").unwrap());
-        world.api.pod_config.mutate.requests().until_len(2).await;
+        world.api.pod_config.mutate.answered().until_len(2).await;
         assert_eq!(world.limit(), 2);
         world.end().await;
 

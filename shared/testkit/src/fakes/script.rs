@@ -17,6 +17,7 @@ type Handler<Request, Answer> = Arc<dyn Fn(Request) -> AnswerFuture<Answer> + Se
 pub(super) struct Script<Request, Answer> {
     method: &'static str,
     requests: Recorder<Request>,
+    answered: Recorder<Request>,
     state: Mutex<State<Request, Answer>>,
 }
 
@@ -34,7 +35,12 @@ pub(super) fn not_scripted(method: &str) -> Status {
 impl<Request, Answer> Script<Request, Answer> {
     pub(super) fn new(method: &'static str) -> Self {
         let state = State { queued: VecDeque::new(), standing: None, gate: GateWaiter::default() };
-        Self { method, requests: Recorder::default(), state: Mutex::new(state) }
+        Self {
+            method,
+            requests: Recorder::default(),
+            answered: Recorder::default(),
+            state: Mutex::new(state),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Request, Answer>> {
@@ -47,6 +53,10 @@ impl<Request, Answer> Script<Request, Answer> {
 
     pub(super) fn requests(&self) -> &Recorder<Request> {
         &self.requests
+    }
+
+    pub(super) fn answered(&self) -> &Recorder<Request> {
+        &self.answered
     }
 
     /// Answers one later call; queued answers are used in order, before the standing one.
@@ -82,6 +92,12 @@ impl<Request: Clone, Answer: Send + 'static> Script<Request, Answer> {
     /// Records the request, waits at the gate, and answers.
     pub(super) async fn call(&self, request: Request) -> Result<Answer, Status> {
         self.requests.record(request.clone());
+        let answer = self.answer_to(request.clone()).await;
+        self.answered.record(request);
+        answer
+    }
+
+    async fn answer_to(&self, request: Request) -> Result<Answer, Status> {
         let gate = self.lock().gate.clone();
         gate.pass().await;
         let standing = {

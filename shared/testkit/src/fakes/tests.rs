@@ -66,6 +66,20 @@ fn gone(uid: &str) -> WatchPodsResponse {
 }
 
 #[tokio::test]
+async fn a_request_is_answered_only_after_its_answer_is_made() {
+    let fake = FakePodSync::default();
+    let (_served, mut client) = pod_sync(&fake).await;
+    fake.retry_pod.answer(RetryPodResponse {});
+    let gate = fake.retry_pod.hold();
+    let call = tokio::spawn(async move { client.retry_pod(retry("a")).await });
+    fake.retry_pod.requests().until_len(1).await;
+    assert!(fake.retry_pod.answered().is_empty());
+    gate.open();
+    fake.retry_pod.answered().until_len(1).await;
+    call.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn unary_method_uses_queued_answers_before_the_standing_one() {
     let fake = FakePodSync::default();
     let (_served, mut client) = pod_sync(&fake).await;

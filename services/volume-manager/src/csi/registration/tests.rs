@@ -299,37 +299,48 @@ async fn after_a_restart_of_the_service_drivers_register_again() {
 }
 
 /// A node with a registered driver whose API server does not answer any more, until the gate opens.
-async fn black_hole() -> (World, FakeDriver, Plugin, Gate) {
-    let mut api = FakeApi::start().await;
-    let limit = Duration::from_millis(200);
-    api.nodes = api.nodes.clone().within(limit, limit);
-    let world = World::new(api);
-    let driver = world.driver("d").await;
-    let plugin = driver.plugin("d", "1.0.0", "/s1");
-    world.registration.handler().register(&plugin).await.unwrap();
-    let gate = world.api.pod_config.get_live.hold();
-    (world, driver, plugin, gate)
+struct BlackHole {
+    world: World,
+    /// Registers drivers of the node, and does not wait long for the API server.
+    impatient: CsiRegistration,
+    plugin: Plugin,
+    gate: Gate,
+    _driver: FakeDriver,
+}
+
+impl BlackHole {
+    async fn start() -> Self {
+        let world = World::new(FakeApi::start().await);
+        let driver = world.driver("d").await;
+        let plugin = driver.plugin("d", "1.0.0", "/s1");
+        world.registration.handler().register(&plugin).await.unwrap();
+        let gate = world.api.pod_config.get_live.hold();
+        let limit = Duration::from_millis(200);
+        let nodes = world.api.nodes.clone().within(limit, limit);
+        let impatient = CsiRegistration::new(world.drivers.clone(), nodes);
+        Self { world, impatient, plugin, gate, _driver: driver }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_that_does_not_answer_holds_up_no_restart_of_a_driver() {
-    let (world, _driver, plugin, gate) = black_hole().await;
-    let handler = world.registration.handler();
-    handler.unregister(&plugin).await;
-    assert!(world.drivers.get("d").is_err());
-    let refused = handler.register(&plugin).await.unwrap_err();
+    let node = BlackHole::start().await;
+    let handler = node.impatient.handler();
+    handler.unregister(&node.plugin).await;
+    assert!(node.world.drivers.get("d").is_err());
+    let refused = handler.register(&node.plugin).await.unwrap_err();
     assert!(refused.contains("the API server has not answered within"), "{refused}");
-    gate.open();
-    handler.register(&plugin).await.unwrap();
-    assert_eq!(world.api.drivers(), ["d id"]);
+    node.gate.open();
+    node.world.registration.handler().register(&node.plugin).await.unwrap();
+    assert_eq!(node.world.api.drivers(), ["d id"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_has_left_during_an_outage_leaves_the_csi_node_afterwards() {
-    let (world, _driver, plugin, gate) = black_hole().await;
-    world.registration.handler().unregister(&plugin).await;
-    assert_eq!(world.api.drivers(), ["d id"]);
-    gate.open();
-    world.api.pod_config.mutate.requests().until_len(2).await;
-    assert_eq!(world.api.drivers(), [""; 0]);
+    let node = BlackHole::start().await;
+    node.impatient.handler().unregister(&node.plugin).await;
+    assert_eq!(node.world.api.drivers(), ["d id"]);
+    node.gate.open();
+    node.world.api.pod_config.mutate.answered().until_len(2).await;
+    assert_eq!(node.world.api.drivers(), [""; 0]);
 }
