@@ -20,13 +20,13 @@ impl<Req, Resp> Unary<Req, Resp> {
         Self(Arc::new(Script::new(method)))
     }
 
-    /// The requests so far, in order, also of calls that wait or have failed. A request is here before its answer is
-    /// made: who looks at what the answer changes waits for [`Unary::answered`].
+    /// The requests so far, in order, also of calls that wait or have failed. A request is recorded before its answer is
+    /// made. To see what the answer changes, wait for [`Unary::answered`].
     pub fn requests(&self) -> &Recorder<Req> {
         self.0.requests()
     }
 
-    /// The requests whose answers are made, in the order of the answers.
+    /// The requests whose answers have been made, in the order of the answers.
     pub fn answered(&self) -> &Recorder<Req> {
         self.0.answered()
     }
