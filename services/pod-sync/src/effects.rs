@@ -29,6 +29,10 @@ use crate::state::observed::Observed;
 use crate::state::registry::PodRegistry;
 use crate::state::store::Store;
 
+/// Sandboxes that the runtime stops at the same time. Much of a stop is waiting (network plugin, unmounts), so it is more than the cores
+/// of a small node; few, so that the first pods release their volumes while the last ones still wait.
+const SANDBOX_STOP_PERMITS: usize = 8;
+
 /// The state of the pods, its publisher, and the clients of the other services.
 #[derive(Debug)]
 pub struct Effects {
@@ -42,6 +46,8 @@ pub struct Effects {
     pub clients: Clients,
     /// Limits how many pods the runtime starts at the same time.
     pub start_permits: Semaphore,
+    /// Limits how many sandboxes the runtime stops at the same time, first come, first served.
+    pub sandbox_stop_permits: Semaphore,
     /// Limits how many probes run at the same time.
     pub probe_turns: ProbeTurns,
 }
@@ -55,6 +61,7 @@ impl Effects {
             registry,
             clients: Clients::new(&context),
             start_permits: Semaphore::new(context.config.runtime.start_parallelism.max(1) as usize),
+            sandbox_stop_permits: Semaphore::new(SANDBOX_STOP_PERMITS),
             probe_turns: ProbeTurns::default(),
             context,
         })

@@ -8,6 +8,7 @@ pub mod leftover_cleanup;
 pub mod lifecycle;
 mod node_inputs;
 pub mod panic_quarantine;
+mod permit;
 pub mod probes;
 pub mod start;
 pub mod stop;

@@ -18,7 +18,7 @@ use tokio::sync::SemaphorePermit;
 
 use container::{PresentImages, post_start};
 use errors::{ContainerStartError, report_container_error, report_image_error, report_volume_image_error};
-use permit::{run_with_permit, start_permit};
+use permit::{HOLD_LIMIT, start_permit};
 use sandbox::Sandbox;
 
 use crate::effects::Effects;
@@ -29,6 +29,7 @@ use crate::publish::StatusFacts;
 use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
 use crate::turn::Job;
+use crate::turn::permit::run_with_permit;
 
 /// Deadline of calls that only write files.
 const FILES: Duration = Duration::from_secs(10);
@@ -88,7 +89,7 @@ pub async fn start_containers(
     }
     let mut permit = Some(start_permit(start).await?);
     let making = Box::pin(sandbox::sandbox(start, actions.create_sandbox.as_ref()));
-    let sandbox = run_with_permit(&mut permit, making).await?;
+    let sandbox = run_with_permit(&mut permit, HOLD_LIMIT, making).await?;
     let Images { containers: mut images, volumes: mut volume_images } = images;
     let mut first_error: Option<SyncError> = None;
     for action in &actions.start {
@@ -142,7 +143,7 @@ async fn start_container<'a>(
     start.effects.publisher.metrics.container_starts(starting.kind);
     start.effects.registry.with(&start.job.uid, |state| state.start.first.container_started());
     let making = Box::pin(container::start(start, sandbox, starting, &images));
-    let mut started = run_with_permit(permit, making).await;
+    let mut started = run_with_permit(permit, HOLD_LIMIT, making).await;
     if let Ok(id) = &started
         && starting.container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())
     {

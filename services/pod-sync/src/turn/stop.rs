@@ -28,10 +28,13 @@ use crate::publish::StatusFacts;
 use crate::publish::objects::{named_container_object, pod_name, pod_object};
 use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
+use crate::turn::permit::run_in_turn;
 use crate::turn::{Job, TurnEnd};
 
 /// How long the unmount may take before the pod is read from the runtime again.
 const READ_AGAIN: Duration = Duration::from_secs(2);
+/// How long the stop of a sandbox holds its permit. A network plugin that hangs delays the others by no more than that.
+const SANDBOX_HOLD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Stops the containers and sandboxes of a pod, or of an orphan.
 ///
@@ -263,9 +266,13 @@ async fn stop_container(effects: &Effects, id: &str, timeout_seconds: i64) -> Re
         .map_err(|s| SyncError::from_status("cannot stop a container", &s))
 }
 
+/// Stops a sandbox when it is its turn. Without turns the runtime would work on all sandboxes at once, and the volumes of many pods that
+/// end together would all be released only near the end.
 async fn stop_sandbox(effects: &Effects, id: &str) -> Result<(), SyncError> {
     let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
-    ok_if_gone(effects.clients.cri().stop_pod_sandbox(bounded(request, effects.clients.cri_timeout)).await)
+    let mut runtime = effects.clients.cri();
+    let stopping = runtime.stop_pod_sandbox(bounded(request, effects.clients.cri_timeout));
+    ok_if_gone(run_in_turn(&effects.sandbox_stop_permits, SANDBOX_HOLD_LIMIT, stopping).await)
         .map_err(|s| SyncError::from_status("cannot stop the sandbox", &s))
 }
 
