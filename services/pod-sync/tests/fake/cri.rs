@@ -23,7 +23,8 @@ pub fn answer_cri(shim: &Arc<Shim>, fake: &FakeCriRuntime) {
     answer(shim, &fake.stop_container, "StopContainer", stop_container);
     answer(shim, &fake.container_status, "ContainerStatus", container_status);
     answer(shim, &fake.remove_container, "RemoveContainer", remove_container);
-    answer(shim, &fake.exec_sync, "ExecSync", exec_sync);
+    let shim = Arc::clone(shim);
+    fake.exec_sync.answer_async(move |request| exec_sync(Arc::clone(&shim), request));
 }
 
 /// Records each call of the method under its CRI name, and acts unless the runtime is unavailable.
@@ -236,9 +237,12 @@ fn remove_container(
     Ok(cri::RemoveContainerResponse::default())
 }
 
-fn exec_sync(shim: &Shim, request: cri::ExecSyncRequest) -> Answer<cri::ExecSyncResponse> {
+async fn exec_sync(shim: Arc<Shim>, request: cri::ExecSyncRequest) -> Answer<cri::ExecSyncResponse> {
+    shim.called("ExecSync");
+    shim.check_available()?;
     let command = request.cmd;
     shim.called(&command[0]);
+    shim.pass(&command[0]).await;
     let (exit_code, output) = shim.outcome(&command[0]);
     Ok(cri::ExecSyncResponse { stdout: output.into_bytes(), stderr: Vec::new(), exit_code })
 }

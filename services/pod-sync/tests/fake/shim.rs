@@ -35,6 +35,7 @@ struct State {
     ids: i64,
     held: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
     commands: BTreeMap<String, (i32, String)>,
+    held_commands: BTreeMap<String, (Arc<Semaphore>, Arc<Semaphore>)>,
     stops_held: bool,
     reads_fail: bool,
     images_fail: bool,
@@ -276,6 +277,27 @@ impl Shim {
 
     pub(super) fn outcome(&self, word: &str) -> (i32, String) {
         self.state().commands.get(word).cloned().unwrap_or_default()
+    }
+
+    /// From now on each command with this first word adds a permit to the first semaphore, and takes its outcome when it gets a
+    /// permit of the second.
+    pub fn hold_command(&self, word: &str) -> (Arc<Semaphore>, Arc<Semaphore>) {
+        let held = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        self.state().held_commands.insert(word.to_owned(), held.clone());
+        held
+    }
+
+    /// Later commands with this first word are not held any more. One that is held stays so.
+    pub fn release_command(&self, word: &str) {
+        self.state().held_commands.remove(word);
+    }
+
+    pub(super) async fn pass(&self, word: &str) {
+        let held = self.state().held_commands.get(word).cloned();
+        if let Some((arrived, answer)) = held {
+            arrived.add_permits(1);
+            answer.acquire().await.unwrap().forget();
+        }
     }
 
     /// From now on each `GetPod` takes its result, adds a permit to the first semaphore, and returns the result when it gets a

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use keelson_service_kit::status::chain;
 use pb::stream_request::Item as RequestItem;
 use pb::stream_response::Item as ResponseItem;
@@ -209,8 +207,7 @@ async fn invalid_stream_request_is_refused_before_connecting_to_the_runtime() {
     ] {
         assert!(world.call(first).await.error_text().await.contains(text), "{text}");
     }
-    let never = tokio::time::timeout(Duration::from_millis(50), world.server.accept()).await;
-    assert!(never.is_err(), "nothing has connected");
+    // Connections are accepted in their order, so one of a refused request would come before that of this one.
     let mut caller = world.call(start()).await;
     let (_, _socket) = world.accept(CHANGED).await;
     assert!(matches!(caller.next().await, Some(ResponseItem::Head(_))));
