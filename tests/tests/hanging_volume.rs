@@ -21,19 +21,12 @@ struct World {
 }
 
 impl World {
-    /// `None`, with the reason on stdout, on a machine without FUSE.
-    async fn start() -> Option<Self> {
+    async fn start() -> Self {
         let scratch = Scratch::new().unwrap();
         for name in ["served", "healthy"] {
             fs::create_dir(scratch.path().join(name)).unwrap();
         }
-        let server = match FuseServer::over(&scratch.path().join("served")) {
-            Ok(server) => server,
-            Err(why) => {
-                println!("skipped: {why:#}");
-                return None;
-            }
-        };
+        let server = FuseServer::over(&scratch.path().join("served")).unwrap();
         fs::create_dir(scratch.path().join("served/sub")).unwrap();
         let agent = Agent::builder(scratch.path()).start().await.unwrap();
         let world = Self { agent, server, scratch };
@@ -41,7 +34,7 @@ impl World {
             let documents = format!("{}\n---\n{}\n", world.volume(name), claim(name));
             world.agent.write_manifest(&format!("storage-{name}.yaml"), &documents).unwrap();
         }
-        Some(world)
+        world
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -146,7 +139,7 @@ fn served() -> Value {
 
 #[tokio::test]
 async fn a_local_volume_whose_server_hangs_is_named_and_starts_when_it_answers() {
-    let Some(world) = World::start().await else { return };
+    let world = World::start().await;
     let agent = &world.agent;
     world.server.hang();
     world.add("stuck", &served());
@@ -166,7 +159,7 @@ async fn a_local_volume_whose_server_hangs_is_named_and_starts_when_it_answers()
 
 #[tokio::test]
 async fn pods_deleted_while_their_server_hangs_are_gone_when_it_answers() {
-    let Some(world) = World::start().await else { return };
+    let world = World::start().await;
     let path = world.path("served");
     let volumes =
         [("claimed", served()), ("direct", json!({"hostPath": {"path": path, "type": "Directory"}}))];
@@ -191,7 +184,7 @@ async fn pods_deleted_while_their_server_hangs_are_gone_when_it_answers() {
 
 #[tokio::test]
 async fn a_running_pod_is_deleted_although_its_server_hangs() {
-    let Some(world) = World::start().await else { return };
+    let world = World::start().await;
     world.add("stuck", &served());
     until_one_ready(&world.agent, "stuck").await;
     let folder = world.folder("stuck").await;

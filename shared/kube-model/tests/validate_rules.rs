@@ -6,7 +6,7 @@ use keelson_kube_model::*;
 use serde_json::{Value, json};
 
 /// How many rows there are: one that is lost is a rule that nothing shows.
-const ROWS: usize = 237;
+const ROWS: usize = 242;
 const RULES: &str = include_str!("validation-rules.txt");
 
 fn errors_of(mut pod: Value) -> Vec<String> {
