@@ -74,13 +74,13 @@ pub(crate) fn carry_out(
         if let Some((plugin, operation)) = operation_of(desire, &action) {
             for walk in walks.take_ended() {
                 operations.ended(
-                    plugin.clone(),
+                    plugin.clone().into(),
                     Operation::ApplyAccessControl,
                     walk.succeeded,
                     walk.duration,
                 );
             }
-            operations.ended(plugin, operation, result.is_ok(), started.elapsed());
+            operations.ended(plugin.into(), operation, result.is_ok(), started.elapsed());
         }
         let stop = result.is_err() && matches!(action, Action::CreateFolders | Action::RemoveSubpaths);
         outcomes.push(Outcome { action, key, ended: Instant::now(), result });

@@ -69,7 +69,7 @@ impl BlockPlace {
             return Ok(None);
         }
         let device = mounter.inspect(&link).await?;
-        for global in mounter.mounts_with_name(&root.join("plugins"), place.pod.as_str())? {
+        for global in mounter.mounts_with_name(&root.join("plugins"), place.pod.as_str()).await? {
             let mapped = mounter.inspect(&global).await?;
             let is_block = |facts: &FileFacts| facts.kind() == FileKind::BlockDevice;
             let pair = device.as_ref().zip(mapped.as_ref().filter(|mapped| is_block(mapped)));

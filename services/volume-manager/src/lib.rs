@@ -25,7 +25,7 @@
 //! | `stats`, `measure` | the usage of volumes, measured in the background |
 //! | `driver_stats` | the usage and health of volumes, as CSI drivers measure them |
 //! | `metrics`, `totals` | metrics: orphaned pods, durations of operations, numbers of volumes |
-//! | `selinux` | SELinux labels of the plugin folders |
+//! | `selinux` | SELinux labels of the plugin folders and of volumes |
 //! | `listing` | what is in a folder |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, huge pages, and the shared root folder |

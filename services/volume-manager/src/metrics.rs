@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_service_kit::Metrics;
+use keelson_volume_manager_core::csi::paths::PLUGIN as CSI;
 use keelson_volume_manager_core::measurement::Method;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -53,6 +54,31 @@ pub(crate) enum Operation {
     ApplyAccessControl,
 }
 
+/// The plugin of an operation, as [`OperationMetrics`] labels it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PluginLabel {
+    name: String,
+    /// The volume has a legacy source that its CSI driver serves (volumes.md §12).
+    is_migrated: bool,
+}
+
+impl PluginLabel {
+    /// The plugin `vendor/name`, for CSI with the driver if that is known: `kubernetes.io/csi:csi.example.com`.
+    pub(crate) fn new(plugin: &str, driver: Option<&str>, is_migrated: bool) -> Self {
+        let name = match driver.filter(|_| plugin == CSI) {
+            Some(driver) => format!("{plugin}:{driver}"),
+            None => plugin.to_owned(),
+        };
+        Self { name, is_migrated }
+    }
+}
+
+impl From<String> for PluginLabel {
+    fn from(name: String) -> Self {
+        Self { name, is_migrated: false }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MountWaitLabels {
     plugin_name: String,
@@ -85,10 +111,16 @@ impl OperationMetrics {
         self.mount_waits.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
-    /// Records the end of an operation; `plugin` as Kubernetes names it, such as `kubernetes.io/empty-dir`.
-    pub(crate) fn ended(&self, plugin: String, operation: Operation, succeeded: bool, duration: Duration) {
+    /// Records the end of an operation.
+    pub(crate) fn ended(
+        &self,
+        plugin: PluginLabel,
+        operation: Operation,
+        succeeded: bool,
+        duration: Duration,
+    ) {
         let labels = OperationLabels {
-            volume_plugin: plugin,
+            volume_plugin: plugin.name,
             operation_name: match operation {
                 Operation::Mount => "volume_mount",
                 Operation::Unmount => "volume_unmount",
@@ -103,7 +135,7 @@ impl OperationMetrics {
                 Operation::ApplyAccessControl => "volume_apply_access_control",
             },
             status: if succeeded { "success" } else { "fail-unknown" },
-            migrated: "false",
+            migrated: if plugin.is_migrated { "true" } else { "false" },
         };
         self.operations.get_or_create(&labels).observe(duration.as_secs_f64());
     }
@@ -215,7 +247,7 @@ mod tests {
         let operations = OperationMetrics::register(&metrics);
         let ended = |operation, succeeded| {
             operations.ended(
-                "kubernetes.io/empty-dir".into(),
+                PluginLabel::new("kubernetes.io/empty-dir", None, false),
                 operation,
                 succeeded,
                 Duration::from_millis(300),
@@ -238,6 +270,32 @@ mod tests {
                  operation_name=\"{operation}\",status=\"{status}\",migrated=\"false\"}} {count}"
             );
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn operations_of_csi_volumes_are_labelled_by_driver_and_migrated_ones_too() {
+        for (plugin, driver, is_migrated, labels) in [
+            ("kubernetes.io/nfs", None, false, ("kubernetes.io/nfs", "false")),
+            ("example.com/flex", Some("example.com/flex"), false, ("example.com/flex", "false")),
+            ("kubernetes.io/csi", None, false, ("kubernetes.io/csi", "false")),
+            ("kubernetes.io/csi", Some("a.example.com"), false, ("kubernetes.io/csi:a.example.com", "false")),
+            (
+                "kubernetes.io/csi",
+                Some("ebs.csi.aws.com"),
+                true,
+                ("kubernetes.io/csi:ebs.csi.aws.com", "true"),
+            ),
+        ] {
+            let metrics = Metrics::new();
+            let label = PluginLabel::new(plugin, driver, is_migrated);
+            OperationMetrics::register(&metrics).ended(label, Operation::Mount, true, Duration::ZERO);
+            let (plugin, migrated) = labels;
+            let line = format!(
+                "storage_operation_duration_seconds_count{{volume_plugin=\"{plugin}\",\
+                 operation_name=\"volume_mount\",status=\"success\",migrated=\"{migrated}\"}} 1"
+            );
+            assert!(metrics.text().contains(&line), "{line}\n{}", metrics.text());
         }
     }
 

@@ -41,5 +41,5 @@ pub(crate) use helper::FileFacts;
 pub(crate) use mount::MountRequest;
 pub(crate) use output::CommandOutput;
 pub(crate) use state::{DEADLINE, Mounter};
-pub(crate) use threads::{ThreadError, blocking};
+pub(crate) use threads::{ThreadError, blocking, blocking_for};
 pub(crate) use unmount::after_failure;

@@ -277,9 +277,9 @@ pub(crate) trait Plugin: fmt::Debug + Send + Sync {
         Box::pin(async move { Err(PluginError::new(message)) })
     }
 
-    /// The folder with a bind mount of the device per pod, for a volume of the mode `Block`.
-    fn global_map_path(&self, _: &str) -> Option<PathBuf> {
-        None
+    /// The folder with a bind mount of the device per pod, for a volume of the mode `Block`. `None`: it has none.
+    fn global_map_path<'a>(&'a self, _: &'a str) -> Answer<'a, Option<PathBuf>> {
+        Box::pin(async { Ok(None) })
     }
 
     /// Reads from disk which devices are, or may be, mounted for pods. A pod may have ended just before its device was unmounted.

@@ -15,6 +15,7 @@ use keelson_volume_manager_core::claims::{
 };
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::objects::{PersistentVolume, PersistentVolumeClaim};
+use keelson_volume_manager_core::selinux;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use crate::legacy;
 use crate::live_objects::{LiveObjects, ReadError};
 use crate::plugins::{Plugin, PluginError, Plugins, VolumeSpec};
 use crate::quantities::storage;
+use crate::selinux::{SeLinux, VolumeLabels};
 use crate::shared_volumes::{ResolvedSpec, SharedVolumes};
 use crate::view::VolumeWait;
 
@@ -41,6 +43,7 @@ pub(crate) struct Resolver {
     pub(crate) live: LiveObjects,
     pub(crate) plugins: Plugins,
     pub(crate) shared: SharedVolumes,
+    pub(crate) selinux: SeLinux,
     pub(crate) events: EventRing,
 }
 
@@ -199,7 +202,29 @@ impl Resolver {
         let spec = with_mount_options(spec, &**plugin)?;
         check_abilities(&spec, &**plugin)?;
         let identity = plugin.identify(&spec).await?;
-        Ok(ResolvedSpec { plugin: Arc::clone(plugin), identity, spec: Arc::new(spec) })
+        let labels = self.labels_of(desire, volume, &spec, identity.supports_label).await?;
+        Ok(ResolvedSpec { plugin: Arc::clone(plugin), identity, spec: Arc::new(spec), labels })
+    }
+
+    /// The SELinux labels of a volume (volumes.md §6). A block volume has no files.
+    async fn labels_of(
+        &self,
+        desire: &PodDesire,
+        volume: &Volume,
+        spec: &VolumeSpec,
+        supports_label: bool,
+    ) -> Result<VolumeLabels, PluginError> {
+        let access_modes = spec.persistent.as_ref().map(|volume| volume.spec.access_modes.as_slice());
+        let volume_use = selinux::VolumeUse {
+            name: &spec.inner_name,
+            access_modes,
+            supports_label: supports_label && spec.mode == VolumeMode::Filesystem,
+            policy: desire.selinux_policy,
+        };
+        let options = desire.selinux_options.get(&volume.name).map(Vec::as_slice).unwrap_or_default();
+        let pod = (desire.header.pod.uid.as_str(), volume.name.as_str());
+        let labels = self.selinux.labels_of(&volume_use, options, pod).await;
+        labels.map_err(|error| PluginError::new(error.to_string()).for_you())
     }
 
     fn plugin(&self, spec: &VolumeSpec) -> Result<&Arc<dyn Plugin>, PluginError> {

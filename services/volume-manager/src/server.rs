@@ -42,7 +42,7 @@ use crate::plugin_set::{self, PluginSet};
 use crate::plugins::csi::Csi;
 use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
 use crate::resolver::Resolver;
-use crate::selinux;
+use crate::selinux::{self, SeLinux, SeLinuxMetrics};
 use crate::shared_volumes::{Environment, SharedVolumes, SharedVolumesTask, find_volumes};
 use crate::stats::Stats;
 use crate::store::Store;
@@ -165,6 +165,7 @@ async fn start_plugins(
         watch_node(facts, ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
     ctx.spawn("node", watch);
     let has_api_server = matches!(config.control_plane, ControlPlane::Kubernetes(_));
+    let selinux_metrics = SeLinuxMetrics::register(&ctx.metrics);
     let environment = Environment {
         node_name: config.node_name.clone(),
         root: config.paths.root_dir.clone(),
@@ -176,12 +177,15 @@ async fn start_plugins(
         // Without an API server there is no controller that attaches.
         has_attach_controller: config.node_status.controller_attach_detach && has_api_server,
         has_api_server,
+        selinux: selinux_metrics.clone(),
     };
     let on_disk = find_volumes(&plugins, folders).await;
     let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
     let handle = ctx.progress.register("volumes of plugins");
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
-    (found, Resolver { live, plugins, shared, events: ctx.events.clone() }, plugin_set)
+    let selinux = SeLinux::of_machine(config.volumes.selinux_mount, selinux_metrics);
+    let events = ctx.events.clone();
+    (found, Resolver { live, plugins, shared, selinux, events }, plugin_set)
 }
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works

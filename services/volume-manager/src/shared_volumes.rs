@@ -4,6 +4,7 @@
 //! Operations run in tasks of their own. One that hangs holds up nothing but its own volume.
 
 mod expansion;
+mod labels;
 mod operation;
 mod records;
 mod reports;

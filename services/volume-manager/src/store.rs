@@ -14,7 +14,7 @@ use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
 use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_canonical, unescape};
 use keelson_volume_manager_core::payload::{Files, SourceCache, collect};
 use keelson_volume_manager_core::plan::ActualState;
-use keelson_volume_manager_core::{hostpath, hugepages, tmpfs};
+use keelson_volume_manager_core::{hugepages, tmpfs};
 
 pub(crate) use self::error::StoreError;
 use self::error::io_error;
@@ -98,14 +98,6 @@ impl Store {
         // Resolved, because hostPaths are resolved before they are compared with it.
         let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
         Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap, mounter })
-    }
-
-    fn reject_link_into_run_dir(&self, path: &str) -> Result<(), StoreError> {
-        match fs::canonicalize(path) {
-            Ok(resolves) => Ok(hostpath::reject_link_into(&self.run_dir, path, &resolves)?),
-            // The path does not exist or cannot be resolved. The runtime creates a folder there or reports an error.
-            Err(_) => Ok(()),
-        }
     }
 
     /// Makes mounts below the root folder propagate to containers and back.
@@ -215,8 +207,8 @@ impl Store {
                 Ok(ReadyVolume { host_path, read_only: false })
             }
             Source::HostPath { path, kind } => {
-                check_host_path(path, kind)?;
-                self.reject_link_into_run_dir(path)?;
+                let check = check_host_path(&self.run_dir, path, kind);
+                tokio::runtime::Handle::current().block_on(check)?;
                 Ok(ReadyVolume { host_path: PathBuf::from(path), read_only: false })
             }
             Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, sources),

@@ -1,5 +1,6 @@
 //! Conversions between wire types and this service's types.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use keelson_pod_reconciler::Item;
@@ -13,6 +14,7 @@ use keelson_volume_manager_core::names::is_path_component;
 use keelson_volume_manager_core::payload::{
     DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind, TokenFile,
 };
+use keelson_volume_manager_core::selinux::{ChangePolicy, SeLinuxOptions};
 use keelson_volume_manager_core::token::TokenName;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 
@@ -58,6 +60,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
         let group = |value: i64| {
             u32::try_from(value).map_err(|_| WireError::OutOfRange { field: "pod.fs_group", value })
         };
+        let selinux_options = selinux_options(&message.volumes);
         Ok(Self(PodDesire {
             header,
             volumes: message.volumes.into_iter().map(volume).collect::<Result<_, _>>()?,
@@ -67,6 +70,8 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             storage_limited: message.storage_limited,
             fs_group_policy: fs_group_policy(&message.fs_group_change_policy)?,
             service_account: message.service_account,
+            selinux_policy: change_policy(&message.se_linux_change_policy)?,
+            selinux_options,
         }))
     }
 }
@@ -115,6 +120,23 @@ fn fs_group_policy(text: &str) -> Result<FsGroupPolicy, WireError> {
         "OnRootMismatch" => Ok(FsGroupPolicy::OnRootMismatch),
         _ => Err(WireError::UnknownValue { field: "pod.fs_group_change_policy", value: text.to_owned() }),
     }
+}
+
+fn change_policy(text: &str) -> Result<ChangePolicy, WireError> {
+    ChangePolicy::parse(Some(text))
+        .map_err(|_| WireError::UnknownValue { field: "pod.se_linux_change_policy", value: text.to_owned() })
+}
+
+/// The options of the containers that mount each volume, for volumes that have some.
+fn selinux_options(volumes: &[pb::Volume]) -> BTreeMap<String, Vec<SeLinuxOptions>> {
+    let options = |options: &pb::SeLinuxOptions| {
+        let pb::SeLinuxOptions { user, role, r#type, level } = options.clone();
+        SeLinuxOptions { user, role, kind: r#type, level }
+    };
+    let labelled = volumes.iter().filter(|volume| !volume.se_linux_options.is_empty());
+    labelled
+        .map(|volume| (volume.name.clone(), volume.se_linux_options.iter().map(options).collect()))
+        .collect()
 }
 
 fn files(message: pb::FileVolume) -> Result<Files, WireError> {
@@ -307,6 +329,7 @@ mod tests {
                 })),
                 mounted: true,
                 device: false,
+                se_linux_options: vec![pb::SeLinuxOptions { level: "s0:c1".into(), ..Default::default() }],
             }],
             fs_group: Some(5),
             memory_limit_bytes: 7,
@@ -314,6 +337,7 @@ mod tests {
             storage_limited: true,
             fs_group_change_policy: "OnRootMismatch".into(),
             service_account: "web".into(),
+            se_linux_change_policy: "Recursive".into(),
         }
     }
 
@@ -328,6 +352,9 @@ mod tests {
         assert_eq!(desire.volumes, [Volume { name: "v".into(), source, used }]);
         let other = (desire.fs_group_policy, desire.service_account.as_str());
         assert_eq!(other, (FsGroupPolicy::OnRootMismatch, "web"));
+        assert_eq!(desire.selinux_policy, ChangePolicy::Recursive);
+        let options = SeLinuxOptions { level: "s0:c1".into(), ..SeLinuxOptions::default() };
+        assert_eq!(desire.selinux_options, [("v".to_owned(), vec![options])].into());
     }
 
     #[test]
@@ -355,6 +382,12 @@ mod tests {
     #[test]
     fn an_unknown_fs_group_change_policy_is_refused() {
         let message = pb::PodDesire { fs_group_change_policy: "Never".into(), ..message() };
+        assert!(PodDesireFromWire::try_from(message).is_err());
+    }
+
+    #[test]
+    fn an_unknown_selinux_change_policy_is_refused() {
+        let message = pb::PodDesire { se_linux_change_policy: "Never".into(), ..message() };
         assert!(PodDesireFromWire::try_from(message).is_err());
     }
 

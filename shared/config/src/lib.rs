@@ -323,6 +323,10 @@ pub struct Volumes {
     /// Whether the health of volumes is reported, as CSI drivers measure it (gate `CSIVolumeHealth`).
     #[serde(default)]
     pub csi_volume_health: bool,
+    /// Whether volumes of every access mode are mounted with the SELinux label of their pod, not only those for one pod
+    /// (gate `SELinuxMount`).
+    #[serde(default)]
+    pub selinux_mount: bool,
 }
 
 /// Where a kubelet looks for flexVolume drivers; a configuration of an earlier release names no folder.
@@ -332,7 +336,12 @@ fn default_plugin_dir() -> PathBuf {
 
 impl Default for Volumes {
     fn default() -> Self {
-        Self { stats_period_ms: 60_000, plugin_dir: default_plugin_dir(), csi_volume_health: false }
+        Self {
+            stats_period_ms: 60_000,
+            plugin_dir: default_plugin_dir(),
+            csi_volume_health: false,
+            selinux_mount: false,
+        }
     }
 }
 

@@ -114,6 +114,7 @@ pub(crate) fn resolve_with(
         group.resolve(&mut out);
     }
     out.config.volumes.csi_volume_health = gates.is_on("CSIVolumeHealth");
+    out.config.volumes.selinux_mount = gates.is_on("SELinuxMount");
     report_notes(&mut out, kubelet);
     add_flags_to_origins(&mut out.errors, keelson);
     if !out.errors.is_empty() {

@@ -103,6 +103,9 @@ impl DesiredState {
                 .and_then(|s| s.fs_group_change_policy.clone())
                 .unwrap_or_default(),
             service_account: pod.spec.service_account_name.clone(),
+            se_linux_change_policy: security
+                .and_then(|s| s.se_linux_change_policy.clone())
+                .unwrap_or_default(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use keelson_kube_model::{
     Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList,
-    ServiceAccountTokenProjection, Volume, VolumeProjection,
+    SeLinuxOptions, ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 use keelson_pod_sync_core::config::{DownwardValue, TokenAccess, downward_value, token_access};
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -52,6 +52,7 @@ pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volu
         source: Some(source(pod, volume, allocatable, tokens)),
         mounted: is_mounted(pod, &volume.name),
         device: is_device(pod, &volume.name),
+        se_linux_options: selinux_options(pod, &volume.name),
     };
     used.map(message).collect()
 }
@@ -83,6 +84,25 @@ fn is_mounted(pod: &Pod, name: &str) -> bool {
 
 fn is_device(pod: &Pod, name: &str) -> bool {
     containers(pod).any(|container| container.volume_devices.iter().any(|device| device.name == name))
+}
+
+/// The SELinux options that hold for the containers that mount a volume, each once (volumes.md §6).
+fn selinux_options(pod: &Pod, name: &str) -> Vec<volume::SeLinuxOptions> {
+    let pods = pod.spec.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
+    let own = |container: &'_ Container| -> Option<SeLinuxOptions> {
+        container.security_context.as_ref().and_then(|context| context.se_linux_options.clone())
+    };
+    let is_mounting = |container: &&Container| container.volume_mounts.iter().any(|mount| mount.name == name);
+    let mut found = Vec::new();
+    for container in containers(pod).filter(is_mounting) {
+        let SeLinuxOptions { user, role, type_, level } =
+            own(container).or_else(|| pods.cloned()).unwrap_or_default();
+        let options = volume::SeLinuxOptions { user, role, r#type: type_, level };
+        if !found.contains(&options) {
+            found.push(options);
+        }
+    }
+    if found == [volume::SeLinuxOptions::default()] { Vec::new() } else { found }
 }
 
 fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {
@@ -520,5 +540,43 @@ mod tests {
         ]);
         let files = only(mounts, json!({"name": "v", "secret": {"secretName": "s"}}));
         assert_eq!(files.nested, ["deep/er", "one"]);
+    }
+
+    #[test]
+    fn selinux_options_are_those_of_each_mounting_container_over_the_pods() {
+        let mount = json!([{"name": "v", "mountPath": "/v"}]);
+        let levels = |pods: serde_json::Value, own: &[serde_json::Value]| {
+            let container = |(i, own): (usize, &serde_json::Value)| {
+                let name = format!("c{i}");
+                json!({"name": name, "securityContext": own, "volumeMounts": mount})
+            };
+            let containers: Vec<_> = own.iter().enumerate().map(container).collect();
+            let other = json!({"name": "other", "securityContext": {"seLinuxOptions": {"level": "s0:c9"}}});
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "web"},
+                "spec": {
+                    "securityContext": pods,
+                    "containers": containers,
+                    "initContainers": [other],
+                    "volumes": [{"name": "v", "emptyDir": {}}],
+                },
+            }))
+            .unwrap();
+            let messages = messages(&pod, &ResourceList::new(), false);
+            let options = messages[0].se_linux_options.iter();
+            options.map(|o| format!("{}:{}:{}", o.user, o.r#type, o.level)).collect::<Vec<_>>()
+        };
+        let label = |level: &str| json!({"seLinuxOptions": {"level": level}});
+        let none = json!({});
+        assert!(levels(none.clone(), &[none.clone(), none.clone()]).is_empty());
+        assert_eq!(levels(label("s0:c1"), &[none.clone(), none.clone()]), ["::s0:c1"]);
+        assert_eq!(levels(label("s0:c1"), &[label("s0:c2"), none.clone()]), ["::s0:c2", "::s0:c1"]);
+        assert_eq!(levels(none.clone(), &[label("s0:c2"), none]), ["::s0:c2", "::"]);
+        let whole = json!({"seLinuxOptions": {"user": "u", "type": "t"}});
+        assert_eq!(
+            levels(label("s0:c1"), &[whole]),
+            ["u:t:"],
+            "the options of a container replace the pod's"
+        );
     }
 }

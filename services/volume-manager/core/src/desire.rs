@@ -1,12 +1,13 @@
 //! The desired volumes of a pod, as pod-sync sends them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use keelson_desired_set::{Desire, DesireHeader, PodRef, Want};
 
 pub use crate::claims::VolumeUse;
 use crate::names::VolumeKey;
 use crate::payload::Files;
+use crate::selinux::{ChangePolicy, SeLinuxOptions};
 
 /// The desired volumes of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +30,11 @@ pub struct PodDesire {
     pub fs_group_policy: FsGroupPolicy,
     /// `spec.serviceAccountName`.
     pub service_account: String,
+    /// `spec.securityContext.seLinuxChangePolicy`.
+    pub selinux_policy: ChangePolicy,
+    /// The SELinux options of the containers that mount a volume, by `spec.volumes[].name`. Empty options are those of a
+    /// container without any; a volume without an entry is mounted by containers without options.
+    pub selinux_options: BTreeMap<String, Vec<SeLinuxOptions>>,
 }
 
 /// `spec.securityContext.fsGroupChangePolicy`.
@@ -58,6 +64,8 @@ impl From<DesireHeader> for PodDesire {
             storage_limited: false,
             fs_group_policy: FsGroupPolicy::Always,
             service_account: String::new(),
+            selinux_policy: ChangePolicy::MountOption,
+            selinux_options: BTreeMap::new(),
         }
     }
 }

@@ -76,6 +76,21 @@ fn is_level(text: &str) -> bool {
     !text.is_empty() && text.split([':', ',']).all(is_name)
 }
 
+/// The type of the policy when `/etc/selinux/config` names none (selinux_config(5)).
+const DEFAULT_TYPE: &str = "targeted";
+
+/// The name of the policy's folder below `/etc/selinux`: `SELINUXTYPE` of `/etc/selinux/config` (selinux_config(5)).
+pub fn policy_type(config: &str) -> Result<&str, SeLinuxError> {
+    let lines = config.lines().map(str::trim).filter_map(|line| line.strip_prefix("SELINUXTYPE"));
+    let value = lines.filter_map(|rest| rest.trim_start().strip_prefix('=')).map(str::trim).next_back();
+    let name = value.unwrap_or(DEFAULT_TYPE);
+    if is_name(name) && !name.starts_with('.') {
+        Ok(name)
+    } else {
+        Err(SeLinuxError::InvalidPolicy { name: name.to_owned() })
+    }
+}
+
 /// The system's label of files in containers, without its level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileContext {
@@ -132,6 +147,20 @@ pub enum SeLinuxError {
         "the SELinux policy of this node has no label of container files in contexts/lxc_contexts; install container-selinux"
     )]
     NoDefault,
+    /// The configuration names a policy that cannot be the name of a folder.
+    #[error("SELINUXTYPE in /etc/selinux/config is {name:?}; write the name of the policy, such as targeted")]
+    InvalidPolicy {
+        /// The name.
+        name: String,
+    },
+    /// A file of the policy cannot be read.
+    #[error("cannot read the SELinux policy of this node: {path}: {why}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// The error.
+        why: String,
+    },
     /// The API has no such policy.
     #[error("unknown seLinuxChangePolicy {policy:?}; it is MountOption or Recursive")]
     UnknownPolicy {
@@ -192,8 +221,8 @@ impl ChangePolicy {
     }
 }
 
-/// What the node supports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the node supports; by default nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodeSupport {
     /// SELinux is enabled, enforcing or permissive.
     pub is_enabled: bool,
@@ -242,7 +271,8 @@ pub enum Finding {
 pub const ADMITTED_METRIC: &str = "volume_manager_selinux_volumes_admitted_total";
 
 impl Finding {
-    fn new(node: NodeSupport, access_modes: Option<&[String]>, error: SeLinuxError) -> Self {
+    /// What an error means for a volume with these access modes; `None` for an inline volume.
+    pub fn new(node: NodeSupport, access_modes: Option<&[String]>, error: SeLinuxError) -> Self {
         if labels_by_mount(node, access_modes) { Self::Refusal(error) } else { Self::Warning(error) }
     }
 
@@ -272,12 +302,16 @@ impl Finding {
             (
                 SeLinuxError::InvalidLabel { .. }
                 | SeLinuxError::NoDefault
+                | SeLinuxError::InvalidPolicy { .. }
+                | SeLinuxError::Unreadable { .. }
                 | SeLinuxError::UnknownPolicy { .. },
                 true,
             ) => "volume_manager_selinux_container_warnings_total",
             (
                 SeLinuxError::InvalidLabel { .. }
                 | SeLinuxError::NoDefault
+                | SeLinuxError::InvalidPolicy { .. }
+                | SeLinuxError::Unreadable { .. }
                 | SeLinuxError::UnknownPolicy { .. },
                 false,
             ) => "volume_manager_selinux_container_errors_total",
@@ -291,6 +325,11 @@ fn labels_by_mount(node: NodeSupport, access_modes: Option<&[String]>) -> bool {
     access_modes.is_some_and(|modes| node.labels_all_modes || modes == [READ_WRITE_ONCE_POD])
 }
 
+/// Whether a volume can have labels at all: otherwise its containers may differ, and the policy's default is not needed.
+pub fn can_label(node: NodeSupport, volume: &VolumeUse<'_>) -> bool {
+    node.is_enabled && volume.supports_label && volume.policy == ChangePolicy::MountOption
+}
+
 /// Decides the labels of a volume from the effective options of every container of the pod that uses it; `None` in
 /// `containers` is a container without options.
 ///
@@ -301,7 +340,7 @@ pub fn decide(
     containers: &[Option<&SeLinuxOptions>],
     default: &FileContext,
 ) -> Result<Labels, Finding> {
-    if !node.is_enabled {
+    if !can_label(node, volume) {
         return Ok(Labels::default());
     }
     let finding = |error| Finding::new(node, volume.access_modes, error);
@@ -313,8 +352,7 @@ pub fn decide(
         let (volume, labels) = (volume.name.to_owned(), shown.join(", "));
         return Err(finding(SeLinuxError::ContainersDiffer { volume, labels }));
     }
-    let can_label = volume.supports_label && volume.policy == ChangePolicy::MountOption;
-    let wanted = labels.into_iter().next().flatten().filter(|_| can_label);
+    let wanted = labels.into_iter().next().flatten();
     let mounted = wanted.clone().filter(|_| labels_by_mount(node, volume.access_modes));
     Ok(Labels { wanted, mounted })
 }

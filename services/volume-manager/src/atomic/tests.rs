@@ -152,6 +152,37 @@ fn a_failed_atomic_write_leaves_the_old_files() {
 }
 
 #[test]
+fn a_folder_in_place_of_a_link_of_the_atomic_writer_is_an_error_until_it_is_removed() {
+    for link in ["..data", "..data_tmp"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(link);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("precious"), "x").unwrap();
+        for _ in 0..2 {
+            let error = write(dir.path(), &payload(&[("a", "1")]), None, NOW).unwrap_err();
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        }
+        assert_eq!(fs::read_to_string(path.join("precious")).unwrap(), "x", "nothing foreign is removed");
+        assert_eq!(dotted_names(dir.path()), [link], "no half-written folder is left");
+        fs::remove_dir_all(&path).unwrap();
+        write(dir.path(), &payload(&[("a", "1")]), None, NOW).unwrap();
+        assert_eq!(visible_files(dir.path()), texts(&[("a", "1")]));
+    }
+}
+
+#[test]
+fn a_folder_with_the_name_of_a_key_stays_and_hides_no_other_key() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("a")).unwrap();
+    fs::write(dir.path().join("a/precious"), "x").unwrap();
+    write(dir.path(), &payload(&[("a", "1"), ("b", "1")]), None, NOW).unwrap();
+    assert_eq!(visible_files(dir.path()), texts(&[("a/precious", "x"), ("b", "1")]));
+    fs::remove_dir_all(dir.path().join("a")).unwrap();
+    write(dir.path(), &payload(&[("a", "1"), ("b", "1")]), None, NOW).unwrap();
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "1"), ("b", "1")]));
+}
+
+#[test]
 fn foreign_files_and_nested_mounts_in_a_file_volume_stay() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = payload(&[("a", "1")]);

@@ -17,7 +17,7 @@ fn place(folder: &TestFolder, uid: &str) -> BlockPlace {
 #[tokio::test]
 async fn a_device_is_mapped_with_a_bind_mount_a_link_and_a_lock_until_it_is_unmapped() {
     let folder = TestFolder::new();
-    let Some(device) = LoopDevice::new(&folder, "disk", 4) else { return };
+    let device = LoopDevice::new(&folder, "disk", 4);
     let (mounter, place) = (folder.mounter(), place(&folder, "uid"));
     let link = folder.path().join("pods/uid/volumeDevices/kubernetes.io~local-volume/pv");
     // Repeated, since the service may have ended in the middle.
@@ -43,8 +43,8 @@ async fn a_device_is_mapped_with_a_bind_mount_a_link_and_a_lock_until_it_is_unma
 #[tokio::test]
 async fn a_device_that_was_attached_again_is_mapped_instead_of_the_old_one() {
     let folder = TestFolder::new();
-    let Some(old) = LoopDevice::new(&folder, "old", 4) else { return };
-    let Some(new) = LoopDevice::new(&folder, "new", 4) else { return };
+    let old = LoopDevice::new(&folder, "old", 4);
+    let new = LoopDevice::new(&folder, "new", 4);
     let (mounter, place) = (folder.mounter(), place(&folder, "uid"));
     map(&mounter, &place, &old.0).await.unwrap();
     map(&mounter, &place, &new.0).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_device_that_was_attached_again_is_mapped_instead_of_the_old_one() {
 #[tokio::test]
 async fn a_map_of_an_unknown_folder_is_found_by_the_pods_link_or_named() {
     let folder = TestFolder::new();
-    let Some(device) = LoopDevice::new(&folder, "disk", 4) else { return };
+    let device = LoopDevice::new(&folder, "disk", 4);
     let mounter = folder.mounter();
     let root = folder.path();
     let place = VolumePlace {

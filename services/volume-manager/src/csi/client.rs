@@ -28,11 +28,13 @@ use tonic::body::Body as RequestBody;
 use tonic::codegen::{Body, Bytes, Service, http};
 use tonic::{Request, Response, Status};
 
+use super::silent::SilentVolumes;
+
 /// The time for all calls of one operation on a volume (volumes.md §3.1).
 const BUDGET: Duration = Duration::from_secs(120);
 /// The calls of one driver that run at a time, measurements aside.
 const CONCURRENT_CALLS: usize = 32;
-/// The measurements of one driver that run at a time.
+/// The measurements of one driver that run at a time, and as many again of volumes that it has not measured last time.
 const CONCURRENT_MEASUREMENTS: usize = 4;
 /// The longest message of a driver in bytes: the default of gRPC, which is the kubelet's limit too.
 const LONGEST_MESSAGE: usize = 4 << 20;
@@ -188,6 +190,7 @@ pub(crate) struct Client {
     metrics: CsiMetrics,
     calls: Arc<Semaphore>,
     measurements: Arc<Semaphore>,
+    silent: Arc<SilentVolumes>,
 }
 
 impl Client {
@@ -200,6 +203,7 @@ impl Client {
             metrics,
             calls: Arc::new(Semaphore::new(CONCURRENT_CALLS)),
             measurements: Arc::new(Semaphore::new(CONCURRENT_MEASUREMENTS)),
+            silent: Arc::new(SilentVolumes::new(CONCURRENT_MEASUREMENTS)),
         }
     }
 
@@ -270,6 +274,7 @@ impl Client {
         operation: &Operation,
         request: pb::NodeUnpublishVolumeRequest,
     ) -> Result<(), CallError> {
+        self.silent.remove(&request.target_path);
         let call = Call::new("NodeUnpublishVolume", operation, &self.calls);
         let answer =
             self.send(
@@ -285,9 +290,21 @@ impl Client {
         operation: &Operation,
         request: pb::NodeGetVolumeStatsRequest,
     ) -> Result<pb::NodeGetVolumeStatsResponse, CallError> {
-        let call = Call::new("NodeGetVolumeStats", operation, &self.measurements);
-        self.send(call, request, |mut node, request| async move { node.node_get_volume_stats(request).await })
-            .await
+        let path = request.volume_path.clone();
+        let limit = self.silent.limit(&path).unwrap_or(&self.measurements);
+        let call = Call::new("NodeGetVolumeStats", operation, limit);
+        let result = self
+            .send(call, request, |mut node, request| async move { node.node_get_volume_stats(request).await })
+            .await;
+        match result.as_ref().map_err(|error| &error.failure) {
+            Err(Failure::NoAnswer) => self.silent.add(path),
+            // It was not asked.
+            Err(Failure::Busy) => {}
+            Ok(_) | Err(Failure::Status { .. } | Failure::NotReachable(_) | Failure::Invalid(_)) => {
+                self.silent.remove(&path);
+            }
+        }
+        result
     }
 
     pub(super) async fn node_expand_volume(

@@ -1,4 +1,4 @@
-//! How many processes work on one thing, such as a volume or a device, and whether one of them hangs.
+//! How many processes or threads work on one thing, such as a volume or a device, and whether one of them hangs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// The number of processes that work on one thing at once.
+/// The number of processes or threads that work on one thing at once.
 const MAX_RUNNING: usize = 4;
 /// A killed process normally ends within this time; one that does not hangs in the kernel.
 const KILL_GRACE: Duration = Duration::from_secs(1);
 
-/// A process that nobody waits for any more and that has not ended yet.
+/// A process or thread that nobody waits for any more and that has not ended yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Abandoned {
     /// What it does, without secrets: `mount srv:/a on /b`.
     pub(super) what: String,
-    /// Its process id.
-    pub(super) pid: i32,
+    /// The id of the process; `None` for a thread of this service.
+    pub(super) pid: Option<i32>,
     /// When it was started.
     pub(super) started: Instant,
     /// When it was abandoned.
@@ -40,9 +40,10 @@ impl fmt::Display for Refusal {
         match self {
             Self::Hung(Abandoned { what, pid, started, .. }) => {
                 let seconds = started.elapsed().as_secs();
-                write!(f, "the earlier attempt to {what} (process {pid}) has not ended for {seconds} s")
+                let process = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+                write!(f, "the earlier attempt to {what}{process} has not ended for {seconds} s")
             }
-            Self::Busy => write!(f, "{MAX_RUNNING} processes work on it already"),
+            Self::Busy => write!(f, "{MAX_RUNNING} accesses to it have not ended yet"),
         }
     }
 }
@@ -119,7 +120,7 @@ pub(super) struct Pass {
 
 impl Pass {
     /// Records that nobody waits for the process any more. Until it ends, no other one for the same thing may start.
-    pub(super) fn abandon(&mut self, what: String, pid: i32, started: Instant) {
+    pub(super) fn abandon(&mut self, what: String, pid: Option<i32>, started: Instant) {
         let mut gates = self.gates.lock();
         if let Some(gate) = gates.get_mut(&self.key).filter(|gate| gate.abandoned.is_none()) {
             gate.abandoned = Some(Abandoned { what, pid, started, abandoned: Instant::now() });
@@ -158,7 +159,7 @@ mod tests {
     async fn one_abandoned_process_keeps_others_for_the_same_thing_from_starting() {
         let gates = Gates::default();
         let mut pass = gates.enter("a", LONG).await.unwrap();
-        pass.abandon("mount x".to_owned(), 7, Instant::now());
+        pass.abandon("mount x".to_owned(), Some(7), Instant::now());
         tokio::time::advance(Duration::from_secs(35)).await;
         let text = gates.enter("a", LONG).await.unwrap_err().to_string();
         assert_eq!(text, "the earlier attempt to mount x (process 7) has not ended for 35 s");
@@ -172,7 +173,7 @@ mod tests {
     async fn the_end_of_a_process_killed_just_now_is_awaited() {
         let gates = Gates::default();
         let mut pass = gates.enter("a", LONG).await.unwrap();
-        pass.abandon("x".to_owned(), 7, Instant::now());
+        pass.abandon("x".to_owned(), Some(7), Instant::now());
         let entering = gates.enter("a", LONG);
         tokio::pin!(entering);
         assert!(futures_util::poll!(&mut entering).is_pending());
@@ -220,7 +221,7 @@ mod tests {
         let entering = gates.enter("a", LONG);
         tokio::pin!(entering);
         assert!(futures_util::poll!(&mut entering).is_pending());
-        passes[0].abandon("mount x".to_owned(), 7, Instant::now());
+        passes[0].abandon("mount x".to_owned(), Some(7), Instant::now());
         assert!(matches!(entering.await.unwrap_err(), Refusal::Hung(_)));
     }
 }

@@ -177,7 +177,7 @@ impl Mounter {
             PluginError::new(format!("cannot bind-{}: {}", request.describe(), failure.cause))
                 .of_class(failure.class)
         };
-        if !self.is_mount_point(target)? {
+        if !self.is_mount_point_now(target).await? {
             self.try_mount(&request, "", &steps.bind).await?.map_err(failed)?;
         }
         let remounted = match self.try_mount(&request, "", &steps.remount).await {

@@ -187,7 +187,7 @@ impl Drop for Process {
         {
             let _ = kill_process_group(group, Signal::KILL);
         }
-        pass.abandon(std::mem::take(&mut self.what), self.pid, self.started);
+        pass.abandon(std::mem::take(&mut self.what), Some(self.pid), self.started);
         if tokio::runtime::Handle::try_current().is_ok() {
             keelson_service_kit::spawn("end of an abandoned process", async move {
                 let _ = child.wait().await;

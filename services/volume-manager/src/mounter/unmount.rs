@@ -24,10 +24,34 @@ fn read_table() -> Result<Vec<Entry>, PluginError> {
         .map_err(|error| PluginError::new(format!("cannot read the mounts of the node: {error}")))
 }
 
+/// As [`read_table`], on a thread: mountinfo may be long.
+async fn table() -> Result<Vec<Entry>, PluginError> {
+    on_thread("read the mounts of the node", || Ok(read_table())).await?
+}
+
+/// As [`mount_table::resolve`], on a thread: a folder above the path may hang.
+async fn resolve(path: &Path) -> Result<PathBuf, PluginError> {
+    let path = path.to_owned();
+    on_thread("resolve the path of a mount", move || Ok(mount_table::resolve(&path))).await
+}
+
+async fn on_thread<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, PluginError> {
+    blocking(work).await.map_err(|error| PluginError::new(format!("cannot {what}: {error}")))
+}
+
 impl Mounter {
     /// Whether something is mounted on `path` itself, read from mountinfo, so that a volume that hangs is not touched.
     pub(crate) fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
         Ok(mount_table::is_mount_point(&read_table()?, &mount_table::resolve(path)))
+    }
+
+    /// As [`Self::is_mount_point`], read on a thread.
+    pub(super) async fn is_mount_point_now(&self, path: &Path) -> Result<bool, PluginError> {
+        let path = resolve(path).await?;
+        Ok(mount_table::is_mount_point(&table().await?, &path))
     }
 
     /// Whether something is mounted on `path` that is restricted as `options` want it. If the service was killed in the middle
@@ -41,8 +65,13 @@ impl Mounter {
     }
 
     /// The mount points strictly below `folder` whose last component is `name`.
-    pub(crate) fn mounts_with_name(&self, folder: &Path, name: &str) -> Result<Vec<PathBuf>, PluginError> {
-        Ok(mount_table::with_name(&read_table()?, &mount_table::resolve(folder), name))
+    pub(crate) async fn mounts_with_name(
+        &self,
+        folder: &Path,
+        name: &str,
+    ) -> Result<Vec<PathBuf>, PluginError> {
+        let folder = resolve(folder).await?;
+        Ok(mount_table::with_name(&table().await?, &folder, name))
     }
 
     /// Other mounts of what is mounted on `path` (volumes.md §7).
@@ -71,9 +100,9 @@ impl Mounter {
     /// Unmounts everything on `path` itself; nothing mounted is no error. The mount is found in mountinfo and not looked at,
     /// so a corrupted one is unmounted, too.
     pub(crate) async fn unmount(&self, path: &Path, force: bool) -> Result<(), PluginError> {
-        let path = mount_table::resolve(path);
+        let path = resolve(path).await?;
         for _ in 0..MAX_STACKED {
-            if !mount_table::is_mount_point(&read_table()?, &path) {
+            if !self.is_mount_point_now(&path).await? {
                 return Ok(());
             }
             self.unmount_once(&path, force).await?;
@@ -85,14 +114,15 @@ impl Mounter {
     async fn unmount_once(&self, path: &Path, force: bool) -> Result<(), PluginError> {
         if !force {
             let result = self.run_umount(path, &[], self.deadline).await;
-            return check_unmount(path, "umount", result);
+            return check_unmount(path, "umount", result).await;
         }
         match self.run_umount(path, &[], self.force_after).await {
             Err(RunError::Deadline { .. } | RunError::Refused(_)) => {
                 tracing::warn!(path = %path.display(), "the unmount of a volume hangs and is forced");
-                check_unmount(path, "umount -f", self.run_umount(path, &["-f"], self.deadline).await)
+                let forced = self.run_umount(path, &["-f"], self.deadline).await;
+                check_unmount(path, "umount -f", forced).await
             }
-            result => check_unmount(path, "umount", result),
+            result => check_unmount(path, "umount", result).await,
         }
     }
 
@@ -118,7 +148,7 @@ impl Mounter {
 }
 
 /// An error of umount(8) counts only if the path is still a mount point.
-fn check_unmount(
+async fn check_unmount(
     path: &Path,
     command: &str,
     result: Result<CommandOutput, RunError>,
@@ -127,7 +157,7 @@ fn check_unmount(
     match result {
         Ok(output) if output.is_success() => Ok(()),
         Ok(output) => {
-            let table = read_table()?;
+            let table = table().await?;
             if !mount_table::is_mount_point(&table, path) {
                 return Ok(());
             }

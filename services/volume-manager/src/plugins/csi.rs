@@ -172,8 +172,9 @@ impl Plugin for Csi {
         })
     }
 
-    fn global_map_path(&self, inner_name: &str) -> Option<PathBuf> {
-        block_paths(inner_name).ok().map(|paths| self.0.path(&paths.device_folder))
+    fn global_map_path<'a>(&'a self, inner_name: &'a str) -> Answer<'a, Option<PathBuf>> {
+        let folder = block_paths(inner_name).ok().map(|paths| self.0.path(&paths.device_folder));
+        Box::pin(async { Ok(folder) })
     }
 
     fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {

@@ -214,6 +214,10 @@ impl Mounts for FakeNode {
         Ok(self.state().mounts.contains_key(path))
     }
 
+    fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async move { path.try_exists().map_err(|error| PluginError::new(error.to_string())) })
+    }
+
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()> {
         let line = format!("clean {}", self.short(path));
         Box::pin(async move {

@@ -52,6 +52,8 @@ pub(crate) trait Mounts: fmt::Debug + Send + Sync {
     fn is_bound(&self, path: &Path, _options: &[String]) -> Result<bool, PluginError> {
         self.is_mount_point(path)
     }
+    /// Whether something is at `path`, after links.
+    fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool>;
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()>;
     fn mount_references(&self, path: &Path) -> Result<Vec<PathBuf>, PluginError>;
     fn create_folders<'a>(&'a self, path: &'a Path) -> Answer<'a, ()>;
@@ -92,6 +94,10 @@ impl Mounts for Mounter {
 
     fn is_bound(&self, path: &Path, options: &[String]) -> Result<bool, PluginError> {
         Mounter::is_bound(self, path, options)
+    }
+
+    fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async move { Ok(self.inspect(path).await?.is_some()) })
     }
 
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()> {
@@ -211,16 +217,29 @@ pub(super) async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, PluginError> {
-    mounter::blocking(work).await.map_err(|error| {
-        let class = match error {
-            // It may still be at work.
-            ThreadError::Deadline(_) => FailureClass::Uncertain,
-            ThreadError::Failed(_) | ThreadError::NoThread | ThreadError::Panicked(_) => {
-                FailureClass::Transient
-            }
-        };
-        PluginError::new(format!("cannot {what}: {error}")).of_class(class)
-    })
+    mounter::blocking(work).await.map_err(|error| thread_error(what, &error))
+}
+
+/// As [`blocking`], for the files of one volume: while its earlier work hangs, it is refused, and other volumes have threads.
+pub(super) async fn blocking_for<T: Send + 'static>(
+    volume: &Path,
+    what: &str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, PluginError> {
+    let done = mounter::blocking_for(&volume.to_string_lossy(), what, work).await;
+    done.map_err(|error| thread_error(what, &error))
+}
+
+fn thread_error(what: &str, error: &ThreadError) -> PluginError {
+    let class = match error {
+        // It may still be at work.
+        ThreadError::Deadline(_) => FailureClass::Uncertain,
+        ThreadError::Failed(_)
+        | ThreadError::NoThread
+        | ThreadError::Refused(_)
+        | ThreadError::Panicked(_) => FailureClass::Transient,
+    };
+    PluginError::new(format!("cannot {what}: {error}")).of_class(class)
 }
 
 /// Files of the kernel and of udev, below `/` or in tests below another folder. Every path is absolute and without that
@@ -287,7 +306,25 @@ pub(super) fn remove(result: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::FuseServer;
+
     use super::*;
+    use crate::mounter::testing::TestFolder;
+
+    #[tokio::test]
+    async fn a_look_at_a_path_that_hangs_is_abandoned() {
+        let folder = TestFolder::new();
+        let hanging = folder.folder("hanging");
+        let server = FuseServer::over(&hanging).unwrap();
+        let mounter = folder.mounter().with_patience(Duration::from_secs(1));
+        let mounts: &dyn Mounts = &mounter;
+        assert!(mounts.exists(&hanging).await.unwrap());
+        assert!(!mounts.exists(&folder.path().join("missing")).await.unwrap());
+        server.hang();
+        let error = mounts.exists(&hanging.join("x")).await.unwrap_err();
+        assert_eq!(error.class, FailureClass::Uncertain, "{error}");
+        server.answer();
+    }
 
     #[test]
     fn a_long_output_is_shortened_and_says_so() {

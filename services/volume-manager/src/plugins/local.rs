@@ -286,8 +286,9 @@ impl Plugin for Local {
         Box::pin(self.expand(volume, size))
     }
 
-    fn global_map_path(&self, inner_name: &str) -> Option<PathBuf> {
-        local_volume::block_maps(inner_name).ok().map(|folder| self.root.join(folder))
+    fn global_map_path<'a>(&'a self, inner_name: &'a str) -> Answer<'a, Option<PathBuf>> {
+        let folder = local_volume::block_maps(inner_name).ok().map(|folder| self.root.join(folder));
+        Box::pin(async { Ok(folder) })
     }
 
     fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {

@@ -182,7 +182,7 @@ async fn map(
     is_remount: bool,
 ) -> Result<PathBuf, PluginError> {
     let (plugin, place) = (&*resolved.plugin, resolved.place());
-    let block = block_place(env, plugin, &place).ok_or_else(|| {
+    let block = block_place(env, plugin, &place).await?.ok_or_else(|| {
         let text = format!("{} has no block volumes, but {} is one", plugin.name(), place.inner_name);
         PluginError::new(text).for_you()
     })?;
@@ -225,7 +225,7 @@ pub(super) async fn tear_down(
         PluginError { message, ..error }
     })?;
     if place.is_block {
-        let block = match block_place(env, plugin, place) {
+        let block = match block_place(env, plugin, place).await? {
             Some(block) => Some(block),
             None => BlockPlace::find(&env.mounter, &env.root, place).await?,
         };
@@ -237,7 +237,11 @@ pub(super) async fn tear_down(
 }
 
 /// Where the device of a volume is mapped for a pod.
-fn block_place(env: &Environment, plugin: &dyn Plugin, place: &VolumePlace) -> Option<BlockPlace> {
-    let folder = plugin.global_map_path(&place.inner_name)?;
-    Some(BlockPlace::new(&env.root, &folder, place))
+async fn block_place(
+    env: &Environment,
+    plugin: &dyn Plugin,
+    place: &VolumePlace,
+) -> Result<Option<BlockPlace>, PluginError> {
+    let folder = plugin.global_map_path(&place.inner_name).await?;
+    Ok(folder.map(|folder| BlockPlace::new(&env.root, &folder, place)))
 }

@@ -9,8 +9,10 @@ use keelson_volume_manager_core::expansion::{Origin, is_expandable};
 use keelson_volume_manager_core::operations::{PodUid, VolumeName};
 use keelson_volume_manager_core::world::{MountLabel, WantedVolume};
 
+use crate::metrics::PluginLabel;
 use crate::plugins::{DevicePlace, Identity, Plugin, PluginError, VolumePlace, VolumeSpec};
 use crate::quantities::storage;
+use crate::selinux::VolumeLabels;
 
 /// A volume of a pod.
 pub(super) type PodVolume = (VolumeName, PodUid);
@@ -24,6 +26,15 @@ pub(crate) struct ResolvedSpec {
     pub(crate) identity: Identity,
     /// What it is.
     pub(crate) spec: Arc<VolumeSpec>,
+    /// Its SELinux labels.
+    pub(crate) labels: VolumeLabels,
+}
+
+/// A volume that a pod cannot have as long as others use it with another SELinux label.
+#[derive(Debug, Clone)]
+pub(super) struct Refused {
+    pub(super) resolved: ResolvedSpec,
+    pub(super) error: PluginError,
 }
 
 impl ResolvedSpec {
@@ -63,13 +74,25 @@ impl ResolvedSpec {
             inner_name: spec.inner_name.clone(),
             shape: self.identity.shape,
             is_single_pod: persistent.is_some_and(claims::is_single_pod),
-            label: MountLabel::Unlabelled,
+            label: self
+                .labels
+                .labels
+                .mounted
+                .as_ref()
+                .map_or(MountLabel::Unlabelled, |label| MountLabel::Context(label.as_str().to_owned())),
+            wanted_label: self.labels.labels.wanted.clone(),
             gid: persistent.and_then(|volume| claims::extra_gid(volume, &[])),
             size_limit: None,
             size: size.and_then(|volume| storage(volume.spec.capacity.get("storage")?)),
             is_set_up_each_sync: self.identity.is_set_up_each_sync,
             requested_at: now,
         }
+    }
+
+    /// The plugin, as metrics label it.
+    pub(super) fn label(&self) -> PluginLabel {
+        let driver = self.spec.source["driver"].as_str();
+        PluginLabel::new(&self.plugin.plugin_name(&self.spec), driver, self.spec.is_migrated)
     }
 
     pub(super) fn place(&self) -> VolumePlace {
@@ -88,6 +111,14 @@ pub(super) fn per_pod_name(plugin: &str, uid: &str, inner_name: &str) -> VolumeN
     format!("{plugin}/{uid}-{inner_name}").into()
 }
 
+/// The plugin of a volume that was found at startup, as metrics label it. Whether the volume has a legacy source is not on disk:
+/// it counts as one that has none.
+pub(super) fn found_label(plugin: &str, volume: &VolumeName) -> PluginLabel {
+    let driver =
+        volume.as_str().strip_prefix(plugin).and_then(|rest| rest.strip_prefix('/')?.split_once('^'));
+    PluginLabel::new(plugin, driver.map(|(driver, _)| driver), false)
+}
+
 /// A volume of a pod that is, or may be, on disk.
 #[derive(Debug, Clone)]
 pub(super) struct Placed {
@@ -95,6 +126,7 @@ pub(super) struct Placed {
     pub(super) place: VolumePlace,
     /// What containers get, once it is set up.
     pub(super) host_path: Option<PathBuf>,
+    pub(super) label: PluginLabel,
 }
 
 /// A device that is, or may be, mounted for pods.
@@ -103,6 +135,7 @@ pub(super) struct PlacedDevice {
     pub(super) plugin: Arc<dyn Plugin>,
     pub(super) inner_name: String,
     pub(super) is_block: bool,
+    pub(super) label: PluginLabel,
 }
 
 impl PlacedDevice {
@@ -136,6 +169,8 @@ pub(super) struct Records {
     pub(super) released: BTreeSet<PodUid>,
     /// Pods that are being stopped: nothing more is set up for them.
     pub(super) stopping: BTreeSet<PodUid>,
+    /// By the name that the pod has for it.
+    pub(super) refused: BTreeMap<(PodVolume, String), Refused>,
     /// Whether containers may only read a volume, by the name that the pod has for it.
     read_only: BTreeMap<(PodVolume, String), bool>,
 }
@@ -163,11 +198,32 @@ impl Records {
         self.read_only.retain(|((_, other), _), _| other != pod);
         self.specs.retain(|(_, other), _| other != pod);
         self.errors.retain(|(_, other), _| other != pod);
+        self.refused.retain(|((_, other), _), _| other != pod);
         self.released.insert(pod.clone());
     }
 
     /// A spec of the volume: that of the pod, or of any other.
     pub(super) fn spec(&self, volume: &VolumeName, pod: &PodUid) -> Option<&ResolvedSpec> {
         self.specs.get(&(volume.clone(), pod.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_found_volume_is_labelled_with_the_driver_that_its_name_has() {
+        for (plugin, volume, driver) in [
+            ("kubernetes.io/csi", "kubernetes.io/csi/csi.example.com^vol^1", Some("csi.example.com")),
+            ("kubernetes.io/csi", "kubernetes.io/csi/uid-inline", None),
+            ("kubernetes.io/nfs", "kubernetes.io/nfs/uid-a^b", None),
+        ] {
+            assert_eq!(
+                found_label(plugin, &volume.into()),
+                PluginLabel::new(plugin, driver, false),
+                "{volume}"
+            );
+        }
     }
 }

@@ -61,7 +61,7 @@ mod tests {
     use keelson_volume_manager_core::world::MountLabel;
 
     use super::*;
-    use crate::metrics::OperationMetrics;
+    use crate::metrics::{OperationMetrics, PluginLabel};
 
     #[test]
     fn each_operation_has_the_name_of_the_kubelets_metric() {
@@ -88,7 +88,7 @@ mod tests {
                 let registry = Metrics::new();
                 let metrics = OperationMetrics::register(&registry);
                 let operation = operation_of(&action, is_block).unwrap();
-                metrics.ended("kubernetes.io/csi".into(), operation, true, Duration::from_secs(1));
+                metrics.ended(PluginLabel::default(), operation, true, Duration::from_secs(1));
                 let text = registry.text();
                 assert!(text.contains(&format!("operation_name=\"{name}\"")), "{action:?}\n{text}");
             }

@@ -7,7 +7,7 @@ use keelson_volume_manager_core::names::unescape;
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::world::{ActualWorld, FoundVolume};
 
-use super::records::{Placed, PlacedDevice, Records, per_pod_name};
+use super::records::{Placed, PlacedDevice, Records, found_label, per_pod_name};
 use super::unknown::UnknownFolders;
 use crate::plugins::{FoundDevice, FoundFolder, Plugin, Plugins, VolumePlace};
 use crate::totals::VolumeTotals;
@@ -56,7 +56,8 @@ pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) 
         match answer {
             Ok(Ok(read)) => {
                 let volume = read.shared_name.unwrap_or(own_name);
-                let placed = Placed { plugin, place: place(volume.clone()), host_path: None };
+                let label = found_label(&name, &volume);
+                let placed = Placed { plugin, place: place(volume.clone()), host_path: None, label };
                 let found = FoundVolume {
                     volume,
                     pod: pod.clone(),
@@ -123,6 +124,7 @@ impl FoundVolumes {
                     plugin: Arc::clone(&placed.plugin),
                     inner_name: placed.place.inner_name.clone(),
                     is_block: placed.place.is_block,
+                    label: placed.label.clone(),
                 };
                 records.devices.insert(found.volume.clone(), device);
             }
@@ -131,7 +133,8 @@ impl FoundVolumes {
         }
         for (device, plugin) in self.devices {
             let FoundDevice { volume, inner_name, is_block, device_mount_path } = device;
-            let placed = PlacedDevice { plugin, inner_name, is_block };
+            let label = found_label(plugin.name(), &volume);
+            let placed = PlacedDevice { plugin, inner_name, is_block, label };
             records.devices.entry(volume.clone()).or_insert(placed);
             actual.add_found_device(volume, device_mount_path);
         }

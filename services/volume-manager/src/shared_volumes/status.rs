@@ -8,6 +8,7 @@ use keelson_volume_manager_core::operations::{PodUid, VolumeName};
 use keelson_volume_manager_core::world::{ActualWorld, DesiredWorld, Lookup, WaitReason, WorldPlan};
 
 use super::records::{PodVolume, Records, ResolvedSpec};
+use crate::plugins::PluginError;
 use crate::view::{MountedVolume, VolumeWait};
 
 /// The plugins' volumes of one pod.
@@ -94,6 +95,13 @@ pub(super) fn statuses(
                 }
             }
         }
+    }
+    for (((_, pod), name), refused) in &records.refused {
+        let PluginError { owner, message, .. } = refused.error.clone();
+        let wait = VolumeWait { volume: name.clone(), message, owner };
+        let status = pods.entry(pod.clone()).or_default();
+        status.may_have_mounts = true;
+        status.waits.insert(name.clone(), PodWait { wait, is_error: true, next_try_unix_nanos: 0 });
     }
     for (_, pod) in records.placed.keys() {
         pods.entry(pod.clone()).or_default().may_have_mounts = true;

@@ -18,18 +18,20 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::labels;
 use super::operation::{Attached, Done, Inputs, carry_out, read_node, tear_down};
-use super::records::{Placed, PlacedDevice, PodVolume, Records, ResolvedSpec};
+use super::records::{Placed, PlacedDevice, PodVolume, Records, Refused, ResolvedSpec};
 use super::reports::{operation_of, record_failure};
 use super::restore::FoundVolumes;
 use super::status::{Clock, PodStatus, statuses};
 use super::unknown::UnknownFolders;
 use super::{Command, Inbox};
 use crate::live_objects::LiveObjects;
-use crate::metrics::OperationMetrics;
+use crate::metrics::{OperationMetrics, PluginLabel};
 use crate::mounter::Mounter;
 use crate::node_facts::NodeFacts;
 use crate::plugins::{DevicePlace, PluginError, VolumePlace};
+use crate::selinux::SeLinuxMetrics;
 use crate::totals::{PluginTotals, VolumeTotals};
 use crate::walks::FsGroupWalks;
 
@@ -52,6 +54,7 @@ pub(crate) struct Environment {
     pub(crate) has_attach_controller: bool,
     /// There is an API server that knows which volumes are attached.
     pub(crate) has_api_server: bool,
+    pub(crate) selinux: SeLinuxMetrics,
 }
 
 /// How something that runs beside the task ended.
@@ -165,11 +168,16 @@ impl SharedVolumesTask {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Want(resolved) => self.want(*resolved),
-            Command::Stop(uid) => self.stop(&uid.into()),
+            Command::Stop(uid) => {
+                self.stop(&uid.into());
+                self.retry_refused();
+            }
             Command::Release { uid, done } => {
                 let pod = PodUid::from(uid);
                 self.desired.remove_pod(&pod);
                 self.records.release(&pod);
+                self.env.selinux.forget(pod.as_str());
+                self.retry_refused();
                 self.release_requests.push(done);
             }
             Command::RequireRemounts(uid) => self.actual.require_remounts(&self.desired, &uid.into()),
@@ -184,8 +192,19 @@ impl SharedVolumesTask {
         let key = (resolved.name(), resolved.pod());
         self.records.released.remove(&key.1);
         self.records.stopping.remove(&key.1);
-        match self.desired.add(resolved.wanted(self.now())) {
+        self.add(key, resolved);
+    }
+
+    /// Adds a volume to the desired ones, or remembers why the pod cannot have it while others use it.
+    fn add(&mut self, key: PodVolume, resolved: ResolvedSpec) {
+        let name = (key.clone(), resolved.spec.outer_name.clone());
+        let added = labels::check(&self.desired, &resolved, &self.env.selinux).and_then(|()| {
+            let added = self.desired.add(resolved.wanted(self.now()));
+            added.map_err(|conflict| PluginError::new(conflict.to_string()).for_you())
+        });
+        match added {
             Ok(()) => {
+                self.records.refused.remove(&name);
                 if let Some(size) = resolved.spec.claim_size {
                     self.actual.initialise_size(&key.0, size);
                 }
@@ -193,17 +212,23 @@ impl SharedVolumesTask {
                 self.records.add_spec(key, resolved);
                 self.note_node();
             }
-            Err(conflict) => {
-                let error = PluginError::new(conflict.to_string()).for_you();
-                self.records.add_spec(key.clone(), resolved);
-                self.records.errors.insert(key, error);
+            Err(error) => {
+                self.records.refused.insert(name, Refused { resolved, error });
             }
+        }
+    }
+
+    /// Adds the volumes that pods could not have while others used them.
+    fn retry_refused(&mut self) {
+        for ((key, _), Refused { resolved, .. }) in std::mem::take(&mut self.records.refused) {
+            self.add(key, resolved);
         }
     }
 
     /// Drops the volumes of a pod of which nothing can be mounted, and sets the others up no more.
     fn stop(&mut self, pod: &PodUid) {
         self.records.stopping.insert(pod.clone());
+        self.records.refused.retain(|((_, other), _), _| other != pod);
         let Records { specs, placed, errors, .. } = &mut self.records;
         specs.retain(|key, _| {
             let stays = key.1 != *pod || placed.contains_key(key);
@@ -359,15 +384,16 @@ impl SharedVolumesTask {
         let Some(pod) = action.pod() else { return };
         let key = (action.volume().clone(), pod.clone());
         let Some(resolved) = self.records.specs.get(&key) else { return };
-        let (plugin, place) = (Arc::clone(&resolved.plugin), resolved.place());
+        let (plugin, place, label) = (Arc::clone(&resolved.plugin), resolved.place(), resolved.label());
         match action {
             Action::SetUp { .. } => {
-                let placed = Placed { plugin, place, host_path: None };
-                self.records.placed.entry(key).or_insert(placed);
+                let placed = Placed { plugin, place, host_path: None, label: label.clone() };
+                // What was found at startup does not say whether the volume has a legacy source.
+                self.records.placed.entry(key).or_insert(placed).label = label;
             }
             Action::MountDevice { volume, .. } | Action::Attach { volume, .. } => {
                 let (inner_name, is_block) = (place.inner_name, place.is_block);
-                let device = PlacedDevice { plugin, inner_name, is_block };
+                let device = PlacedDevice { plugin, inner_name, is_block, label };
                 self.records.devices.insert(volume.clone(), device);
             }
             _ => {}
@@ -450,12 +476,8 @@ impl SharedVolumesTask {
     fn count(&self, action: &Action, succeeded: bool, elapsed: Duration) {
         let key = action.pod().map(|pod| (action.volume().clone(), pod.clone()));
         let Some(operation) = operation_of(action, self.is_block(action, key.as_ref())) else { return };
-        let plugin = key
-            .as_ref()
-            .and_then(|key| self.records.placed.get(key))
-            .map(|placed| placed.place.plugin.clone())
-            .unwrap_or_else(|| self.plugin_name(action));
-        self.env.metrics.ended(plugin, operation, succeeded, elapsed);
+        let label = self.plugin_label(action, key.as_ref());
+        self.env.metrics.ended(label, operation, succeeded, elapsed);
     }
 
     fn is_block(&self, action: &Action, key: Option<&PodVolume>) -> bool {
@@ -466,9 +488,12 @@ impl SharedVolumesTask {
         of_spec.or_else(of_place).or_else(of_device).unwrap_or(false)
     }
 
-    fn plugin_name(&self, action: &Action) -> String {
-        let device = self.records.devices.get(action.volume());
-        device.map(|device| device.plugin.name().to_owned()).unwrap_or_default()
+    fn plugin_label(&self, action: &Action, key: Option<&PodVolume>) -> PluginLabel {
+        let Records { specs, placed, devices, .. } = &self.records;
+        let of_spec = key.and_then(|key| specs.get(key)).map(ResolvedSpec::label);
+        let of_place = || key.and_then(|key| placed.get(key)).map(|placed| placed.label.clone());
+        let of_device = || devices.get(action.volume()).map(|device| device.label.clone());
+        of_spec.or_else(of_place).or_else(of_device).unwrap_or_default()
     }
 
     /// Reads the Node once after a restart, for the volumes that were found (volumes.md §3.6 step 5).

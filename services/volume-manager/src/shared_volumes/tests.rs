@@ -3,6 +3,7 @@
 mod block;
 mod drivers;
 mod expansion;
+mod labels;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use crate::plugins::{
     Abilities, Answer, DevicePlace, DeviceRequest, FoundFolder, Identity, Plugin, PluginError, Plugins,
     Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
 };
+use crate::selinux::{SeLinuxMetrics, VolumeLabels};
 use crate::totals::VolumeTotals;
 
 /// How a call ends; each script entry is used once, then calls succeed.
@@ -187,6 +189,7 @@ async fn start_with(
         totals: VolumeTotals::register(&ctx.metrics),
         has_attach_controller: true,
         has_api_server,
+        selinux: SeLinuxMetrics::default(),
     };
     let plugins = Plugins::new(vec![Arc::clone(plugin) as Arc<dyn Plugin>]);
     let folders = found.iter().map(|(uid, inner_name)| PluginFolder {
@@ -243,7 +246,8 @@ impl World {
             read_only,
         };
         let plugin = Arc::clone(&self.plugin) as Arc<dyn Plugin>;
-        self.shared.want(ResolvedSpec { plugin, identity, spec: Arc::new(spec) });
+        let labels = VolumeLabels::default();
+        self.shared.want(ResolvedSpec { plugin, identity, spec: Arc::new(spec), labels });
     }
 
     /// Waits for a status of a pod.

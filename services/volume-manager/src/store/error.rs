@@ -8,6 +8,7 @@ use keelson_volume_manager_core::hugepages::HugePagesError;
 use keelson_volume_manager_core::payload::PayloadError;
 
 use crate::atomic::WriteError;
+use crate::mounter::ThreadError;
 use crate::mounts::MountError;
 use crate::plugin_error::PluginError;
 use crate::remove::RemoveError;
@@ -36,6 +37,9 @@ pub(crate) enum StoreError {
     /// The hostPath does not match its type or may not be used.
     #[error(transparent)]
     HostPath(#[from] HostPathError),
+    /// The file system of a hostPath does not answer.
+    #[error("cannot check the hostPath {path}")]
+    CheckHostPath { path: String, source: ThreadError },
     /// The API has no such medium.
     #[error("unknown storage medium {medium:?}; use an empty string, Memory or HugePages")]
     UnknownMedium { medium: String },
@@ -66,6 +70,7 @@ impl StoreError {
             }
             Self::Payload(PayloadError::Pending(_))
             | Self::Write(_)
+            | Self::CheckHostPath { .. }
             | Self::RootPath { .. }
             | Self::Io { .. }
             | Self::Mount(_)

@@ -12,9 +12,17 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use keelson_config::ServiceName;
 use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use keelson_service_kit::Peer;
+use keelson_testkit::fakes::FakeRuntimeShim;
 use node::{Kind, Node};
-use support::{Sync, desire, mount, until_some};
+use serde_json::json;
+use support::api::FakeApi;
+use support::{Sync, desire, mount, until_some, volume};
 
 /// Brings a pod with the volume to the moment in which `command` hangs, kills the service, and starts it again without the
 /// pod. Returns when nothing is left.
@@ -71,6 +79,66 @@ async fn an_iscsi_target_is_logged_out_after_sigkill_although_its_pod_is_gone() 
     }
 }
 
+/// Brings a pod with the volume up, and kills the service. Nothing is mounted any more when it starts again.
+async fn reboot(kind: Kind) -> (Node, FakeRuntimeShim) {
+    let mut node = Node::new(kind);
+    let runtime = node.world.start_runtime().await;
+    node.start().await;
+    let mut client = node.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![node.volume()])).await;
+    sync.complete(1, true).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    node.kill();
+    node.unmount_all();
+    node.start().await;
+    (node, runtime)
+}
+
+#[tokio::test]
+async fn after_a_reboot_a_disk_is_mounted_again_for_its_pod_and_then_released() {
+    for kind in [Kind::Flex, Kind::Fc, Kind::Iscsi] {
+        let (node, _runtime) = reboot(kind).await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.pod(desire("u1", 1, Want::Run, vec![node.volume()])).await;
+        sync.complete(1, true).await;
+        mount(&mut client, "u1", 1).await.1.unwrap();
+        assert!(node.is_mounted(), "{kind:?}");
+        sync.pod(desire("u1", 2, Want::Unmount, vec![node.volume()])).await;
+        node.until_released("unmount after a reboot").await;
+    }
+}
+
+#[tokio::test]
+async fn after_a_reboot_a_disk_of_a_gone_pod_is_released() {
+    for kind in [Kind::Flex, Kind::Fc, Kind::Iscsi] {
+        let (node, _runtime) = reboot(kind).await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.complete(1, true).await;
+        node.until_released("gone after a reboot").await;
+        let pod = node.world.pod("u1");
+        until_some("the pod", || std::future::ready((!pod.exists()).then_some(()))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_a_kubelet_has_mounted_is_released_by_what_is_on_disk() {
+    for kind in [Kind::Fc, Kind::Iscsi] {
+        let mut node = Node::new(kind);
+        let _runtime = node.world.start_runtime().await;
+        node.mount_as_kubelet();
+        node.start().await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.complete(1, true).await;
+        node.until_released("mounted by a kubelet").await;
+        let pod = node.world.pod("u1");
+        until_some("the pod", || std::future::ready((!pod.exists()).then_some(()))).await;
+    }
+}
+
 /// A mount of a person, and one in a mount namespace that the service does not see.
 #[tokio::test]
 async fn a_disk_that_is_mounted_elsewhere_stays_until_it_is_not() {
@@ -100,4 +168,57 @@ async fn a_disk_that_is_mounted_elsewhere_stays_until_it_is_not() {
     node.until_released("elsewhere").await;
     until_some("blockdev", || std::future::ready((node.calls("blockdev") == 1).then_some(()))).await;
     assert!(Path::new(&device).exists() && fs::read_dir(elsewhere).unwrap().next().is_none());
+}
+
+/// Creates a bound claim with a PersistentVolume of the mode `Block`, a device of the node.
+fn add_block_volume(api: &FakeApi, name: &str, device: &str) {
+    let volume = json!({
+        "metadata": {"name": name, "uid": "volume-uid"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Block",
+            "claimRef": {"namespace": "default", "name": name, "uid": "claim-uid"}, "local": {"path": device},
+        },
+    });
+    let claim = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": "claim-uid"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "volumeName": name},
+        "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+    });
+    api.live("PersistentVolume", name, volume.to_string());
+    api.live("PersistentVolumeClaim", name, claim.to_string());
+}
+
+#[tokio::test]
+async fn a_mapped_block_volume_is_two_events_with_its_global_and_its_pod_path() {
+    let mut node = Node::new(Kind::Fc);
+    let api = FakeApi::default();
+    let _servers = (node.world.start_runtime().await, api.serve(&node.world).await);
+    add_block_volume(&api, "disk", node.device.path());
+    node.start().await;
+    let mut client = node.client();
+    let mut sync = Sync::open(&mut client).await;
+    let claim = pb::ClaimVolume { claim_name: "disk".into(), ephemeral: false, read_only: false };
+    let disk = pb::Volume { device: true, ..volume("disk", pb::volume::Source::Claim(claim)) };
+    sync.pod(desire("u1", 1, Want::Run, vec![disk.clone()])).await;
+    sync.complete(1, true).await;
+    let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+    let root = node.world.config.paths.root_dir.display().to_string();
+    let links = format!("{root}/pods/u1/volumeDevices/kubernetes.io~local-volume");
+    assert_eq!(ready.volumes[0].host_path, format!("{links}/disk"));
+
+    let channel = Peer::service(&node.world.config.paths.run_dir, ServiceName::VolumeManager).channel();
+    let listed = EventsClient::new(channel).list_events(ListEventsRequest::default()).await.unwrap();
+    let events = listed.into_inner().events;
+    let shown: Vec<_> =
+        events.iter().map(|e| (e.reason.as_str(), e.uid.as_str(), e.message.as_str())).collect();
+    let start = "MapVolume.MapPodDevice succeeded for volume \"disk\"";
+    let maps = format!("{root}/plugins/kubernetes.io~local-volume/volumeDevices/disk");
+    let global = format!("{start} globalMapPath \"{maps}\"");
+    let own = format!("{start} volumeMapPath \"{links}\"");
+    let expected = [("SuccessfulMountVolume", "u1", &*global), ("SuccessfulMountVolume", "u1", &*own)];
+    assert_eq!(shown, expected);
+
+    sync.pod(desire("u1", 2, Want::Unmount, vec![disk])).await;
+    support::unmount(&mut client, "u1", support::LONG).await.unwrap();
+    until_some("the maps", || std::future::ready((!Path::new(&maps).exists()).then_some(()))).await;
 }

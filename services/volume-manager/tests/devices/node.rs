@@ -11,6 +11,7 @@ use keelson_config::{ConfigExtras, ServiceName};
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_service_kit::{Peer, store_config};
+use rustix::mount::MountPropagationFlags;
 use serde_json::{Value, json};
 
 use crate::support::{Client, World, mounts_below, until_some, volume};
@@ -218,6 +219,47 @@ impl Node {
         let mut service = self.service.take().unwrap();
         service.0.kill().unwrap();
         service.0.wait().unwrap();
+    }
+
+    /// Mounts the device for the pod `u1` as a kubelet does: once for all pods, and bound into the pod's folder. Not of a
+    /// flexVolume.
+    pub fn mount_as_kubelet(&self) {
+        let root = &self.world.config.paths.root_dir;
+        // A kubelet's root folder is on a shared mount.
+        fs::create_dir_all(root).unwrap();
+        rustix::mount::mount_bind(root, root).unwrap();
+        for kind in [MountPropagationFlags::PRIVATE, MountPropagationFlags::SHARED] {
+            rustix::mount::mount_change(root, kind).unwrap();
+        }
+        let (plugin, name) = match self.kind {
+            Kind::Flex => unreachable!("its driver mounts"),
+            Kind::Fc => ("fc", format!("{}-lun-0", wwn())),
+            Kind::Iscsi => ("iscsi", format!("iface-default/127.0.0.1:3260-{}-lun-1", iqn())),
+        };
+        let global = root.join(format!("plugins/kubernetes.io/{plugin}")).join(name);
+        let own = self.world.volume("u1", plugin, "data");
+        for folder in [&global, &own] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        if self.kind == Kind::Iscsi {
+            let record = json!({
+                "VolName": "data", "Portals": ["127.0.0.1:3260"], "Iqn": iqn(), "Lun": "1", "InitIface": "default",
+                "Iface": "default", "InitiatorName": "",
+            });
+            fs::write(global.join("iscsi.json"), format!("{record}\n")).unwrap();
+        }
+        let mut format = Command::new("mkfs.ext4");
+        assert!(format.args(["-q", "-F", self.device.path()]).status().unwrap().success());
+        assert!(Command::new("mount").arg(self.device.path()).arg(&global).status().unwrap().success());
+        rustix::mount::mount_bind(&global, &own).unwrap();
+    }
+
+    /// Unmounts everything below the root folder, as a reboot does. Folders stay.
+    pub fn unmount_all(&self) {
+        let root = &self.world.config.paths.root_dir;
+        for point in mounts_below(root).into_iter().rev().filter(|point| point != root) {
+            rustix::mount::unmount(&point, rustix::mount::UnmountFlags::empty()).unwrap();
+        }
     }
 
     /// Ends the command that hangs, without its answer.

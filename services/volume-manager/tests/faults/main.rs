@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
+mod csi;
 mod node;
 #[path = "../support/mod.rs"]
 mod support;

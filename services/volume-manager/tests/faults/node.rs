@@ -64,6 +64,11 @@ impl Node {
         VolumeManagerClient::new(Peer::service(run_dir, ServiceName::VolumeManager).channel())
     }
 
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.service = None;
+    }
+
     /// Creates a folder of the node, with a file, and a bound claim and PersistentVolume for it.
     pub fn local_volume(&self, name: &str) -> std::path::PathBuf {
         let folder = self.world.config.paths.root_dir.parent().unwrap().join("disks").join(name);

@@ -126,6 +126,9 @@ impl FakeApi {
         self.pod_config.create_token.answer_with(move |request| tokens.lock().unwrap().create(&request));
         let live = Arc::clone(&self.live);
         self.pod_config.get_live.answer_with(move |request| {
+            if request.kind == "CSINode" {
+                return Err(error(Code::FailedPrecondition, "NO_API_SERVER", "this node has no API server"));
+            }
             let json = live.lock().unwrap().get(&(request.kind, request.name)).cloned();
             let missing = || error(Code::NotFound, "OBJECT_UNKNOWN", "it does not exist");
             json.map(|json| pb::GetLiveResponse { object_json: json.into_bytes() }).ok_or_else(missing)

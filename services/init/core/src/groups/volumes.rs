@@ -70,6 +70,14 @@ mod tests {
     }
 
     #[test]
+    fn volumes_of_every_access_mode_get_selinux_labels_only_with_the_gate() {
+        for (gates, expected) in [(json!({}), false), (json!({"SELinuxMount": true}), true)] {
+            let config = with_kubelet(json!({"featureGates": gates}));
+            assert_eq!(config.volumes.selinux_mount, expected);
+        }
+    }
+
+    #[test]
     fn negative_volume_stats_period_means_off_and_zero_the_default() {
         for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
             let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));

@@ -13,10 +13,22 @@ pub const PROGRAM: &str = "iscsiadm";
 
 /// ISCSI_ERR_SESS_NOT_FOUND.
 const SESSION_NOT_FOUND: i32 = 2;
+/// ISCSI_ERR_TRANS_NOT_FOUND: the kernel has no driver for the transport of the interface.
+const TRANSPORT_NOT_FOUND: i32 = 12;
 /// ISCSI_ERR_SESS_EXISTS.
 const SESSION_EXISTS: i32 = 15;
 /// ISCSI_ERR_NO_OBJS_FOUND.
 const NO_OBJECTS_FOUND: i32 = 21;
+
+/// What to do on the node about an exit code of iscsiadm, if that is known.
+pub const fn advice(exit: Option<i32>) -> Option<&'static str> {
+    match exit {
+        Some(TRANSPORT_NOT_FOUND) => {
+            Some("the kernel has no driver for iSCSI; load it on the node with `modprobe iscsi_tcp`")
+        }
+        _ => None,
+    }
+}
 
 /// The keys of a Secret for discovery.
 const DISCOVERY_KEYS: [&str; 4] = [
@@ -398,6 +410,14 @@ mod tests {
         let text = format!("{calls:?} {:?}", shown(&calls));
         assert!(!text.contains("hunter2"), "{text}");
         assert!(text.contains("-n node.session.auth.password -v <masked>"), "{text}");
+    }
+
+    #[test]
+    fn only_a_missing_driver_of_the_kernel_has_the_advice_to_load_its_module() {
+        assert!(advice(Some(TRANSPORT_NOT_FOUND)).unwrap().contains("`modprobe iscsi_tcp`"));
+        for exit in [None, Some(0), Some(1), Some(SESSION_EXISTS), Some(NO_OBJECTS_FOUND)] {
+            assert_eq!(advice(exit), None);
+        }
     }
 
     #[test]

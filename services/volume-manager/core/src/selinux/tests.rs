@@ -52,6 +52,35 @@ fn the_default_label_of_files_is_read_from_the_policy() {
 }
 
 #[test]
+fn the_policy_is_the_one_of_the_configuration_or_targeted() {
+    for (config, expected) in [
+        ("SELINUX=enforcing\nSELINUXTYPE=mls\n", "mls"),
+        ("# SELINUXTYPE=mls\n", "targeted"),
+        ("", "targeted"),
+        (" SELINUXTYPE = minimum \r\n", "minimum"),
+    ] {
+        assert_eq!(policy_type(config), Ok(expected), "{config:?}");
+    }
+    for bad in ["", "..", "../x", "a/b", "a b", ".hidden"] {
+        let config = format!("SELINUXTYPE={bad}");
+        let error = policy_type(&config).unwrap_err();
+        assert_eq!(error, SeLinuxError::InvalidPolicy { name: bad.into() });
+    }
+}
+
+#[test]
+fn containers_may_differ_if_the_volume_cannot_have_a_label() {
+    let rwop = modes(&["ReadWriteOncePod"]);
+    let (one, two) = (level("s0:c1"), level("s0:c2"));
+    for volume in [
+        VolumeUse { supports_label: false, ..volume(Some(&rwop)) },
+        VolumeUse { policy: ChangePolicy::Recursive, ..volume(Some(&rwop)) },
+    ] {
+        assert_eq!(decide(ON, &volume, &[Some(&one), Some(&two)], &context()), Ok(Labels::default()));
+    }
+}
+
+#[test]
 fn a_label_has_the_level_and_user_of_the_options_and_the_rest_from_the_system() {
     let all = SeLinuxOptions {
         user: "user_u".into(),

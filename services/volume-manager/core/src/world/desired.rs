@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::operations::{PodUid, VolumeName};
+use crate::selinux::FileLabel;
 
 /// What has to be done once for all pods before a volume is set up for one (volumes.md §1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct WantedVolume {
     pub is_single_pod: bool,
     /// The SELinux label of its mount.
     pub label: MountLabel,
+    /// The label that its containers share, also if it is not mounted with it.
+    pub wanted_label: Option<FileLabel>,
     /// The group of the PersistentVolume's annotation `pv.beta.kubernetes.io/gid`.
     pub gid: Option<i64>,
     /// The quota of a local volume, in bytes.
@@ -89,6 +92,7 @@ impl WantedVolume {
             shape,
             is_single_pod: false,
             label: MountLabel::Unlabelled,
+            wanted_label: None,
             gid: None,
             size_limit: None,
             size: None,
@@ -109,6 +113,8 @@ pub struct DesiredVolume {
     pub is_reported_in_use: bool,
     /// The SELinux label of its mount.
     pub label: MountLabel,
+    /// The label that the containers of the first pod share, also if it is not mounted with it.
+    pub wanted_label: Option<FileLabel>,
     /// As in [`WantedVolume::gid`].
     pub gid: Option<i64>,
     /// As in [`WantedVolume::size_limit`].
@@ -157,9 +163,11 @@ pub struct DesiredWorld(BTreeMap<VolumeName, DesiredVolume>);
 
 impl DesiredWorld {
     /// Adds a volume of a pod, or updates it. The time of the request stays, unless the plugin sets the volume up with
-    /// each sync. A volume that another label is desired for is left as it is.
+    /// each sync. A volume that another label is desired for is left as it is, and a pod that has it already keeps its label.
     pub fn add(&mut self, wanted: WantedVolume) -> Result<(), LabelConflict> {
-        if let Some(in_use) = self.0.get(&wanted.volume).map(|v| &v.label).filter(|l| **l != wanted.label) {
+        let is_new = !self.has(&wanted.volume, &wanted.pod, &wanted.outer_name);
+        let existing = self.0.get(&wanted.volume).map(|volume| &volume.label);
+        if let Some(in_use) = existing.filter(|label| is_new && **label != wanted.label) {
             let in_use = in_use.clone();
             let WantedVolume { outer_name, pod, label, .. } = wanted;
             return Err(LabelConflict { outer_name, pod, wanted: label, in_use });
@@ -169,6 +177,7 @@ impl DesiredWorld {
             is_single_pod: wanted.is_single_pod,
             is_reported_in_use: false,
             label: wanted.label,
+            wanted_label: wanted.wanted_label,
             gid: None,
             size_limit: None,
             size: None,
@@ -236,6 +245,11 @@ impl DesiredWorld {
     /// A desired volume.
     pub fn volume(&self, name: &VolumeName) -> Option<&DesiredVolume> {
         self.0.get(name)
+    }
+
+    /// Whether a pod has the volume under this name.
+    pub fn has(&self, volume: &VolumeName, pod: &PodUid, outer_name: &str) -> bool {
+        self.pod(volume, pod).is_some_and(|pod| pod.outer_names.contains(outer_name))
     }
 
     /// A volume of a pod.
@@ -307,6 +321,17 @@ mod tests {
         world.remove_pod(&"a".into());
         world.remove_pod(&"b".into());
         assert_eq!(world.add(labelled("b", "s0:c2")), Ok(()));
+    }
+
+    #[test]
+    fn a_pod_that_has_a_volume_keeps_its_label() {
+        let mut world = DesiredWorld::default();
+        world.add(labelled("a", "s0:c1")).unwrap();
+        world.add(labelled("a", "s0:c2")).unwrap();
+        world.add(wanted("a", "data")).unwrap();
+        assert_eq!(world.volume(&"v".into()).unwrap().label, MountLabel::Context("s0:c1".into()));
+        let second_name = WantedVolume { outer_name: "more".into(), ..labelled("a", "s0:c2") };
+        assert!(world.add(second_name).is_err());
     }
 
     #[test]

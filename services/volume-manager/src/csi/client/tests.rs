@@ -211,6 +211,35 @@ async fn calls_of_a_hanging_driver_are_limited_and_measurements_are_not_in_the_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_a_driver_does_not_measure_hold_up_none_of_its_other_volumes() {
+    let world = World::new();
+    let _server = world.serve().await;
+    let gate = world.node.node_get_volume_stats.hold();
+    world.node.node_get_volume_stats.answer(pb::NodeGetVolumeStatsResponse::default());
+    let measure = |path: &str, operation: Operation| {
+        let (client, volume_path) = (world.client.clone(), path.to_owned());
+        let request = pb::NodeGetVolumeStatsRequest { volume_path, ..Default::default() };
+        tokio::spawn(async move { client.node_get_volume_stats(&operation, request).await })
+    };
+    let hanging: Vec<String> = (0..CONCURRENT_MEASUREMENTS).map(|number| format!("/{number}")).collect();
+    for path in &hanging {
+        let soon = Operation::until(Instant::now() + Duration::from_millis(100), false);
+        let error = measure(path, soon).await.unwrap().unwrap_err();
+        assert_eq!(error.failure, Failure::NoAnswer, "{error}");
+    }
+    let mut running: Vec<_> = hanging.iter().map(|path| measure(path, Operation::new(false))).collect();
+    let requests = world.node.node_get_volume_stats.requests();
+    requests.until_len(2 * CONCURRENT_MEASUREMENTS).await;
+    running.push(measure("/healthy", Operation::new(false)));
+    requests.until_len(2 * CONCURRENT_MEASUREMENTS + 1).await;
+    gate.open();
+    for call in running {
+        call.await.unwrap().unwrap();
+    }
+    assert!(hanging.iter().all(|path| world.client.silent.limit(path).is_none()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_too_long_is_uncertain() {
     let world = World::new();
     let _server = world.serve().await;

@@ -93,6 +93,20 @@ async fn a_driver_is_registered_in_memory_the_csi_node_and_the_node_update() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_left_while_the_service_was_down_stays_in_the_csi_node() {
+    let world = World::new(FakeApi::start().await);
+    let (first, second) = (world.driver("d").await, world.driver("e").await);
+    world.registration.handler().register(&first.plugin("d", "1.0.0", "/s1")).await.unwrap();
+    // The service starts again, and the socket of the first driver is gone.
+    let registry = world.dir.path().join("plugins_registry");
+    let drivers = Drivers::new(CsiMetrics::register(&Metrics::new()), &registry);
+    let restarted = CsiRegistration::new(drivers.clone(), world.api.nodes.clone());
+    restarted.handler().register(&second.plugin("e", "1.0.0", "/s2")).await.unwrap();
+    assert!(drivers.get("d").is_err() && drivers.get("e").is_ok());
+    assert_eq!(world.api.drivers(), ["d id", "e id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_an_api_server_a_driver_is_registered_without_a_csi_node() {
     let world = World::new(FakeApi::standalone().await);
     let plugin = world.driver("d").await;

@@ -7,13 +7,14 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use keelson_files::{Replacement, remove_if_exists};
 use keelson_volume_manager_core::csi::vol_data::{self, SavedVolume};
 use keelson_volume_manager_core::world::FailureClass;
 
 use crate::plugins::PluginError;
-use crate::plugins::host::Mounts;
+use crate::plugins::host::{self, Mounts, is_mount_point};
 use crate::remove::remove_tree;
 
 /// The mode of folders (volumes.md §2).
@@ -34,22 +35,36 @@ pub(super) enum Data {
     Saved(SavedVolume),
 }
 
-/// Runs work that may block. `what` completes the sentence "cannot …".
+/// Runs work that may block, on the entry of a folder or on the folder at `path`. While earlier work for the same volume hangs,
+/// it is refused. `what` completes the sentence "cannot …".
 async fn blocking<T: Send + 'static>(
+    path: &Path,
     what: String,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, PluginError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(PluginError::new(format!("cannot {what}: {error}"))),
-        Err(error) => Err(PluginError::new(format!("cannot {what}: it ended unexpectedly: {error}"))),
-    }
+    host::blocking_for(volume_folder(path), &what, work).await
+}
+
+/// The folder of the volume that a path belongs to, in a pod or in the folder of a driver; any other path itself.
+fn volume_folder(path: &Path) -> &Path {
+    let is_named =
+        |path: Option<&Path>, name: &str| path.and_then(Path::file_name).is_some_and(|last| last == name);
+    let is_volume = |folder: &&Path| {
+        let above = |levels| folder.ancestors().nth(levels);
+        let is_of_driver =
+            |levels| is_named(above(levels), "csi") && is_named(above(levels + 1), "kubernetes.io");
+        let is_block_part = is_named(above(1), "staging") || is_named(above(1), "publish");
+        is_named(above(1), "kubernetes.io~csi")
+            || is_of_driver(3) && is_named(above(2), "volumeDevices") && is_block_part
+            || is_of_driver(2)
+    };
+    path.ancestors().find(is_volume).unwrap_or(path)
 }
 
 /// Creates a folder and those above it, each with the mode 0750. Existing ones stay as they are.
 pub(super) async fn create_folder(path: &Path) -> Result<(), PluginError> {
     let folder = path.to_owned();
-    blocking(format!("create the folder {}", path.display()), move || create_folders(&folder)).await
+    blocking(path, format!("create the folder {}", path.display()), move || create_folders(&folder)).await
 }
 
 fn create_folders(path: &Path) -> io::Result<()> {
@@ -67,15 +82,15 @@ fn create_folders(path: &Path) -> io::Result<()> {
 }
 
 /// Creates the folder that a driver stages a volume in. Something else at its path is an error.
-pub(super) async fn create_staging(mounts: &dyn Mounts, path: &Path) -> Result<(), PluginError> {
+pub(super) async fn create_staging(mounts: &Arc<dyn Mounts>, path: &Path) -> Result<(), PluginError> {
     create_folder(path).await?;
     // What is mounted there is a folder, and may hang.
-    if mounts.is_mount_point(path)? {
+    if is_mount_point(mounts, path).await? {
         return Ok(());
     }
     let folder = path.to_owned();
     let what = format!("look at {}", path.display());
-    if blocking(what, move || fs::symlink_metadata(&folder)).await?.is_dir() {
+    if blocking(path, what, move || fs::symlink_metadata(&folder)).await?.is_dir() {
         return Ok(());
     }
     Err(PluginError::new(format!("{} is not a folder; remove it", path.display())).for_you())
@@ -84,7 +99,7 @@ pub(super) async fn create_staging(mounts: &dyn Mounts, path: &Path) -> Result<(
 /// Writes a data file and creates its folder. A file with the same content is left alone.
 pub(super) async fn write_data(path: &Path, bytes: Vec<u8>) -> Result<(), PluginError> {
     let file = path.to_owned();
-    blocking(format!("write {}", path.display()), move || {
+    blocking(path, format!("write {}", path.display()), move || {
         let folder = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
         create_folders(folder)?;
         Replacement::new().mode(DATA_MODE).durable().write_if_changed(&file, &bytes).map(drop)
@@ -95,7 +110,7 @@ pub(super) async fn write_data(path: &Path, bytes: Vec<u8>) -> Result<(), Plugin
 /// Reads a data file.
 pub(super) async fn read_data(path: &Path) -> Result<Data, PluginError> {
     let file = path.to_owned();
-    let bytes = blocking(format!("read {}", path.display()), move || {
+    let bytes = blocking(path, format!("read {}", path.display()), move || {
         let opened = match fs::File::open(&file) {
             // The name of a folder above it may be a file.
             Err(error) if is_missing(&error) => return Ok(None),
@@ -122,7 +137,7 @@ fn is_missing(error: &io::Error) -> bool {
 /// Whether a folder has an entry with this path. What is mounted on the entry is not touched.
 pub(super) async fn exists(path: &Path) -> Result<bool, PluginError> {
     let entry = path.to_owned();
-    blocking(format!("look for {}", path.display()), move || {
+    blocking(path, format!("look for {}", path.display()), move || {
         let (Some(folder), Some(name)) = (entry.parent(), entry.file_name()) else { return Ok(false) };
         Ok(list(folder)?.iter().any(|found| found.as_os_str() == name))
     })
@@ -132,7 +147,7 @@ pub(super) async fn exists(path: &Path) -> Result<bool, PluginError> {
 /// The names of the entries of a folder, sorted; none if it does not exist.
 pub(super) async fn entries(folder: &Path) -> Result<Vec<PathBuf>, PluginError> {
     let path = folder.to_owned();
-    blocking(format!("list {}", folder.display()), move || list(&path)).await
+    blocking(folder, format!("list {}", folder.display()), move || list(&path)).await
 }
 
 fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -156,8 +171,8 @@ fn remove_entry(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the empty folder or the file that a driver has used as a mount point. An error if it is still one.
-pub(super) async fn remove_target(mounts: &dyn Mounts, path: &Path) -> Result<(), PluginError> {
-    if mounts.is_mount_point(path)? {
+pub(super) async fn remove_target(mounts: &Arc<dyn Mounts>, path: &Path) -> Result<(), PluginError> {
+    if is_mount_point(mounts, path).await? {
         let text = format!(
             "the driver has reported success, but {} is still mounted; check the driver's log, or unmount it by hand",
             path.display()
@@ -165,14 +180,15 @@ pub(super) async fn remove_target(mounts: &dyn Mounts, path: &Path) -> Result<()
         return Err(PluginError::new(text).of_class(FailureClass::Uncertain));
     }
     let target = path.to_owned();
-    blocking(format!("remove {}", path.display()), move || remove_entry(&target)).await
+    blocking(path, format!("remove {}", path.display()), move || remove_entry(&target)).await
 }
 
 /// Removes a data file and its empty folder.
 pub(super) async fn remove_data(data_file: &Path) -> Result<(), PluginError> {
     let file = data_file.to_owned();
-    blocking(format!("remove {} with its folder", data_file.display()), move || {
-        remove_if_exists(&file)?;
+    blocking(data_file, format!("remove {} with its folder", data_file.display()), move || {
+        // With what a killed writer has left: the folder has to be empty.
+        Replacement::new().remove(&file)?;
         file.parent().map_or(Ok(()), remove_entry)
     })
     .await
@@ -181,7 +197,7 @@ pub(super) async fn remove_data(data_file: &Path) -> Result<(), PluginError> {
 /// Removes an empty folder; one with content stays.
 pub(super) async fn remove_if_empty(path: &Path) -> Result<(), PluginError> {
     let folder = path.to_owned();
-    blocking(format!("remove {}", path.display()), move || match remove_entry(&folder) {
+    blocking(path, format!("remove {}", path.display()), move || match remove_entry(&folder) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
         other => other,
     })
@@ -191,7 +207,7 @@ pub(super) async fn remove_if_empty(path: &Path) -> Result<(), PluginError> {
 /// Removes a folder with its content, but nothing of another filesystem.
 pub(super) async fn remove_folder(path: &Path) -> Result<(), PluginError> {
     let folder = path.to_owned();
-    blocking(format!("remove {}", path.display()), move || {
+    blocking(path, format!("remove {}", path.display()), move || {
         let (Some(parent), Some(name)) = (folder.parent(), folder.file_name().and_then(|name| name.to_str()))
         else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -200,4 +216,65 @@ pub(super) async fn remove_folder(path: &Path) -> Result<(), PluginError> {
             .map_err(|error| io::Error::other(keelson_service_kit::status::chain(&error)))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::mounter::DEADLINE;
+
+    #[test]
+    fn the_folder_of_a_volume_is_that_in_the_pod_or_of_the_driver() {
+        for (path, folder) in [
+            ("/r/pods/u/volumes/kubernetes.io~csi/pv/mount", "/r/pods/u/volumes/kubernetes.io~csi/pv"),
+            (
+                "/r/pods/u/volumes/kubernetes.io~csi/pv/vol_data.json",
+                "/r/pods/u/volumes/kubernetes.io~csi/pv",
+            ),
+            ("/r/pods/u/volumeDevices/kubernetes.io~csi/pv", "/r/pods/u/volumeDevices/kubernetes.io~csi/pv"),
+            ("/r/plugins/kubernetes.io/csi/d/hash/globalmount", "/r/plugins/kubernetes.io/csi/d/hash"),
+            (
+                "/r/plugins/kubernetes.io/csi/volumeDevices/pv/data/vol_data.json",
+                "/r/plugins/kubernetes.io/csi/volumeDevices/pv",
+            ),
+            (
+                "/r/plugins/kubernetes.io/csi/volumeDevices/staging/pv",
+                "/r/plugins/kubernetes.io/csi/volumeDevices/staging/pv",
+            ),
+            (
+                "/r/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u",
+                "/r/plugins/kubernetes.io/csi/volumeDevices/publish/pv",
+            ),
+            ("/r/plugins/kubernetes.io/csi/d", "/r/plugins/kubernetes.io/csi/d"),
+            ("/r/other", "/r/other"),
+        ] {
+            assert_eq!(volume_folder(Path::new(path)), Path::new(folder), "{path}");
+        }
+    }
+
+    /// The result of work that waits until the deadline. The clock does not run by itself while a thread works.
+    async fn after<T>(work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        assert!(futures_util::poll!(&mut work).is_pending());
+        tokio::time::advance(DEADLINE).await;
+        work.await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_whose_files_hang_is_refused_and_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str| dir.path().join("kubernetes.io~csi").join(name);
+        let (hanging, healthy) = (of("a"), of("b"));
+        let (_end, ended) = channel::<()>();
+        let work = move || ended.recv().map_err(io::Error::other);
+        let mount = hanging.join("mount");
+        let hung = after(blocking(&mount, "look at it".to_owned(), work)).await.unwrap_err();
+        assert_eq!(hung.class, FailureClass::Uncertain);
+        assert_eq!(hung.to_string(), "cannot look at it: the node has not answered within 120 s");
+        let text = after(read_data(&hanging.join("vol_data.json"))).await.unwrap_err().to_string();
+        assert!(text.contains("the earlier attempt to look at it has not ended for"), "{text}");
+        assert!(create_folder(&healthy).await.is_ok());
+    }
 }

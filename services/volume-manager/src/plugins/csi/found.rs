@@ -11,6 +11,7 @@ use super::files::{self, Data};
 use super::stage::missing_data;
 use super::volume::name_error;
 use crate::listing::paths_in;
+use crate::plugins::host::blocking;
 use crate::plugins::{FoundDevice, FoundFolder, PluginError, Reconstructed};
 
 /// Reads the data file of a folder. It needs neither the driver nor the CSIDriver.
@@ -64,9 +65,7 @@ struct DeviceFolder {
 /// The devices that were, or may have been, staged. A data file that cannot be read is logged and left.
 pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginError> {
     let base = cx.path(Path::new("plugins/kubernetes.io/csi"));
-    let listed = tokio::task::spawn_blocking(move || device_folders(&base)).await;
-    let listed =
-        listed.map_err(|error| PluginError::new(format!("cannot list the staged volumes: {error}")))?;
+    let listed = blocking("list the staged volumes", move || Ok(device_folders(&base))).await?;
     let mut found = Vec::new();
     for DeviceFolder { folder, data_file, block_name } in listed {
         let saved = match files::read_data(&data_file).await {

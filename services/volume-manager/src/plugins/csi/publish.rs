@@ -102,7 +102,7 @@ impl Target {
     }
 
     async fn remove(&self, cx: &Context) -> Result<(), PluginError> {
-        files::remove_target(&*cx.mounts, &self.path).await?;
+        files::remove_target(&cx.mounts, &self.path).await?;
         if !self.is_block {
             return files::remove_data(&self.data_file).await;
         }
@@ -252,7 +252,7 @@ async fn unpublish_filesystem(cx: &Context, place: &VolumePlace) -> Result<(), P
     };
     let session = cx.session(&saved.driver)?;
     call_unpublish(&session, saved.volume_handle, &target).await?;
-    files::remove_target(&*cx.mounts, &target).await?;
+    files::remove_target(&cx.mounts, &target).await?;
     files::remove_data(&data_file).await
 }
 
@@ -281,6 +281,6 @@ async fn unpublish_block(cx: &Context, place: &VolumePlace) -> Result<(), Plugin
     {
         return Err(error);
     }
-    files::remove_target(&*cx.mounts, &target).await?;
+    files::remove_target(&cx.mounts, &target).await?;
     files::remove_if_empty(&cx.path(&shared.publish_folder)).await
 }

@@ -13,6 +13,7 @@ use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel};
 use super::context::{Context, Session, call_error};
 use super::files::{self, Data};
 use super::volume::{CsiVolume, name_error};
+use crate::plugins::host::{is_mount_point, mount_references};
 use crate::plugins::{DevicePlace, DeviceRequest, PluginError, VolumeSpec};
 
 /// Where a volume is staged.
@@ -81,10 +82,10 @@ impl Stage {
     /// Removes what a failed attempt has left. Whether nothing is left: something may be mounted there by an earlier attempt.
     async fn clean_up(&self, cx: &Context) -> bool {
         let result = async {
-            if cx.mounts.is_mount_point(&self.staging)? {
+            if is_mount_point(&cx.mounts, &self.staging).await? {
                 return Ok(false);
             }
-            files::remove_target(&*cx.mounts, &self.staging).await?;
+            files::remove_target(&cx.mounts, &self.staging).await?;
             // Pods may have a block volume still, and their teardown reads the file.
             if !self.is_block {
                 files::remove_data(&self.data_file).await?;
@@ -142,7 +143,7 @@ async fn call_stage(
 ) -> Result<(), PluginError> {
     // Files are left, and an earlier attempt may still be in progress.
     let uncertain = |error: PluginError| error.of_class(FailureClass::Uncertain);
-    files::create_staging(&*cx.mounts, &stage.staging).await.map_err(uncertain)?;
+    files::create_staging(&cx.mounts, &stage.staging).await.map_err(uncertain)?;
     files::write_data(&stage.data_file, stage.data.clone()).await.map_err(uncertain)?;
     session.driver.node_stage(&session.operation, message).await.map_err(|error| cx.set_up_error(&error))
 }
@@ -166,7 +167,7 @@ async fn unstage_filesystem(cx: &Context, device: &DevicePlace) -> Result<(), Pl
     let (driver, handle) = split_name(&device.volume)?;
     let paths = stage_paths(&driver, handle).map_err(|error| name_error(&error))?;
     let (staging, data_file) = (cx.path(&paths.staging), cx.path(&paths.data_file));
-    refuse_if_referenced(cx, &staging, &paths.staging)?;
+    refuse_if_referenced(cx, &staging, &paths.staging).await?;
     let saved = match files::read_data(&data_file).await? {
         Data::Saved(saved) => saved,
         // A driver without STAGE_UNSTAGE_VOLUME has no file, and may have an empty folder of an earlier version.
@@ -179,7 +180,7 @@ async fn unstage_filesystem(cx: &Context, device: &DevicePlace) -> Result<(), Pl
         }
     };
     call_unstage(cx, &saved, &staging).await?;
-    files::remove_target(&*cx.mounts, &staging).await?;
+    files::remove_target(&cx.mounts, &staging).await?;
     files::remove_data(&data_file).await
 }
 
@@ -201,7 +202,7 @@ pub(super) async fn remove_unless_mounted(
     data_file: &Path,
     error: impl FnOnce() -> PluginError,
 ) -> Result<(), PluginError> {
-    if cx.mounts.is_mount_point(target)? || files::remove_target(&*cx.mounts, target).await.is_err() {
+    if is_mount_point(&cx.mounts, target).await? || files::remove_target(&cx.mounts, target).await.is_err() {
         return Err(error());
     }
     files::remove_data(data_file).await
@@ -209,11 +210,11 @@ pub(super) async fn remove_unless_mounted(
 
 /// Refuses while the staged volume is mounted elsewhere. A mount whose path ends like that of the staging folder is the same
 /// one, seen through another prefix (volumes.md §3.11).
-fn refuse_if_referenced(cx: &Context, staging: &Path, relative: &Path) -> Result<(), PluginError> {
-    if !cx.mounts.is_mount_point(staging)? {
+async fn refuse_if_referenced(cx: &Context, staging: &Path, relative: &Path) -> Result<(), PluginError> {
+    if !is_mount_point(&cx.mounts, staging).await? {
         return Ok(());
     }
-    let references = cx.mounts.mount_references(staging)?;
+    let references = mount_references(&cx.mounts, staging).await?;
     let others: Vec<String> = references
         .iter()
         .filter(|path| !path.ends_with(relative))

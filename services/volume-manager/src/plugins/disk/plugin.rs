@@ -177,16 +177,13 @@ impl<K: DiskKind> DiskPlugin<K> {
         if self.host.is_mount_point(path).await? {
             return Ok(true);
         }
+        if self.host.mounts.exists(path).await? {
+            return Ok(true);
+        }
         let path = path.to_owned();
-        let work = move || {
-            let exists = path.try_exists()?;
-            if !exists {
-                // The service was killed after it had removed the folder.
-                VolumeFile::remove_with(&path)?;
-            }
-            Ok(exists)
-        };
-        blocking("look up the folder of a disk", work).await
+        // The service was killed after it had removed the folder.
+        blocking("remove the name of a disk", move || VolumeFile::remove_with(&path)).await?;
+        Ok(false)
     }
 
     /// Whether a folder belongs to another volume meanwhile.
@@ -374,9 +371,10 @@ impl<K: DiskKind> Plugin for DiskPlugin<K> {
         Box::pin(self.unmount(device))
     }
 
-    fn global_map_path(&self, inner_name: &str) -> Option<PathBuf> {
-        let folders = K::list(&self.host.root, Tree::BlockMaps).ok()?;
-        folder_of_volume(&folders, inner_name)
+    fn global_map_path<'a>(&'a self, inner_name: &'a str) -> Answer<'a, Option<PathBuf>> {
+        let (root, inner_name) = (self.host.root.clone(), inner_name.to_owned());
+        let find = move || Ok(folder_of_volume(&K::list(&root, Tree::BlockMaps)?, &inner_name));
+        Box::pin(blocking("list the block maps", find))
     }
 
     fn found_devices(&self) -> Answer<'_, Vec<FoundDevice>> {

@@ -269,7 +269,7 @@ async fn a_block_volume_is_the_device_and_is_not_mounted() {
     let walks = FsGroupWalks::default();
     let set_up = plugin.set_up(&volume, set_up_request(&walks)).await.unwrap();
     assert_eq!(set_up.host_path, Path::new("/dev/sda"));
-    assert_eq!(plugin.global_map_path("pv1"), Some(node.root().join(MAPS)));
+    assert_eq!(plugin.global_map_path("pv1").await.unwrap(), Some(node.root().join(MAPS)));
     fs::write(node.root().join(MAPS).join("u1"), "").unwrap();
     let read = plugin.reconstruct(&found(&volume)).await.unwrap();
     assert_eq!(read.shared_name, Some(NAME.into()));

@@ -309,8 +309,8 @@ impl FlexVolume {
         if self.0.host.is_mount_point(path).await? {
             return Ok(true);
         }
-        let path = path.to_owned();
-        blocking("look up the folder of a flexVolume", move || path.try_exists()).await
+        // Also what is not mounted may hang: a folder above it, or what a link leads to.
+        self.0.host.mounts.exists(path).await
     }
 
     /// Grows the filesystem. The control plane has grown the volume itself before, with `expandvolume`.

@@ -222,5 +222,9 @@ impl IscsiDisks {
 fn failed(call: &Call, exit: Option<i32>, output: &str) -> PluginError {
     let ended =
         exit.map_or_else(|| "without an exit code".to_owned(), |code| format!("with exit code {code}"));
-    PluginError::new(format!("{call} ended {ended}: {}", shortened(output)))
+    let text = format!("{call} ended {ended}: {}", shortened(output));
+    match commands::advice(exit) {
+        Some(advice) => PluginError::new(format!("{text}; {advice}")).for_you(),
+        None => PluginError::new(text),
+    }
 }

@@ -535,8 +535,8 @@ async fn a_block_volume_is_the_device_and_is_not_mounted() {
     let walks = FsGroupWalks::default();
     let set_up = plugin.set_up(&volume, set_up_request(&walks)).await.unwrap();
     assert!(set_up.host_path.starts_with("/dev/disk/by-path"), "{set_up:?}");
-    assert_eq!(plugin.global_map_path("pv1"), Some(node.root().join(MAPS)));
-    assert_eq!(plugin.global_map_path("pv2"), None);
+    assert_eq!(plugin.global_map_path("pv1").await.unwrap(), Some(node.root().join(MAPS)));
+    assert_eq!(plugin.global_map_path("pv2").await.unwrap(), None);
     fs::write(node.root().join(MAPS).join("u1"), "").unwrap();
     let read = plugin.reconstruct(&found(&volume)).await.unwrap();
     assert_eq!((read.shared_name, read.has_device), (Some(NAME.into()), true));

@@ -97,7 +97,7 @@ async fn only_the_first_pod_of_a_local_volume_changes_its_group() {
 #[tokio::test]
 async fn a_block_device_is_formatted_and_mounted_once_for_all_pods() {
     let folder = TestFolder::new();
-    let Some(device) = LoopDevice::new(&folder, "disk", 32) else { return };
+    let device = LoopDevice::new(&folder, "disk", 32);
     let plugin = local(&folder);
     let walks = FsGroupWalks::default();
     let spec = spec("a", &device.0);
@@ -125,7 +125,7 @@ async fn a_block_device_is_formatted_and_mounted_once_for_all_pods() {
 #[tokio::test]
 async fn a_device_mount_that_is_gone_is_mounted_again_before_a_pod_gets_it() {
     let folder = TestFolder::new();
-    let Some(device) = LoopDevice::new(&folder, "disk", 32) else { return };
+    let device = LoopDevice::new(&folder, "disk", 32);
     let plugin = local(&folder);
     let walks = FsGroupWalks::default();
     let spec = spec("a", &device.0);
@@ -170,7 +170,7 @@ async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
 #[tokio::test]
 async fn a_block_device_in_mode_block_is_handed_over_as_it_is() {
     let folder = TestFolder::new();
-    let Some(device) = LoopDevice::new(&folder, "disk", 4) else { return };
+    let device = LoopDevice::new(&folder, "disk", 4);
     let plugin = local(&folder);
     let walks = FsGroupWalks::default();
     let mut spec = spec("a", &device.0);
@@ -180,7 +180,7 @@ async fn a_block_device_in_mode_block_is_handed_over_as_it_is() {
     assert_eq!(Plugin::set_up(&plugin, &spec, request(&walks)).await.unwrap().host_path, device.0);
     assert!(!target(&folder, "a").exists());
     let maps = folder.path().join("plugins/kubernetes.io~local-volume/volumeDevices/pv");
-    assert_eq!(plugin.global_map_path("pv"), Some(maps));
+    assert_eq!(plugin.global_map_path("pv").await.unwrap(), Some(maps));
     Plugin::unmount_device(&plugin, &device_place(true)).await.unwrap();
 }
 

@@ -44,7 +44,8 @@ async fn what_has_failed_without_its_driver_is_tried_at_once_when_that_registers
         read_only: false,
     };
     let spec = Arc::new(spec("a", "data"));
-    world.shared.want(ResolvedSpec { plugin: Arc::clone(&plugin) as Arc<dyn Plugin>, identity, spec });
+    let (plugin_of_spec, labels) = (Arc::clone(&plugin) as Arc<dyn Plugin>, VolumeLabels::default());
+    world.shared.want(ResolvedSpec { plugin: plugin_of_spec, identity, spec, labels });
     plugin.until_called("mount device data", 6).await;
     world.until("a", |status| status.waits.values().any(|wait| wait.next_try_unix_nanos > 0)).await;
 

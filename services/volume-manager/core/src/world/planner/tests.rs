@@ -605,7 +605,7 @@ fn each_wait_names_the_volume_the_reason_and_who_has_to_act() {
         (
             WaitReason::OtherLabel { mounted: label, wanted: none },
             "you",
-            "already mounted with the SELinux label s0:c1,c2, and this pod needs no SELinux label",
+            "a different SELinux label: it is mounted with the SELinux label s0:c1,c2, and this pod needs no SELinux label",
         ),
         (
             WaitReason::UsedByAnotherPod { other: "uid-b".into() },

@@ -90,8 +90,9 @@ impl fmt::Display for WaitReason {
             }
             Self::OtherLabel { mounted, wanted } => write!(
                 f,
-                "it is already mounted with {mounted}, and this pod needs {wanted}; end the pods that use it, or give \
-                 this pod their seLinuxOptions"
+                "waiting for unmount of the volume, because it is already mounted to a different pod with a different \
+                 SELinux label: it is mounted with {mounted}, and this pod needs {wanted}; end the pods that use it, or \
+                 give this pod their seLinuxOptions"
             ),
             Self::UsedByAnotherPod { other } => write!(
                 f,

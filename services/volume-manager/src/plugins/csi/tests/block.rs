@@ -17,7 +17,7 @@ async fn a_block_volume_is_staged_and_published_at_the_paths_of_the_specificatio
     let learned = world.csi.mount_device(&first, device_request()).await.unwrap();
     let devices = world.root().join("plugins/kubernetes.io/csi/volumeDevices");
     assert_eq!(learned.device_mount_path.as_deref(), devices.join("pv1/dev").to_str());
-    assert_eq!(world.csi.global_map_path("pv1"), Some(devices.join("pv1/dev")));
+    assert_eq!(world.csi.global_map_path("pv1").await.unwrap(), Some(devices.join("pv1/dev")));
     assert_eq!(world.last_stage().staging_target_path, devices.join("staging/pv1").to_str().unwrap());
     for spec in [&first, &second] {
         let ready = world.csi.set_up(spec, world.set_up_request()).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_block_volume_that_is_mapped_for_a_pod_is_not_unstaged() {
     let world = World::new(&[STAGE]);
     let spec = block("u");
     world.csi.mount_device(&spec, device_request()).await.unwrap();
-    let devices = world.csi.global_map_path("pv1").unwrap();
+    let devices = world.csi.global_map_path("pv1").await.unwrap().unwrap();
     fs::create_dir_all(&devices).unwrap();
     fs::write(devices.join("u"), b"").unwrap();
     let error = world.csi.unmount_device(&device(&spec)).await.unwrap_err();

@@ -52,10 +52,8 @@ async fn a_block_volume_is_found_again_with_its_map_folder() {
     world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
     let found = world.csi.reconstruct(&folder(&spec)).await.unwrap();
     assert_eq!(found.shared_name.unwrap().as_str(), "kubernetes.io/csi/csi.example.com^vol-1");
-    assert_eq!(
-        found.device_mount_path,
-        world.csi.global_map_path("pv1").map(|path| path.to_str().unwrap().into())
-    );
+    let map = world.csi.global_map_path("pv1").await.unwrap().unwrap();
+    assert_eq!(found.device_mount_path.as_deref(), map.to_str());
 }
 
 #[tokio::test]

@@ -240,6 +240,10 @@ impl Mounts for FakeMounts {
         Ok(self.mounts.lock().unwrap().contains(path))
     }
 
+    fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async move { path.try_exists().map_err(|error| PluginError::new(error.to_string())) })
+    }
+
     fn clean_mount_point<'a>(&'a self, _: &'a Path) -> Answer<'a, ()> {
         unreachable!("drivers unmount")
     }

@@ -94,6 +94,10 @@ impl Mounts for RealNode {
         Ok(self.mounts().iter().any(|point| point == path))
     }
 
+    fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async move { path.try_exists().map_err(|error| PluginError::new(error.to_string())) })
+    }
+
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()> {
         Box::pin(async move {
             if self.is_mount_point(path)? {
