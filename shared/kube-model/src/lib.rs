@@ -19,6 +19,8 @@
 //! | [`nulls`] | what a null in a map or a list means |
 //! | [`json_fields`] | fields of a JSON object, replaced without decoding the others |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
+//! | [`persistent_volume`] | PersistentVolumes and claims: what is read of them, and their validation |
+//! | [`volume_source`] | every source of a volume, where it may be, and what serves it |
 //! | [`node_ext`] | accessors of a Node: the addresses that its pods show |
 //! | [`pod_ext`] | accessors of a pod: whether it is static or critical, its containers |
 //! | [`source_annotations`] | source and first-seen time of a pod, as annotations in its JSON |
@@ -34,6 +36,7 @@ pub mod json_fields;
 pub mod kernel;
 pub mod node_ext;
 pub mod nulls;
+pub mod persistent_volume;
 pub mod pod_ext;
 pub mod qos;
 pub mod quantity;
@@ -43,6 +46,7 @@ pub mod sysctl;
 pub mod time;
 pub mod types;
 pub mod validate;
+pub mod volume_source;
 
 pub use defaults::default_pod;
 pub use duration::{format_go_duration, parse_go_duration};

@@ -1,78 +1,40 @@
-//! What the nodes would refuse of a PersistentVolume or a claim, so that their author gets the error before it is stored. A node
-//! checks more of them; `keelson get sources` there shows what it refuses.
+//! What the nodes would refuse of a PersistentVolume or a claim, so that their author gets the error before it is stored. The rules
+//! are those of pod-config.
 
-use keelson_kube_model::Quantity;
+use keelson_kube_model::fill_nulls;
+use keelson_kube_model::persistent_volume::{
+    ClaimSpec, VolumeSpec, check_claim, check_volume, decode, remove_null_fields,
+};
 use serde_json::Value;
 
 use crate::cmd::manifests::ObjectKind;
 
-/// The sources of PersistentVolumes that a node without an API server has.
-const SOURCES: [&str; 4] = ["local", "hostPath", "nfs", "csi"];
-const ACCESS_MODES: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
 /// Fields of a claim that need an API server.
 const UNSUPPORTED: [&str; 3] = ["dataSource", "dataSourceRef", "volumeAttributesClassName"];
 
-/// Checks a PersistentVolume or a claim. An error has a line for each problem.
+/// Checks the `spec` of a PersistentVolume or a claim. An error has a line for each problem.
 pub(super) fn check(kind: ObjectKind, object: &Value) -> Result<(), String> {
-    let spec = &object["spec"];
+    let mut object = object.clone();
+    fill_nulls(&mut object);
+    remove_null_fields(&mut object);
+    let spec = match &object["spec"] {
+        Value::Null => serde_json::json!({}),
+        spec => spec.clone(),
+    };
     let mut errors = Vec::new();
-    check_access_modes(&spec["accessModes"], &mut errors);
-    if kind == ObjectKind::PersistentVolume {
-        check_storage(&spec["capacity"], "spec.capacity.storage", &mut errors);
-        check_source(spec, &mut errors);
+    let mut fail = |field: &str, message: String| errors.push(format!("{field}: {message}"));
+    let decoded = if kind == ObjectKind::PersistentVolume {
+        decode::<VolumeSpec>(&spec).map(|volume| check_volume(&volume, &spec, "", &mut fail))
     } else {
-        check_storage(&spec["resources"]["requests"], "spec.resources.requests.storage", &mut errors);
-        let unsupported = UNSUPPORTED.iter().filter(|field| !spec[**field].is_null());
-        errors.extend(unsupported.map(|field| format!("spec.{field}: Forbidden: it needs an API server")));
+        for field in UNSUPPORTED.iter().filter(|field| spec.get(**field).is_some()) {
+            fail(&format!("spec.{field}"), "Forbidden: it needs an API server".into());
+        }
+        decode::<ClaimSpec>(&spec).map(|claim| check_claim(&claim, &mut fail))
+    };
+    if let Err((field, message)) = decoded {
+        fail(&field, message);
     }
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
-}
-
-fn check_access_modes(modes: &Value, errors: &mut Vec<String>) {
-    let modes = modes.as_array().map(Vec::as_slice).unwrap_or_default();
-    if modes.is_empty() {
-        errors.push("spec.accessModes: Required value".into());
-    }
-    for mode in modes.iter().filter(|mode| !ACCESS_MODES.iter().any(|known| *mode == known)) {
-        errors.push(format!(
-            "spec.accessModes: Unsupported value: {mode}: supported values: {}",
-            ACCESS_MODES.join(", ")
-        ));
-    }
-    if modes.len() > 1 && modes.iter().any(|mode| mode == "ReadWriteOncePod") {
-        errors.push("spec.accessModes: Forbidden: ReadWriteOncePod cannot be combined with another".into());
-    }
-}
-
-fn check_storage(amounts: &Value, field: &str, errors: &mut Vec<String>) {
-    match &amounts["storage"] {
-        Value::Null => errors.push(format!("{field}: Required value")),
-        Value::String(text) => match Quantity::parse(text) {
-            Ok(amount) if amount > Quantity::ZERO => {}
-            Ok(_) => {
-                errors.push(format!("{field}: Invalid value: {text:?}: must be greater than zero"));
-            }
-            Err(error) => errors.push(format!("{field}: Invalid value: {text:?}: {error}")),
-        },
-        Value::Number(number) if number.as_f64().is_some_and(|number| number > 0.0) => {}
-        other => errors.push(format!("{field}: Invalid value: {other}: must be an amount such as 10Gi")),
-    }
-}
-
-fn check_source(spec: &Value, errors: &mut Vec<String>) {
-    let found: Vec<&str> = SOURCES.into_iter().filter(|source| !spec[*source].is_null()).collect();
-    match found.as_slice() {
-        ["local"] if spec["nodeAffinity"]["required"].is_null() => {
-            errors.push("spec.nodeAffinity: Required value: Local volume requires node affinity".into());
-        }
-        [_] => {}
-        [] => errors
-            .push(format!("spec: Required value: must specify a volume type: one of {}", SOURCES.join(", "))),
-        several => errors.push(format!(
-            "spec: Forbidden: may not specify more than 1 volume type: {}",
-            several.join(", ")
-        )),
-    }
 }
 
 #[cfg(test)]
@@ -84,7 +46,9 @@ mod tests {
     fn volume() -> Value {
         json!({"spec": {
             "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "local": {"path": "/srv"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": []}},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["edge"]}]},
+            ]}},
         }})
     }
 
@@ -106,17 +70,48 @@ mod tests {
     }
 
     #[test]
+    fn every_source_that_a_node_mounts_or_that_a_driver_has_taken_over_is_accepted() {
+        for (source, value) in [
+            ("hostPath", json!({"path": "/srv"})),
+            ("nfs", json!({"server": "s", "path": "/p"})),
+            ("iscsi", json!({"targetPortal": "10.0.0.1", "iqn": "iqn.2001-04.com.example:disk", "lun": 0})),
+            ("fc", json!({"targetWWNs": ["50060e801049cfd1"], "lun": 0})),
+            ("flexVolume", json!({"driver": "example.com/disk"})),
+            ("csi", json!({"driver": "csi.example.com", "volumeHandle": "1"})),
+            ("awsElasticBlockStore", json!({"volumeID": "vol-1"})),
+            ("azureFile", json!({"secretName": "s", "shareName": "a"})),
+        ] {
+            let volume = changed(changed(volume(), "local", Value::Null), source, value);
+            check(ObjectKind::PersistentVolume, &volume).unwrap_or_else(|error| panic!("{source}: {error}"));
+        }
+        let unknown = changed(changed(volume(), "local", Value::Null), "floppy", json!({}));
+        assert!(
+            check(ObjectKind::PersistentVolume, &unknown).unwrap_err().contains("must specify a volume type")
+        );
+    }
+
+    #[test]
     fn invalid_volumes_are_refused_with_the_field() {
         for (field, value, expected) in [
             ("capacity", Value::Null, "spec.capacity.storage: Required value"),
-            ("capacity", json!({"storage": "much"}), "spec.capacity.storage: Invalid value: \"much\""),
+            (
+                "capacity",
+                json!({"storage": "much"}),
+                "spec.capacity.storage: Invalid value: quantity \"much\"",
+            ),
             ("capacity", json!({"storage": "0"}), "must be greater than zero"),
-            ("capacity", json!({"storage": -1}), "must be an amount"),
+            ("capacity", json!({"storage": -1}), "must be greater than zero"),
             ("accessModes", json!([]), "spec.accessModes: Required value"),
             ("accessModes", json!(["readWriteOnce"]), "Unsupported value: \"readWriteOnce\""),
-            ("accessModes", json!(["ReadWriteOncePod", "ReadOnlyMany"]), "cannot be combined"),
+            (
+                "accessModes",
+                json!(["ReadWriteOncePod", "ReadOnlyMany"]),
+                "may not use ReadWriteOncePod with other",
+            ),
             ("local", Value::Null, "must specify a volume type"),
-            ("nfs", json!({}), "may not specify more than 1 volume type: local, nfs"),
+            ("nfs", json!({}), "spec.nfs: Forbidden: may not specify more than 1 volume type"),
+            ("rbd", json!({}), "spec.rbd: Forbidden: may not specify more than 1 volume type"),
+            ("hostPath", json!({"path": "/srv", "type": "Folder"}), "spec.hostPath.type: Unsupported value"),
             ("nodeAffinity", Value::Null, "requires node affinity"),
         ] {
             let error = check(ObjectKind::PersistentVolume, &changed(volume(), field, value)).unwrap_err();

@@ -28,6 +28,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use keelson_kube_model::persistent_volume::{ClaimReference, ClaimSpec, Strings, VolumeSpec, decode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -36,7 +37,6 @@ use self::fit::choose;
 pub use self::records::{DeletedClaim, Records, RecordsError, WAITS_FOR_STORAGE, published, unknown};
 use crate::object::StoredObject;
 use crate::volume_object::CLASS_ANNOTATION;
-use crate::volume_spec::{ClaimReference, ClaimSpec, Strings, VolumeSpec, decode};
 
 /// Why a claim is pending at the start.
 const SOURCES_NOT_READ: &str =

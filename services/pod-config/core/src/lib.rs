@@ -7,7 +7,6 @@
 //! | [`static_pod`] | how a Pod of a manifest is defaulted, named and validated for this node (pod-lifecycle.md §2.1) |
 //! | [`object`] | how a Secret or ConfigMap of a manifest is defaulted and validated |
 //! | `volume_object` | how a PersistentVolume or claim of a manifest is defaulted and validated |
-//! | [`volume_spec`] | what validation and binder read of a PersistentVolume or claim |
 //! | [`binder`] | which PersistentVolume each claim is bound to on a node without an API server |
 //! | [`stored`] | how the value of an etcd key is read (architecture §6) |
 //! | [`files`] | how the files of one source are combined: duplicates, last good versions, errors |
@@ -44,8 +43,6 @@ pub mod static_pod;
 pub mod stored;
 pub mod token;
 mod volume_object;
-mod volume_rules;
-pub mod volume_spec;
 
 pub use error::{ManifestError, ManifestErrorKind};
 pub use parse::{FileContent, ManifestWarning, parse_file, validate_documents};

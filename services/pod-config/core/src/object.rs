@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use keelson_kube_model::persistent_volume::is_dns_name;
 use keelson_kube_model::{base64, fill_nulls};
 use serde_json::{Map, Value, json};
 
@@ -121,19 +122,6 @@ pub(crate) fn identity(
         fail("metadata.namespace", "must be lower case letters, digits and '-', as in a DNS label");
     }
     (name, namespace)
-}
-
-/// Whether it is lower case letters, digits, '-' and '.', as in a DNS name.
-pub(crate) fn is_dns_name(text: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            let bytes = label.as_bytes();
-            !bytes.is_empty()
-                && inner(bytes[0])
-                && inner(bytes[bytes.len() - 1])
-                && bytes.iter().all(|b| inner(*b) || *b == b'-')
-        })
 }
 
 fn check_map(

@@ -3,17 +3,17 @@
 //! Parity: a kubelet reads them from the API alone. Here the manifests of a node may define them, and the
 //! [binder](crate::binder) binds them to each other.
 
+use keelson_kube_model::persistent_volume::{
+    ClaimSpec, Fail, Strings, VolumeSpec, check_claim, check_labels, check_volume, decode, is_dns_name,
+    remove_null_fields, volume_warnings, write_canonical_amounts,
+};
 use keelson_kube_model::{PodOrigin, fill_nulls, static_pod_uid};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, ManifestErrorKind};
 use crate::manifest::{Document, Kind};
-use crate::object::{ObjectKey, StoredObject, identity, is_dns_name};
+use crate::object::{ObjectKey, StoredObject, identity};
 use crate::static_pod::StaticRules;
-use crate::volume_rules::{Fail, check_claim, check_labels, check_volume, volume_warnings};
-use crate::volume_spec::{
-    ClaimSpec, Strings, VolumeSpec, decode, remove_null_fields, write_canonical_amounts,
-};
 
 /// Annotation of both kinds: the storage class. It takes precedence over the field (volumes.md §3.4).
 pub(crate) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";

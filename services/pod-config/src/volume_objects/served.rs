@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use keelson_kube_model::persistent_volume::ClaimReference;
 use keelson_pod_config_core::binder::{ClaimKey, ClaimState, DeletedClaim, Manifests, Outcome, VolumeState};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::{ObjectKey, StoredObject};
-use keelson_pod_config_core::volume_spec::ClaimReference;
 use serde_json::{Value, json};
 
 /// The object with its state.

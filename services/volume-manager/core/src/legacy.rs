@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use keelson_kube_model::volume_source::{ServedBy, served_by};
 use serde_json::Value;
 
 pub use fields::{FieldError, LegacyError};
@@ -33,26 +34,6 @@ const READ_ONLY_MANY: &str = "ReadOnlyMany";
 const READ_WRITE_MANY: &str = "ReadWriteMany";
 /// The access mode of a volume that one pod mounts.
 const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
-
-/// The sources that are not legacy, by wire name. flexVolume is deprecated and has a plugin of its own. Claims and
-/// generic ephemeral volumes are resolved to a PersistentVolume first.
-const NATIVE: [&str; 15] = [
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "fc",
-    "flexVolume",
-    "hostPath",
-    "image",
-    "iscsi",
-    "local",
-    "nfs",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-];
 
 /// The names of the legacy plugins whose volumes CSI drivers serve, sorted.
 pub const MIGRATED_PLUGINS: [&str; 7] = [
@@ -143,7 +124,7 @@ pub fn translate(kind: &str, spec: &Value, origin: Origin<'_>) -> Result<Transla
         "portworxVolume" => portworx::migrate,
         "vsphereVolume" => vsphere::migrate,
         "gitRepo" => return Ok(Translation::Disabled(Disabled { object: origin.to_string() })),
-        _ if NATIVE.contains(&kind) => return Ok(Translation::Native),
+        _ if is_native(kind) => return Ok(Translation::Native),
         _ => {
             return removed::find(kind, &origin)
                 .map(Translation::Removed)
@@ -152,6 +133,11 @@ pub fn translate(kind: &str, spec: &Value, origin: Origin<'_>) -> Result<Transla
     };
     let fields = Fields::read(kind, spec, origin)?;
     migrate(&fields).map(|volume| Translation::Migrated(Box::new(volume)))
+}
+
+/// Whether the source is not legacy. Claims and generic ephemeral volumes are resolved to a PersistentVolume first.
+fn is_native(kind: &str) -> bool {
+    matches!(served_by(kind), Some(ServedBy::Node | ServedBy::Plugin))
 }
 
 /// A legacy plugin and the driver that has taken over its volumes.

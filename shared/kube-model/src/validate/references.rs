@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::types::{Container, Pod, Volume, VolumeProjection};
+use crate::volume_source::pod_sources;
 
 /// API objects that a static pod may refer to, because its source also provides them.
 /// The default allows nothing, as the kubelet does with the gate `PreventStaticPodAPIReferences`.
@@ -73,34 +74,6 @@ fn volume_names_config_map(volume: &Volume) -> bool {
     volume.config_map.is_some() || projections(volume).any(|source| source.config_map.is_some())
 }
 
-/// Volume sources that need nothing from the API, and those that were checked before.
-const SELF_CONTAINED: [&str; 24] = [
-    "awsElasticBlockStore",
-    "azureDisk",
-    "cephfs",
-    "cinder",
-    "configMap",
-    "downwardAPI",
-    "emptyDir",
-    "fc",
-    "flexVolume",
-    "flocker",
-    "gcePersistentDisk",
-    "gitRepo",
-    "hostPath",
-    "image",
-    "iscsi",
-    "nfs",
-    "photonPersistentDisk",
-    "portworxVolume",
-    "quobyte",
-    "rbd",
-    "scaleIO",
-    "secret",
-    "storageos",
-    "vsphereVolume",
-];
-
 fn volume_reference(volume: &Volume) -> Option<String> {
     let resource = match volume.source_kind()? {
         "csi" => "csidrivers (via CSI volumes)",
@@ -109,7 +82,8 @@ fn volume_reference(volume: &Volume) -> Option<String> {
         "glusterfs" => "endpoints (via glusterFS volumes)",
         "azureFile" => "secrets (via azureFile volumes)",
         "projected" => return projections(volume).find_map(projection_reference).map(str::to_owned),
-        known if SELF_CONTAINED.contains(&known) => return None,
+        // The others need nothing from the API, or were checked before.
+        known if pod_sources().any(|source| source == known) => return None,
         unknown => return Some(format!("objects of the unknown volume type {unknown:?}")),
     };
     Some(resource.to_owned())

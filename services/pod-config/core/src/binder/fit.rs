@@ -1,8 +1,9 @@
 //! Which PersistentVolume fits a claim.
 
+use keelson_kube_model::persistent_volume::AccessMode;
+
 use super::named::check_named;
 use super::{Binding, Bindings, Claim, ClaimKey, Manifests, NodeFacts, Volume};
-use crate::volume_spec::AccessMode;
 
 /// How many PersistentVolumes a reason names.
 const MAX_NAMED: usize = 3;

@@ -3,49 +3,26 @@
 
 use std::collections::BTreeMap;
 
-use keelson_kube_model::{FieldError, Quantity, validate_plugin_source};
 use serde_json::Value;
 
-use crate::object::is_dns_name;
-use crate::volume_spec::{
+use super::spec::{
     AccessMode, ClaimReference, ClaimSpec, CsiSource, LabelSelector, NodeSelector, Operator, ReclaimPolicy,
     Requirement, VolumeSpec,
 };
+use crate::quantity::Quantity;
+use crate::validate::{FieldError, validate_plugin_source};
+use crate::volume_source::persistent_volume_sources;
 
 /// The values of `spec.hostPath.type`.
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
-/// Every source of a PersistentVolume, by its wire name.
-const SOURCES: [&str; 22] = [
-    "awsElasticBlockStore",
-    "azureDisk",
-    "azureFile",
-    "cephfs",
-    "cinder",
-    "csi",
-    "fc",
-    "flexVolume",
-    "flocker",
-    "gcePersistentDisk",
-    "glusterfs",
-    "hostPath",
-    "iscsi",
-    "local",
-    "nfs",
-    "photonPersistentDisk",
-    "portworxVolume",
-    "quobyte",
-    "rbd",
-    "scaleIO",
-    "storageos",
-    "vsphereVolume",
-];
 
 /// Receives a field and what is wrong with it.
-pub(crate) type Fail<'a> = dyn FnMut(&str, String) + 'a;
+pub type Fail<'a> = dyn FnMut(&str, String) + 'a;
 
-/// Checks a PersistentVolume; `spec` is the same as JSON.
-pub(crate) fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, fail: &mut Fail<'_>) {
+/// Checks the spec of a PersistentVolume; `spec` is the same as JSON. The advice for a local volume without node affinity names
+/// `node_name`, unless it is empty.
+pub fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, fail: &mut Fail<'_>) {
     if volume.capacity.keys().any(|resource| resource != "storage") {
         fail("spec.capacity", "Unsupported value: supported values: \"storage\"".into());
     }
@@ -62,18 +39,26 @@ pub(crate) fn check_volume(volume: &VolumeSpec, spec: &Value, node_name: &str, f
         ),
         None if volume.local.is_some() => fail(
             "spec.nodeAffinity",
-            format!(
-                "Required value: Local volume requires node affinity; for this node: {{required: {{nodeSelectorTerms: \
-                 [{{matchExpressions: [{{key: kubernetes.io/hostname, operator: In, values: [{node_name}]}}]}}]}}}}"
-            ),
+            format!("Required value: Local volume requires node affinity{}", affinity_advice(node_name)),
         ),
         None => {}
     }
     check_sources(volume, spec, fail);
 }
 
-/// Checks a PersistentVolumeClaim.
-pub(crate) fn check_claim(claim: &ClaimSpec, fail: &mut Fail<'_>) {
+/// The node affinity that a local volume of the node needs.
+fn affinity_advice(node_name: &str) -> String {
+    if node_name.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; for this node: {{required: {{nodeSelectorTerms: [{{matchExpressions: [{{key: kubernetes.io/hostname, operator: In, \
+         values: [{node_name}]}}]}}]}}}}"
+    )
+}
+
+/// Checks the spec of a PersistentVolumeClaim.
+pub fn check_claim(claim: &ClaimSpec, fail: &mut Fail<'_>) {
     check_access_modes(&claim.access_modes, fail);
     check_storage(&claim.resources.requests, "spec.resources.requests", fail);
     check_class(&claim.storage_class_name, fail);
@@ -121,7 +106,7 @@ fn check_attributes_class(class: &str, fail: &mut Fail<'_>) {
 }
 
 fn check_sources(volume: &VolumeSpec, spec: &Value, fail: &mut Fail<'_>) {
-    let mut given = SOURCES.iter().filter_map(|source| Some((*source, spec.get(*source)?)));
+    let mut given = persistent_volume_sources().filter_map(|source| Some((source, spec.get(source)?)));
     match given.next() {
         None => fail("spec", "Required value: must specify a volume type".into()),
         // These are the only ones with rules of their own here.
@@ -183,7 +168,7 @@ fn check_path(field: &str, path: &str, fail: &mut Fail<'_>) {
 }
 
 /// What is valid in a PersistentVolume and has no effect.
-pub(crate) fn volume_warnings(volume: &VolumeSpec) -> Vec<String> {
+pub fn volume_warnings(volume: &VolumeSpec) -> Vec<String> {
     let mut warnings = Vec::new();
     let paths = [
         ("local", volume.local.as_ref().map(|source| &source.path)),
@@ -288,7 +273,7 @@ fn check_values(field: &str, requirement: &Requirement, fail: &mut Fail<'_>) {
 }
 
 /// Checks the labels of an object.
-pub(crate) fn check_labels(labels: &BTreeMap<String, String>, fail: &mut Fail<'_>) {
+pub fn check_labels(labels: &BTreeMap<String, String>, fail: &mut Fail<'_>) {
     for (key, value) in labels {
         let field = format!("metadata.labels[{key}]");
         check_label_key(&field, key, fail);
@@ -316,4 +301,17 @@ fn is_label_text(text: &str) -> bool {
         && ends(bytes.first())
         && ends(bytes.last())
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+}
+
+/// Whether it is lower case letters, digits, '-' and '.', as in a DNS name.
+pub fn is_dns_name(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            let bytes = label.as_bytes();
+            !bytes.is_empty()
+                && inner(bytes[0])
+                && inner(bytes[bytes.len() - 1])
+                && bytes.iter().all(|b| inner(*b) || *b == b'-')
+        })
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use keelson_kube_model::Quantity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::quantity::Quantity;
 
 /// Labels and the like.
 pub type Strings = BTreeMap<String, String>;
@@ -278,16 +279,29 @@ impl NodeSelector {
 ///
 /// # Errors
 /// The path of the field within `spec` and what is wrong with it.
-pub(crate) fn decode<T: for<'de> Deserialize<'de>>(spec: &Value) -> Result<T, (String, String)> {
+pub fn decode<T: for<'de> Deserialize<'de>>(spec: &Value) -> Result<T, (String, String)> {
     serde_path_to_error::deserialize(spec).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." { "spec".to_owned() } else { format!("spec.{path}") };
-        (field, format!("Invalid value: {}", error.inner()))
+        (field, decode_message(&error.inner().to_string()))
     })
 }
 
+/// serde's message in the API server's wording.
+fn decode_message(message: &str) -> String {
+    let unknown = message.strip_prefix("unknown variant `").and_then(|rest| rest.split_once("`, expected "));
+    match unknown {
+        Some((value, known)) => {
+            let known =
+                known.strip_prefix("one of ").unwrap_or(known).replace('`', "\"").replace(" or ", ", ");
+            format!("Unsupported value: {value:?}: supported values: {known}")
+        }
+        None => format!("Invalid value: {message}"),
+    }
+}
+
 /// Removes fields that are null, which are absent ones to the API.
-pub(crate) fn remove_null_fields(value: &mut Value) {
+pub fn remove_null_fields(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.retain(|_, value| !value.is_null());
@@ -299,7 +313,7 @@ pub(crate) fn remove_null_fields(value: &mut Value) {
 }
 
 /// Writes the amounts at `pointer` as the API returns them. The caller has checked them.
-pub(crate) fn write_canonical_amounts(spec: &mut Value, pointer: &str) {
+pub fn write_canonical_amounts(spec: &mut Value, pointer: &str) {
     let amounts = spec.pointer_mut(pointer).and_then(Value::as_object_mut);
     for amount in amounts.into_iter().flat_map(Map::values_mut) {
         if let Ok(quantity) = serde_json::from_value::<Quantity>(amount.clone()) {
@@ -316,6 +330,28 @@ mod tests {
 
     fn requirement(operator: &str, values: &[&str]) -> Requirement {
         serde_json::from_value(json!({"key": "k", "operator": operator, "values": values})).unwrap()
+    }
+
+    #[test]
+    fn unknown_values_are_refused_with_those_that_are_supported() {
+        for (spec, expected) in [
+            (
+                json!({"volumeMode": "Tape"}),
+                ("spec.volumeMode", "\"Tape\": supported values: \"Filesystem\", \"Block\""),
+            ),
+            (
+                json!({"accessModes": ["often"]}),
+                (
+                    "spec.accessModes[0]",
+                    "\"often\": supported values: \"ReadOnlyMany\", \"ReadWriteMany\", \"ReadWriteOnce\", \"ReadWriteOncePod\"",
+                ),
+            ),
+        ] {
+            let (field, message) = decode::<VolumeSpec>(&spec).unwrap_err();
+            assert_eq!((field.as_str(), message), (expected.0, format!("Unsupported value: {}", expected.1)));
+        }
+        let (_, message) = decode::<VolumeSpec>(&json!({"mountOptions": "ro"})).unwrap_err();
+        assert!(message.starts_with("Invalid value: invalid type"), "{message}");
     }
 
     #[test]
