@@ -23,6 +23,7 @@
 //! | `placement` | checks periodically that pods run in their cgroups |
 //! | `iptables` | maintains the kubelet's iptables chains |
 //! | `swap` | warns at startup when memory-backed volumes may be swapped out |
+//! | [`logind`] | delays a shutdown of the machine, and reports that one is prepared |
 //! | `tunables`, `oom` | sets kernel tunables at startup; reports victims of the system OOM killer |
 //!
 //! The decisions are in `keelson-resource-manager-core`; what all receivers of a `Sync` stream share is in
@@ -39,6 +40,7 @@ mod driver;
 mod eviction;
 mod host;
 mod iptables;
+pub mod logind;
 mod machine_loop;
 mod manager;
 mod metrics;

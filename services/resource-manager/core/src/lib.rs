@@ -8,6 +8,7 @@
 //! | [`admit`] | whether a pod fits next to the admitted pods |
 //! | [`pressure`] | whether a pod may start under node pressure, and in which order pods are admitted |
 //! | [`eviction`] | which pods are evicted or preempted |
+//! | [`node_shutdown`] | in which order pods end before the machine shuts down |
 //! | [`iptables`] | which iptables chains and rules are missing |
 //! | [`kernel`] | which kernel tunables must change, which processes the kernel's OOM killer has killed |
 //! | [`enforce`] | the limits of the `kubepods` cgroup and of the reserved cgroups |
@@ -34,6 +35,7 @@ pub mod iptables;
 pub mod kernel;
 pub mod layout;
 pub mod machine;
+pub mod node_shutdown;
 pub mod placement;
 pub mod plan;
 pub mod pressure;

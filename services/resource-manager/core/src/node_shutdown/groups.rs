@@ -1,0 +1,180 @@
+//! The order in which pods are ended before a shutdown (node-and-api.md §11, pod-lifecycle.md §15.2).
+
+use crate::desire::{PodDesire, Want};
+use crate::eviction::order::Order;
+
+use super::periods::GracePeriods;
+
+/// `status.reason` of a pod that was ended before a shutdown.
+pub const REASON: &str = "Terminated";
+/// `status.message` of such a pod, and the message of its condition `DisruptionTarget`.
+pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// The cause of an order that ends a pod before a shutdown ([`Order::signal`]).
+pub const SIGNAL: &str = "node-shutdown";
+
+/// Pods that are ended at the same time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// The lowest priority of the group.
+    pub priority: i32,
+    /// The seconds after which the next group is ended, even if pods of this one still run.
+    pub seconds: i64,
+    /// An order per pod, in the order of their UIDs; never empty.
+    pub orders: Vec<Order>,
+}
+
+/// Divides the pods that have not ended into groups, in the order in which they are ended: by rising priority. A period
+/// without pods has no group, so that nothing waits for it.
+///
+/// The grace period of a pod is its own, and at most that of its group. Critical and static pods are ended like others.
+pub fn groups<'a>(
+    periods: &GracePeriods,
+    pods: impl IntoIterator<Item = &'a PodDesire>,
+    now_unix_nanos: i64,
+) -> Vec<Group> {
+    let group = |&period: &super::periods::GracePeriod| Group {
+        priority: period.priority,
+        seconds: period.seconds,
+        orders: Vec::new(),
+    };
+    let mut groups: Vec<Group> = periods.in_order().iter().map(group).collect();
+    for pod in pods.into_iter().filter(|pod| is_active(pod.header.want)) {
+        if let Some(group) = groups.get_mut(periods.index_of(pod.priority)) {
+            let grace = pod.grace_seconds.min(group.seconds);
+            group.orders.push(order(pod, grace, now_unix_nanos));
+        }
+    }
+    groups.retain(|group| !group.orders.is_empty());
+    for group in &mut groups {
+        group.orders.sort_by(|one, other| one.pod.uid.cmp(&other.pod.uid));
+    }
+    groups
+}
+
+fn order(pod: &PodDesire, grace_seconds: i64, now_unix_nanos: i64) -> Order {
+    Order {
+        pod: pod.header.pod.clone(),
+        reason: REASON.to_owned(),
+        message: MESSAGE.to_owned(),
+        grace_seconds: Some(grace_seconds),
+        condition_message: MESSAGE.to_owned(),
+        signal: SIGNAL.to_owned(),
+        since_unix_nanos: now_unix_nanos,
+        ..Order::default()
+    }
+}
+
+/// Whether processes of the pod may run: it is ended, also when it is ending already and has a longer grace period left.
+const fn is_active(want: Want) -> bool {
+    match want {
+        Want::Run | Want::Stop => true,
+        Want::Unmount | Want::Forget => false,
+    }
+}
+
+/// Whether a group no longer waits for a pod: its processes have ended and its volumes are unmounted. `want` is the pod's
+/// desired state; none when the complete set of pods does not name it.
+pub const fn has_ended(want: Option<Want>) -> bool {
+    match want {
+        None | Some(Want::Forget) => true,
+        Some(Want::Run | Want::Stop | Want::Unmount) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_kube_model::pod_ext::SYSTEM_CRITICAL_PRIORITY;
+
+    use super::super::periods::{GracePeriod, Settings};
+    use super::*;
+    use crate::desire::{Desire as _, PodRef};
+
+    fn periods() -> GracePeriods {
+        let period = |priority, seconds| GracePeriod { priority, seconds };
+        let settings = Settings {
+            enabled: true,
+            by_priority_enabled: true,
+            by_priority: vec![period(0, 20), period(1000, 5), period(SYSTEM_CRITICAL_PRIORITY, 10)],
+            ..Settings::default()
+        };
+        GracePeriods::from_settings(&settings).unwrap()
+    }
+
+    fn pod(uid: &str, priority: i32, grace_seconds: i64, want: Want) -> PodDesire {
+        let reference = PodRef { uid: uid.into(), namespace: "ns".into(), name: uid.into() };
+        let mut desire = PodDesire::forget(reference);
+        desire.header.want = want;
+        PodDesire { priority, grace_seconds, ..desire }
+    }
+
+    /// Priority and seconds of each group, with UID and grace period of its pods.
+    type Shape<'a> = Vec<(i32, i64, Vec<(&'a str, i64)>)>;
+
+    fn shape(groups: &[Group]) -> Shape<'_> {
+        let end = |order: &'_ Order| order.grace_seconds.unwrap();
+        let pods = |group: &'_ Group| group.orders.iter().map(end).collect::<Vec<_>>();
+        groups
+            .iter()
+            .map(|group| {
+                let uids = group.orders.iter().map(|order| order.pod.uid.as_str());
+                (group.priority, group.seconds, uids.zip(pods(group)).collect())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pods_end_by_rising_priority_with_the_shorter_grace_period() {
+        let critical =
+            PodDesire { critical: true, ..pod("critical", SYSTEM_CRITICAL_PRIORITY + 1000, 30, Want::Run) };
+        let pods = [
+            critical,
+            pod("b", 0, 30, Want::Run),
+            pod("a", -7, 20, Want::Run),
+            pod("short", 999, 3, Want::Run),
+            pod("zero", 0, 0, Want::Run),
+        ];
+        assert_eq!(
+            shape(&groups(&periods(), &pods, 7)),
+            [
+                (0, 20, vec![("a", 20), ("b", 20), ("short", 3), ("zero", 0)]),
+                (SYSTEM_CRITICAL_PRIORITY, 10, vec![("critical", 10)]),
+            ],
+            "the group from priority 1000 on is empty"
+        );
+        assert_eq!(groups(&periods(), &[], 7), []);
+    }
+
+    #[test]
+    fn only_pods_whose_processes_may_run_are_ended() {
+        for (want, ended) in
+            [(Want::Run, true), (Want::Stop, true), (Want::Unmount, false), (Want::Forget, false)]
+        {
+            let found = groups(&periods(), &[pod("a", 0, 1, want)], 7);
+            assert_eq!(!found.is_empty(), ended, "{want:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_a_shutdown_ends_has_the_kubelets_reason_and_message() {
+        let found = groups(&periods(), &[pod("a", 0, 60, Want::Run)], 7);
+        let order = &found[0].orders[0];
+        assert_eq!(order.reason, "Terminated");
+        assert_eq!(order.message, "Pod was terminated in response to imminent node shutdown.");
+        assert_eq!(order.condition_message, order.message);
+        assert_eq!((order.pod.uid.as_str(), order.since_unix_nanos), ("a", 7));
+        assert!(!order.is_for_shortage() && !order.blocks_the_next(7), "an eviction need not wait for it");
+    }
+
+    #[test]
+    fn a_group_waits_until_volumes_are_unmounted() {
+        for (want, ended) in [
+            (None, true),
+            (Some(Want::Run), false),
+            (Some(Want::Stop), false),
+            (Some(Want::Unmount), false),
+            (Some(Want::Forget), true),
+        ] {
+            assert_eq!(has_ended(want), ended, "{want:?}");
+        }
+    }
+}
