@@ -1,9 +1,9 @@
 //! Claims: which PersistentVolume a volume of a pod has (volumes.md §3.4), and whether this pod may mount it here
-//! (volumes.md §3.9 steps 2, 4 and 5).
+//! (volumes.md §3.9 steps 2 and 4).
 //!
 //! The order of the calls: [`check_claim`] with the claim as read from the API server, [`check_volume`] with the
-//! PersistentVolume that the claim is bound to, [`ResolvedVolume::check_use`], and before each mount [`check_node`],
-//! [`check_mount_options`] and [`check_single_pod`]. Each error says who has to act ([`WaitOwner`](crate::wait_owner::WaitOwner)).
+//! PersistentVolume that the claim is bound to, [`ResolvedVolume::check_use`], and before each mount [`check_node`]
+//! and [`check_mount_options`]. Each error says who has to act ([`WaitOwner`](crate::wait_owner::WaitOwner)).
 
 mod error;
 mod mode;
@@ -399,15 +399,6 @@ pub fn check_mount_options(
 pub fn is_single_pod(volume: &PersistentVolume) -> bool {
     let modes = &volume.spec.access_modes;
     !modes.is_empty() && modes.iter().all(|mode| mode == AccessMode::ReadWriteOncePod.as_str())
-}
-
-/// Checks that no other pod of this node uses the PersistentVolume if only one may (volumes.md §3.9 step 5).
-/// `other_pod` is a pod for which it is mounted or may be. Volumes without a PersistentVolume have no access mode.
-pub fn check_single_pod(volume: &PersistentVolume, other_pod: Option<&str>) -> Result<(), MountCheckError> {
-    match other_pod {
-        Some(pod) if is_single_pod(volume) => Err(MountCheckError::InUse { pod: pod.to_owned() }),
-        Some(_) | None => Ok(()),
-    }
 }
 
 /// The group that a mounted PersistentVolume adds to the supplemental groups of sandbox and containers, unless the pod

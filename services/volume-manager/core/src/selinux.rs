@@ -4,8 +4,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use serde_json::Value;
-
 use crate::mount_options;
 
 /// The access mode of a volume that only one pod of the cluster may use.
@@ -24,14 +22,6 @@ pub struct SeLinuxOptions {
     pub kind: String,
     /// `level`.
     pub level: String,
-}
-
-/// The options that hold for a container: its own, else those of its pod.
-pub fn effective<'a>(
-    container: Option<&'a SeLinuxOptions>,
-    pod: Option<&'a SeLinuxOptions>,
-) -> Option<&'a SeLinuxOptions> {
-    container.or(pod)
 }
 
 /// The label of a file: `user:role:type:level`. It contains nothing that would end a quoted mount option.
@@ -190,15 +180,6 @@ pub enum SeLinuxError {
         /// The label that this pod asks for; empty: none.
         second: String,
     },
-    /// The volume is still mounted with another label.
-    #[error(
-        "waiting for unmount of volume {volume:?}, because it is already mounted to a different pod with a different \
-         SELinux label; it is unmounted when that pod ends"
-    )]
-    StillMounted {
-        /// The inner name of the volume.
-        volume: String,
-    },
 }
 
 /// `seLinuxChangePolicy` of a pod.
@@ -237,15 +218,10 @@ pub struct VolumeUse<'a> {
     pub name: &'a str,
     /// The access modes of the PersistentVolume; `None` for an inline volume.
     pub access_modes: Option<&'a [String]>,
-    /// The plugin supports the mount option: iscsi and fc do, for CSI see [`csi_supports_label`].
+    /// The plugin supports the mount option: iscsi and fc do, CSI if the CSIDriver says `seLinuxMount`.
     pub supports_label: bool,
     /// The pod's policy.
     pub policy: ChangePolicy,
-}
-
-/// Whether a CSI driver supports the mount option, by its CSIDriver object. Without an object it does not.
-pub fn csi_supports_label(csi_driver: Option<&Value>) -> bool {
-    csi_driver.is_some_and(|driver| driver["spec"]["seLinuxMount"] == true)
 }
 
 /// The labels of a volume.
@@ -293,10 +269,10 @@ impl Finding {
             (SeLinuxError::ContainersDiffer { .. }, false) => {
                 "volume_manager_selinux_pod_context_mismatch_errors_total"
             }
-            (SeLinuxError::PodsDiffer { .. } | SeLinuxError::StillMounted { .. }, true) => {
+            (SeLinuxError::PodsDiffer { .. }, true) => {
                 "volume_manager_selinux_volume_context_mismatch_warnings_total"
             }
-            (SeLinuxError::PodsDiffer { .. } | SeLinuxError::StillMounted { .. }, false) => {
+            (SeLinuxError::PodsDiffer { .. }, false) => {
                 "volume_manager_selinux_volume_context_mismatch_errors_total"
             }
             (
@@ -371,16 +347,6 @@ pub fn check_second_pod(
     let volume_name = volume.name.to_owned();
     let error = SeLinuxError::PodsDiffer { volume: volume_name, first: text(first), second: text(wanted) };
     Err(Finding::new(node, volume.access_modes, error))
-}
-
-/// Compares the label for the mount option with the one that the volume is mounted with. A difference lasts until the
-/// volume was unmounted, including its device.
-pub fn check_mounted(
-    volume: &str,
-    mounted: Option<&FileLabel>,
-    wanted: Option<&FileLabel>,
-) -> Result<(), SeLinuxError> {
-    if mounted == wanted { Ok(()) } else { Err(SeLinuxError::StillMounted { volume: volume.to_owned() }) }
 }
 
 /// The value of the label `access_mode` of the metrics: the widest access mode, `inline` for a volume that is not a

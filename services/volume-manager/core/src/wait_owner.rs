@@ -25,8 +25,6 @@ pub enum WaitOwner {
     EphemeralVolumeController,
     /// The control plane's garbage collector, which has to remove the claim of an earlier pod.
     GarbageCollector,
-    /// This pod, which has to end first.
-    Pod(String),
 }
 
 impl WaitOwner {
@@ -49,7 +47,6 @@ impl fmt::Display for WaitOwner {
             Self::Provisioner(name) => return write!(f, "provisioner {name}"),
             Self::EphemeralVolumeController => "ephemeral volume controller",
             Self::GarbageCollector => "garbage collector",
-            Self::Pod(name) => return write!(f, "pod {name}"),
         };
         f.write_str(name)
     }

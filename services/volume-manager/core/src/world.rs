@@ -20,7 +20,7 @@ mod unknown;
 pub use action::{Action, Learned};
 pub use actual::{ActualPod, ActualVolume, ActualWorld, Attachability, FoundVolume, Lookup};
 pub use desired::{DesiredPod, DesiredVolume, DesiredWorld, LabelConflict, MountLabel, Shape, WantedVolume};
-pub use in_use::{has_unreported, volumes_in_use};
+pub use in_use::volumes_in_use;
 pub use outcome::{
     DeviceState, FailureClass, MountStep, PodState, device_after_failure, mapped_texts, pod_after_failure,
 };

@@ -315,7 +315,7 @@ pub struct UseError {
     pub field: &'static str,
 }
 
-/// Why a PersistentVolume is not mounted for a pod (volumes.md §3.9 steps 2, 4 and 5).
+/// Why a PersistentVolume is not mounted for a pod (volumes.md §3.9 steps 2 and 4).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MountCheckError {
     /// Its node affinity does not match this node.
@@ -336,12 +336,6 @@ pub enum MountCheckError {
         /// Where it has them.
         field: &'static str,
     },
-    /// Only one pod may use it, and another one does.
-    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod: {pod}")]
-    InUse {
-        /// The other pod.
-        pod: String,
-    },
 }
 
 impl MountCheckError {
@@ -354,16 +348,13 @@ impl MountCheckError {
             (Self::MountOptions { .. }, VolumeMode::Filesystem | VolumeMode::Block) => {
                 "MountVolume.MountOptionSupport check"
             }
-            (Self::InUse { .. }, VolumeMode::Filesystem) => "MountVolume.SetUp",
-            (Self::InUse { .. }, VolumeMode::Block) => "MapVolume.SetUpDevice",
         }
     }
 
     /// Who has to act.
-    pub fn wait_owner(&self) -> WaitOwner {
+    pub const fn wait_owner(&self) -> WaitOwner {
         match self {
             Self::NodeAffinity { .. } | Self::MountOptions { .. } => WaitOwner::You,
-            Self::InUse { pod } => WaitOwner::Pod(pod.clone()),
         }
     }
 }

@@ -442,7 +442,6 @@ fn each_wait_owner_has_its_own_name() {
         WaitOwner::Provisioner("x".into()),
         WaitOwner::EphemeralVolumeController,
         WaitOwner::GarbageCollector,
-        WaitOwner::Pod("x".into()),
     ];
     let names: BTreeSet<String> = owners.iter().map(ToString::to_string).collect();
     assert_eq!(names.len(), owners.len());

@@ -1,6 +1,5 @@
 use keelson_testkit::Reached;
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::*;
 
@@ -26,14 +25,6 @@ fn modes(modes: &[&str]) -> Vec<String> {
 
 fn volume(access_modes: Option<&[String]>) -> VolumeUse<'_> {
     VolumeUse { name: "pv", access_modes, supports_label: true, policy: ChangePolicy::MountOption }
-}
-
-#[test]
-fn the_options_of_a_container_replace_those_of_its_pod_as_a_whole() {
-    let (own, pods) = (level("s0:c1"), SeLinuxOptions { user: "u".into(), ..level("s0:c2") });
-    assert_eq!(effective(Some(&own), Some(&pods)), Some(&own));
-    assert_eq!(effective(None, Some(&pods)), Some(&pods));
-    assert_eq!(effective(None, None), None);
 }
 
 #[test]
@@ -141,21 +132,6 @@ fn the_change_policy_of_a_pod_is_one_of_two() {
 }
 
 #[test]
-fn a_csi_driver_supports_the_option_only_if_its_object_says_so() {
-    for (driver, expected) in [
-        (json!({"spec": {"seLinuxMount": true}}), true),
-        (json!({"spec": {"seLinuxMount": false}}), false),
-        (json!({"spec": {"seLinuxMount": "true"}}), false),
-        (json!({"spec": {}}), false),
-        (json!({}), false),
-        (json!(null), false),
-    ] {
-        assert_eq!(csi_supports_label(Some(&driver)), expected, "{driver}");
-    }
-    assert!(!csi_supports_label(None));
-}
-
-#[test]
 fn the_label_is_a_mount_option_only_if_node_plugin_policy_and_mode_allow_it() {
     let rwop = modes(&["ReadWriteOncePod"]);
     let rwo = modes(&["ReadWriteOnce"]);
@@ -255,19 +231,6 @@ fn a_second_pod_with_another_label_is_refused_where_labels_are_mounted_else_warn
         }
         assert_eq!(check_second_pod(ON, &volume, Some(&one), Some(&one)), Ok(()));
         assert_eq!(check_second_pod(ON, &volume, None, None), Ok(()));
-    }
-}
-
-#[test]
-fn a_volume_that_is_mounted_with_another_label_has_to_be_unmounted_first() {
-    let (one, two) = (label("s0:c1"), label("s0:c2"));
-    assert_eq!(check_mounted("pv", Some(&one), Some(&one)), Ok(()));
-    assert_eq!(check_mounted("pv", None, None), Ok(()));
-    for (mounted, wanted) in [(Some(&one), Some(&two)), (None, Some(&one)), (Some(&one), None)] {
-        let text = check_mounted("pv", mounted, wanted).unwrap_err().to_string();
-        let part = "waiting for unmount of volume \"pv\", because it is already mounted to a different pod with a \
-                    different SELinux label";
-        assert!(text.starts_with(part), "{text}");
     }
 }
 

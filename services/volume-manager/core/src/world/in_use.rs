@@ -33,11 +33,6 @@ pub fn volumes_in_use(
     Some(names.into_iter().collect())
 }
 
-/// Whether a desired volume waits for the next report of `volumesInUse`: node-status should send one now.
-pub fn has_unreported(desired: &DesiredWorld) -> bool {
-    desired.volumes().any(|(_, volume)| volume.shape.is_attachable() && !volume.is_reported_in_use)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -124,16 +119,5 @@ mod tests {
         actual.finish_reading();
         actual.skip_node_status();
         assert_eq!(in_use(&desired, &actual), Some(vec!["v".into()]));
-    }
-
-    #[test]
-    fn a_report_is_due_while_a_desired_attachable_volume_is_not_reported() {
-        let mut desired = DesiredWorld::default();
-        desired.add(wanted("device", Shape::Device)).unwrap();
-        assert!(!has_unreported(&desired));
-        desired.add(wanted("v", Shape::AttachableDevice)).unwrap();
-        assert!(has_unreported(&desired));
-        desired.mark_reported(&["v".into()].into());
-        assert!(!has_unreported(&desired));
     }
 }
