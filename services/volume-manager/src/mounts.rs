@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use keelson_mountinfo::{Mount, RootNeeds};
 use keelson_volume_manager_core::hugepages;
 use keelson_volume_manager_core::tmpfs;
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use rustix::fd::{AsRawFd as _, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change};
 
 /// `TMPFS_MAGIC` (statfs(2)).
 const TMPFS_MAGIC: i128 = 0x0102_1994;
@@ -62,6 +63,12 @@ fn below_text(below: &[PathBuf]) -> String {
 pub(crate) fn read_mounts() -> Result<Vec<Mount>, MountError> {
     let bytes = std::fs::read("/proc/self/mountinfo").map_err(MountError::ReadMounts)?;
     Ok(keelson_mountinfo::parse(&bytes))
+}
+
+/// As [`read_mounts`], without those that no path leads to, because another mount is on a folder above them.
+pub(crate) fn reachable_mounts() -> Result<Vec<Mount>, MountError> {
+    let bytes = std::fs::read("/proc/self/mountinfo").map_err(MountError::ReadMounts)?;
+    Ok(keelson_mountinfo::parse_reachable(&bytes))
 }
 
 /// Whether something is mounted on `path` itself. A missing path is not a mount point.
@@ -148,17 +155,46 @@ fn busy(path: &Path, errno: Errno) -> MountError {
 /// Makes sure that the root folder is on a shared mount (volumes.md §2).
 pub(crate) fn share_root(root: &Path) -> Result<(), MountError> {
     let real = root.canonicalize().map_err(|source| MountError::Stat { path: root.to_owned(), source })?;
-    let needs = keelson_mountinfo::root_needs(&read_mounts()?, &real);
+    let mounts = reachable_mounts()?;
+    let needs = keelson_mountinfo::root_needs(&mounts, &real);
     if needs == RootNeeds::Nothing {
         return Ok(());
     }
     if needs == RootNeeds::BindAndSharing {
+        let failed = |errno: Errno| MountError::Bind { path: real.clone(), source: errno.into() };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let covered = rustix::fs::open(&real, flags, Mode::empty()).map_err(failed)?;
         // Recursive, so that volumes that are already mounted stay visible.
-        rustix::mount::mount_bind_recursive(&real, &real)
-            .map_err(|errno| MountError::Bind { path: real.clone(), source: errno.into() })?;
+        rustix::mount::mount_bind_recursive(&real, &real).map_err(failed)?;
+        unmount_covered(&mounts, &real, &covered);
     }
-    rustix::mount::mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
+    mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .map_err(|errno| MountError::Share { path: real.clone(), source: errno.into() })?;
     tracing::info!(root = %real.display(), "made the root folder a shared mount");
     Ok(())
+}
+
+/// Unmounts the mounts below the root folder that its bind mount on itself has covered with copies, in the folder as it was
+/// before (`covered`). No path would lead to them any more, and they would hold each volume, and its folder, for ever. A
+/// failure is only logged: the volumes can be used.
+fn unmount_covered(mounts: &[Mount], root: &Path, covered: &OwnedFd) {
+    let below: Vec<&Mount> = keelson_mountinfo::below(mounts, root).collect();
+    // Of several mounts on one point only the last one can be made private, see below.
+    if let Some(stacked) = below.iter().find(|m| below.iter().filter(|n| n.point == m.point).count() > 1) {
+        let point = stacked.point.display();
+        tracing::warn!(%point, "mounts are stacked; the folders of older volumes stay busy until the node is restarted");
+        return;
+    }
+    let base = PathBuf::from(format!("/proc/self/fd/{}", covered.as_raw_fd()));
+    let old =
+        |mount: &Mount| mount.point.strip_prefix(root).map_or_else(|_| base.clone(), |path| base.join(path));
+    // All of them before the first unmount, which would otherwise propagate to the copies.
+    let private = below.iter().try_for_each(|m| mount_change(old(m), MountPropagationFlags::PRIVATE));
+    let unmounted = private.and_then(|()| {
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        below.iter().rev().try_for_each(|m| rustix::mount::unmount(old(m), flags))
+    });
+    if let Err(error) = unmounted {
+        tracing::warn!(%error, "the folders of older volumes stay busy until the node is restarted");
+    }
 }

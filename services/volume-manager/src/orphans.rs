@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::UnmountFlags;
 
 use crate::listing::paths_in;
-use crate::mounts::{MountError, read_mounts};
+use crate::mounts::{MountError, reachable_mounts};
 use crate::remove::{RemoveError, remove_tree};
 
 /// More paths of a pod are not shown.
@@ -56,7 +56,7 @@ pub(crate) enum OrphanError {
 
 /// What is left of a pod: mounts, then folders of volumes and other files. A mount is not looked into, because it may hang.
 pub(crate) fn left_of(pod_folder: &Path) -> Result<Vec<Left>, OrphanError> {
-    let mut mounts: Vec<PathBuf> = read_mounts()?
+    let mut mounts: Vec<PathBuf> = reachable_mounts()?
         .into_iter()
         .map(|mount| mount.point)
         .filter(|point| point.starts_with(pod_folder))

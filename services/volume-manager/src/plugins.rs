@@ -229,7 +229,8 @@ pub(crate) trait Plugin: fmt::Debug + Send + Sync {
         self.name().to_owned()
     }
 
-    /// Whether it is the plugin with this name, `vendor/name`. Only flexVolume has several names: those of its drivers.
+    /// Whether it is the plugin with this name, `vendor/name`. Only flexVolume has several names: those of its drivers, whose
+    /// folders it looks up, so the call may block.
     fn serves(&self, name: &str) -> bool {
         self.name() == name
     }
@@ -311,7 +312,8 @@ impl Plugins {
         self.0.iter()
     }
 
-    /// The plugin with a name, `vendor/name`. A plugin's own name wins over that of a flexVolume driver.
+    /// The plugin with a name, `vendor/name`. A plugin's own name wins over that of a flexVolume driver. May block, as
+    /// [`Plugin::serves`].
     pub(crate) fn named(&self, name: &str) -> Option<&Arc<dyn Plugin>> {
         let own = self.0.iter().find(|plugin| plugin.name() == name);
         own.or_else(|| self.0.iter().find(|plugin| plugin.serves(name)))

@@ -89,7 +89,7 @@ async fn build_with(ctx: Context, mounter: Mounter) -> anyhow::Result<Routes> {
     let tokens = TokenClient::new(ctx.peer(ServiceName::PodConfig));
     let totals = VolumeTotals::register(&ctx.metrics);
     let metrics = (&operations, &totals);
-    let (found, resolver, plugin_set) = start_plugins(&ctx, &store, found, metrics, &tokens).await;
+    let (found, resolver, plugin_set) = start_plugins(&ctx, &store, found, metrics, &tokens).await?;
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -146,17 +146,19 @@ fn start_statistics(ctx: &Context, env: &Env, csi: Arc<Csi>) -> (Stats, DriverSt
 /// Starts the task that has the volumes of plugins, with those that are on disk, and returns the rest of the pods' folders.
 async fn start_plugins(
     ctx: &Context,
-    store: &Store,
+    store: &Arc<Store>,
     mut found: Vec<(String, ActualState)>,
     (metrics, totals): (&OperationMetrics, &VolumeTotals),
     tokens: &TokenClient,
-) -> (Vec<(String, ActualState)>, Resolver, PluginSet) {
+) -> anyhow::Result<(Vec<(String, ActualState)>, Resolver, PluginSet)> {
     let config = &ctx.config;
     let live = LiveObjects::new(ctx.peer(ServiceName::PodConfig));
     let mounter = store.mounter().clone();
     let plugin_set = plugin_set::start(ctx, &mounter, &live, tokens);
     let plugins = plugin_set.plugins.clone();
-    let folders = store.take_plugin_folders(&mut found, &plugins);
+    let (on_disk, known) = (Arc::clone(store), plugins.clone());
+    let take = move || (on_disk.take_plugin_folders(&mut found, &known), found);
+    let (folders, found) = tokio::task::spawn_blocking(take).await?;
     let (shared, inbox) = SharedVolumes::new();
     let retries = shared.clone().follow_drivers(plugin_set.drivers.clone(), ctx.shutdown.clone());
     ctx.spawn("retries of CSI volumes", retries);
@@ -185,7 +187,7 @@ async fn start_plugins(
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
     let selinux = SeLinux::of_machine(config.volumes.selinux_mount, selinux_metrics);
     let events = ctx.events.clone();
-    (found, Resolver { live, plugins, shared, selinux, events }, plugin_set)
+    Ok((found, Resolver { live, plugins, shared, selinux, events }, plugin_set))
 }
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works

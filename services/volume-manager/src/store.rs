@@ -28,7 +28,7 @@ use crate::fsgroup::{self, Access, FsGroup};
 use crate::listing::names_in;
 use crate::mounter::Mounter;
 use crate::mounts::{
-    MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
+    MountError, is_mount_point, mount_huge_pages, mount_tmpfs, reachable_mounts, share_root, unmount_memory,
 };
 use crate::plugins::{FoundFolder, Plugins};
 use crate::remove::remove_tree;
@@ -379,7 +379,7 @@ fn backing(medium: &Medium, desire: &PodDesire) -> Result<Backing, StoreError> {
 /// Removes the folder of a volume of an unsupported plugin, but only if it is empty and nothing is mounted there. Reads
 /// mountinfo instead of the folder, which may hang.
 fn remove_foreign(path: &Path, key: &VolumeKey) -> Result<(), StoreError> {
-    let mounted = read_mounts()?.iter().any(|m| m.point.starts_with(path));
+    let mounted = reachable_mounts()?.iter().any(|m| m.point.starts_with(path));
     if !mounted && ignore_not_found(fs::remove_dir(path)).is_ok() {
         return Ok(());
     }

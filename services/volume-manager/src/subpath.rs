@@ -23,7 +23,7 @@ use rustix::mount::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::mounts::{is_mount_point, read_mounts};
+use crate::mounts::{is_mount_point, reachable_mounts};
 
 /// The folder of subPath mounts in a pod's folder (volumes.md §2).
 const SUBPATHS: &str = "volume-subpaths";
@@ -416,7 +416,7 @@ fn unmount_at_and_below(path: &Path) -> Result<(), SubPathError> {
     let real =
         above.canonicalize().map_err(failed(OPERATION, path))?.join(path.file_name().unwrap_or_default());
     for _ in 0..MAX_STACKED {
-        let mounts = read_mounts().map_err(|e| failed(OPERATION, path)(io::Error::other(e)))?;
+        let mounts = reachable_mounts().map_err(|e| failed(OPERATION, path)(io::Error::other(e)))?;
         let points: Vec<&PathBuf> =
             mounts.iter().map(|m| &m.point).filter(|point| point.starts_with(&real)).collect();
         if points.is_empty() {

@@ -3,6 +3,7 @@
 //! This crate is pure: its callers read `/proc/<pid>/mountinfo` themselves. A path is any sequence of bytes, so the text is,
 //! too.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,47 @@ pub struct Mount {
 /// Parses a mountinfo text: the mounts in the order of mounting, without lines that do not parse.
 pub fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+/// The ids (first field) of the mounts that no path leads to, because another mount is on a folder above them. A bind mount of
+/// a folder on itself hides all earlier mounts below that folder in this way; a recursive one shows copies of them at the
+/// same paths. Mounts that are stacked on one point do not hide each other here: unmounts take them off one by one.
+pub fn hidden_ids(text: &[u8]) -> HashSet<u64> {
+    let mounts: Vec<(u64, u64, Mount)> = text.split(|byte| *byte == b'\n').filter_map(numbered).collect();
+    let points: HashSet<(u64, &Path)> =
+        mounts.iter().map(|(_, parent, mount)| (*parent, mount.point.as_path())).collect();
+    let is_covered = |parent: u64, mount: &Mount| {
+        mount.point.ancestors().skip(1).any(|above| points.contains(&(parent, above)))
+    };
+    let covered: HashMap<u64, (u64, bool)> =
+        mounts.iter().map(|(id, parent, mount)| (*id, (*parent, is_covered(*parent, mount)))).collect();
+    let is_hidden = |id: u64| {
+        let mut next = id;
+        // Each mount occurs once on the way up; the first one may be its own parent.
+        for _ in 0..mounts.len() {
+            match covered.get(&next) {
+                Some((_, true)) => return true,
+                Some((parent, false)) if *parent != next => next = *parent,
+                _ => return false,
+            }
+        }
+        false
+    };
+    mounts.iter().map(|(id, ..)| *id).filter(|id| is_hidden(*id)).collect()
+}
+
+/// As [`parse`], without the mounts of [`hidden_ids`].
+pub fn parse_reachable(text: &[u8]) -> Vec<Mount> {
+    let hidden = hidden_ids(text);
+    let mounts = text.split(|byte| *byte == b'\n').filter_map(numbered);
+    mounts.filter(|(id, ..)| !hidden.contains(id)).map(|(.., mount)| mount).collect()
+}
+
+/// The id, the parent's id, and the mount.
+fn numbered(line: &[u8]) -> Option<(u64, u64, Mount)> {
+    let mut numbers =
+        line.split(|byte| *byte == b' ').map(|field| std::str::from_utf8(field).ok()?.parse().ok());
+    Some((numbers.next()??, numbers.next()??, parse_line(line)?))
 }
 
 /// Parses `id parent major:minor root point options [tag …] - type source super-options`.
@@ -181,6 +223,35 @@ broken\n\
         assert_eq!(root_needs(&mounts, Path::new("/srv/root")), RootNeeds::BindAndSharing);
         assert_eq!(root_needs(&mounts, Path::new("/mnt/with blank")), RootNeeds::Sharing);
         assert_eq!(root_needs(&[], Path::new("/x")), RootNeeds::BindAndSharing);
+    }
+
+    #[test]
+    fn mounts_below_a_later_mount_of_a_folder_above_are_hidden() {
+        let text = b"\
+1 1 0:1 / / rw - rootfs rootfs rw\n\
+27 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+40 27 0:9 / /k/pods/u/v rw - tmpfs tmpfs rw\n\
+41 40 0:10 / /k/pods/u/v/deep rw - tmpfs tmpfs rw\n\
+42 27 0:11 / /kk rw - tmpfs tmpfs rw\n\
+50 27 8:1 /k /k rw shared:1 - ext4 /dev/sda1 rw\n\
+51 50 0:9 / /k/pods/u/v rw shared:2 - tmpfs tmpfs rw\n\
+52 51 0:10 / /k/pods/u/v/deep rw shared:3 - tmpfs tmpfs rw\n\
+53 51 0:12 / /k/pods/u/v rw shared:4 - tmpfs tmpfs rw\n\
+54 999 0:13 / /of/an/unknown/parent rw - tmpfs tmpfs rw\n";
+        let mut hidden: Vec<u64> = hidden_ids(text).into_iter().collect();
+        hidden.sort_unstable();
+        // 52 is below 53, which is stacked on 51.
+        assert_eq!(hidden, [40, 41, 52]);
+        let points: Vec<PathBuf> = parse_reachable(text).into_iter().map(|mount| mount.point).collect();
+        let expected = ["/", "/", "/kk", "/k", "/k/pods/u/v", "/k/pods/u/v", "/of/an/unknown/parent"];
+        assert_eq!(points, expected.map(PathBuf::from));
+        // Each is reachable again when what is above it is gone.
+        let without = |id: &str| {
+            let lines = std::str::from_utf8(text).unwrap().lines();
+            lines.filter(|line| !line.starts_with(id)).collect::<Vec<_>>().join("\n")
+        };
+        assert!(!hidden_ids(without("53 ").as_bytes()).contains(&52));
+        assert!(!hidden_ids(without("50 ").as_bytes()).contains(&40));
     }
 
     #[test]

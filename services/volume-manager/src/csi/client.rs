@@ -4,30 +4,28 @@
 //! has sent counts as its answer: one that was made here, of a broken connection or an unreadable message, leaves open what
 //! the driver has done.
 
-use std::fmt;
+mod error;
+mod watched;
+
 use std::future::Future;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use keelson_proto::csi::v1 as pb;
 use keelson_proto::csi::v1::node_client::NodeClient;
 use keelson_service_kit::{Metrics, PeerChannel, connect_foreign};
-use keelson_volume_manager_core::csi::error_class::{Code, FailedStep, error_class};
+use keelson_volume_manager_core::csi::error_class::Code;
 use keelson_volume_manager_core::csi::paths::DriverName;
-use keelson_volume_manager_core::world::FailureClass;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
-use tonic::body::Body as RequestBody;
-use tonic::codegen::{Body, Bytes, Service, http};
 use tonic::{Request, Response, Status};
 
+pub(crate) use self::error::{CallError, Failure};
+use self::watched::{Answered, WatchedChannel};
 use super::silent::SilentVolumes;
 
 /// The time for all calls of one operation on a volume (volumes.md §3.1).
@@ -63,101 +61,6 @@ impl Operation {
         Self { deadline, is_migrated }
     }
 }
-
-/// Why a call failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CallError {
-    /// The driver.
-    pub(crate) driver: DriverName,
-    /// `NodeStageVolume`…
-    pub(crate) method: &'static str,
-    /// The driver's socket.
-    pub(crate) endpoint: Arc<Path>,
-    /// What happened.
-    pub(crate) failure: Failure,
-}
-
-/// What happened to a failed call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// The driver has answered with an error.
-    Status {
-        /// Its code.
-        code: Code,
-        /// Its text, without secrets.
-        message: String,
-    },
-    /// The driver cannot be reached, or was lost during the call.
-    NotReachable(String),
-    /// The driver has not answered in time.
-    NoAnswer,
-    /// What the driver has sent is no valid answer.
-    Invalid(String),
-    /// The call was not sent: too many others of the driver have not ended.
-    Busy,
-}
-
-impl CallError {
-    /// Whether the driver may have done something (volumes.md §11.3).
-    pub(crate) const fn class(&self) -> FailureClass {
-        match &self.failure {
-            Failure::Status { code, .. } => error_class(FailedStep::Status(*code)),
-            Failure::NotReachable(_) | Failure::NoAnswer | Failure::Invalid(_) => {
-                error_class(FailedStep::NoStatus)
-            }
-            Failure::Busy => FailureClass::Transient,
-        }
-    }
-
-    /// The code of the driver's answer; `None` if it has not answered.
-    pub(crate) const fn code(&self) -> Option<Code> {
-        match &self.failure {
-            Failure::Status { code, .. } => Some(*code),
-            Failure::NotReachable(_) | Failure::NoAnswer | Failure::Invalid(_) | Failure::Busy => None,
-        }
-    }
-
-    /// The label `grpc_status_code` of the metric.
-    const fn label(&self) -> &'static str {
-        match &self.failure {
-            Failure::Status { code, .. } => code.as_str(),
-            Failure::NotReachable(_) => Code::Unavailable.as_str(),
-            Failure::NoAnswer | Failure::Busy => Code::DeadlineExceeded.as_str(),
-            Failure::Invalid(_) => "unknown-non-grpc",
-        }
-    }
-}
-
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { driver, method, failure, .. } = self;
-        let socket = self.endpoint.display();
-        match failure {
-            Failure::Status { code, message } => {
-                write!(f, "{method} of the CSI driver {driver} has failed: {}: {message}", code.as_str())
-            }
-            Failure::NotReachable(why) => write!(
-                f,
-                "{method}: the CSI driver {driver} cannot be reached at {socket}: {why}; check that the driver's pod runs"
-            ),
-            Failure::NoAnswer => write!(
-                f,
-                "{method}: the CSI driver {driver} at {socket} has not answered in time; check the driver's log"
-            ),
-            Failure::Invalid(why) => write!(
-                f,
-                "{method}: what serves {socket} is no CSI driver {driver}, or a broken one: {why}; check the driver's \
-                 version"
-            ),
-            Failure::Busy => write!(
-                f,
-                "{method}: too many calls of the CSI driver {driver} at {socket} have not ended; check the driver's log"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CallError {}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
@@ -433,86 +336,6 @@ impl<'a> Call<'a> {
             text.push('…');
         }
         text
-    }
-}
-
-/// The status that a driver has sent. Clones share it.
-#[derive(Debug, Clone)]
-struct Answered(Arc<AtomicI32>);
-
-impl Default for Answered {
-    fn default() -> Self {
-        Self(Arc::new(AtomicI32::new(Self::NOTHING)))
-    }
-}
-
-impl Answered {
-    const NOTHING: i32 = i32::MIN;
-
-    fn read(&self, headers: &http::HeaderMap) {
-        if let Some(status) = headers.get("grpc-status") {
-            let number = status.to_str().ok().and_then(|text| text.parse().ok());
-            self.0.store(number.unwrap_or(Code::Unknown.number()), Ordering::Relaxed);
-        }
-    }
-
-    fn code(&self) -> Option<i32> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|code| *code != Self::NOTHING)
-    }
-}
-
-/// A channel that takes note of the status of its call.
-#[derive(Debug, Clone)]
-struct WatchedChannel {
-    inner: PeerChannel,
-    answered: Answered,
-}
-
-impl Service<http::Request<RequestBody>> for WatchedChannel {
-    type Response = http::Response<WatchedBody>;
-    type Error = Status;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<RequestBody>) -> Self::Future {
-        let response = self.inner.call(request);
-        let answered = self.answered.clone();
-        Box::pin(async move {
-            let response = response.await?;
-            answered.read(response.headers());
-            Ok(response.map(|inner| WatchedBody { inner, answered }))
-        })
-    }
-}
-
-/// A body that takes note of the status in its trailers.
-struct WatchedBody {
-    inner: RequestBody,
-    answered: Answered,
-}
-
-impl Body for WatchedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(trailers) = frame.trailers_ref()
-        {
-            self.answered.read(trailers);
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Entry {
     /// The options of the mount itself, not of its filesystem.
     options: String,
     mount: Mount,
+    /// No path leads to it (see [`keelson_mountinfo::hidden_ids`]). It holds what is mounted all the same.
+    is_hidden: bool,
 }
 
 /// Reads the mounts in the order of mounting. A kernel before 5.8 can leave mounts out while others change, so the table
@@ -48,16 +50,18 @@ fn is_consistent_kernel() -> bool {
 }
 
 fn parse(text: &[u8]) -> Vec<Entry> {
-    text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+    let hidden = keelson_mountinfo::hidden_ids(text);
+    let is_hidden = |id: &str| id.parse().is_ok_and(|id: u64| hidden.contains(&id));
+    text.split(|byte| *byte == b'\n').filter_map(|line| parse_line(line, is_hidden)).collect()
 }
 
-fn parse_line(line: &[u8]) -> Option<Entry> {
+fn parse_line(line: &[u8], is_hidden: impl Fn(&str) -> bool) -> Option<Entry> {
     let field = |index| {
         let field = line.split(|byte| *byte == b' ').nth(index);
         field.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     };
     let mount = keelson_mountinfo::parse(line).pop()?;
-    Some(Entry { device: field(2)?, options: field(5)?, mount })
+    Some(Entry { device: field(2)?, options: field(5)?, mount, is_hidden: is_hidden(&field(0)?) })
 }
 
 /// The path as mountinfo has it. Resolves the folder that contains it, but never touches the path itself. A folder that
@@ -69,9 +73,14 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether something is mounted exactly on `path`, which [`resolve`] has returned.
+fn reachable(entries: &[Entry]) -> impl DoubleEndedIterator<Item = &Entry> {
+    entries.iter().filter(|entry| !entry.is_hidden)
+}
+
+/// Whether something is mounted exactly on `path`, which [`resolve`] has returned. Hidden mounts do not count: an unmount of
+/// the path does not find them.
 pub(super) fn is_mount_point(entries: &[Entry], path: &Path) -> bool {
-    entries.iter().any(|entry| {
+    reachable(entries).any(|entry| {
         let point = &entry.mount.point;
         point == path
             || DELETED.iter().any(|suffix| {
@@ -83,14 +92,18 @@ pub(super) fn is_mount_point(entries: &[Entry], path: &Path) -> bool {
 
 /// The options of the mount on exactly `path`; the last one hides others. `None`: nothing is mounted there.
 pub(super) fn options_at<'a>(entries: &'a [Entry], path: &Path) -> Option<&'a str> {
-    let topmost = entries.iter().rev().find(|entry| entry.mount.point == path);
+    let topmost = reachable(entries).rev().find(|entry| entry.mount.point == path);
     topmost.map(|entry| entry.options.as_str())
 }
 
-/// The other mounts of what is at `path`: those with the same part of the same filesystem (volumes.md §7).
+/// The other mounts of what is at `path`: those with the same part of the same filesystem (volumes.md §7), without hidden ones
+/// at the same path, which nobody can unmount.
 pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
     // The last of several mounts on one point hides the others.
-    let containing = entries.iter().enumerate().filter(|(_, entry)| path.starts_with(&entry.mount.point));
+    let containing = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| !entry.is_hidden && path.starts_with(&entry.mount.point));
     let Some((index, own)) = containing.max_by_key(|(_, entry)| entry.mount.point.components().count())
     else {
         return Vec::new();
@@ -100,20 +113,21 @@ pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
     let others = entries
         .iter()
         .enumerate()
-        .filter(|(other, entry)| *other != index && entry.device == own.device && entry.mount.root == root);
+        .filter(|(other, entry)| *other != index && !(entry.is_hidden && entry.mount.point == path))
+        .filter(|(_, entry)| entry.device == own.device && entry.mount.root == root);
     others.map(|(_, entry)| entry.mount.point.clone()).collect()
 }
 
 /// The mount points strictly below `folder` whose last component is `name`.
 pub(super) fn with_name(entries: &[Entry], folder: &Path, name: &str) -> Vec<PathBuf> {
-    let points = entries.iter().map(|entry| &entry.mount.point);
+    let points = reachable(entries).map(|entry| &entry.mount.point);
     let has_name = |point: &&PathBuf| point.file_name().is_some_and(|last| last == name);
     points.filter(has_name).filter(|point| *point != folder && point.starts_with(folder)).cloned().collect()
 }
 
 /// What is mounted below `path`, for the error of an unmount; empty if there is nothing.
 pub(super) fn below(entries: &[Entry], path: &Path) -> String {
-    let points = entries.iter().map(|entry| &entry.mount.point);
+    let points = reachable(entries).map(|entry| &entry.mount.point);
     let below = points.filter(|point| *point != path && point.starts_with(path));
     let names: Vec<String> = below.map(|point| point.display().to_string()).collect();
     if names.is_empty() { String::new() } else { format!("; below it are mounted {}", names.join(", ")) }
@@ -156,6 +170,26 @@ mod tests {
         );
         let of = |path: &str| options_at(&table, Path::new(path));
         assert_eq!((of("/k/v"), of("/"), of("/k")), (Some("ro,noexec"), Some("rw,relatime"), None));
+    }
+
+    #[test]
+    fn a_mount_that_a_later_one_above_it_hides_is_no_mount_point_and_holds_its_device() {
+        // The root /k was bind-mounted on itself with what was mounted below it; one copy was unmounted.
+        let table = parse(
+            b"\
+27 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+40 27 8:16 / /k/pods/u/a rw - ext4 /dev/sdb rw\n\
+41 27 8:32 / /k/pods/u/b ro - ext4 /dev/sdc rw\n\
+50 27 8:1 /k /k rw shared:1 - ext4 /dev/sda1 rw\n\
+51 50 8:16 / /k/pods/u/a rw shared:2 - ext4 /dev/sdb rw\n\
+60 27 8:32 / /mnt rw - ext4 /dev/sdc rw\n",
+        );
+        let points = ["/k/pods/u/a", "/k/pods/u/b"].map(Path::new);
+        assert_eq!(points.map(|path| is_mount_point(&table, path)), [true, false]);
+        assert_eq!(points.map(|path| options_at(&table, path)), [Some("rw"), None]);
+        assert_eq!(below(&table, Path::new("/k/pods")), "; below it are mounted /k/pods/u/a");
+        assert_eq!(references(&table, points[0]), Vec::<PathBuf>::new());
+        assert_eq!(references(&table, Path::new("/mnt")), [points[1].to_owned()], "it is in use");
     }
 
     #[test]

@@ -34,13 +34,9 @@ pub(crate) struct FoundVolumes {
 /// Asks the plugins what the folders are. All are asked at the same time, so one that hangs delays the start by its deadline
 /// at most.
 pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) -> FoundVolumes {
-    let asked = folders.into_iter().filter_map(|found| {
-        let name = unescape(&found.plugin);
-        let plugin = Arc::clone(plugins.named(&name)?);
-        Some(async move {
-            let answer = tokio::time::timeout(DEADLINE, plugin.reconstruct(&found.folder)).await;
-            (name, Arc::clone(&plugin), found.folder, answer)
-        })
+    let asked = named(plugins, folders).await.into_iter().map(|(name, plugin, folder)| async move {
+        let answer = tokio::time::timeout(DEADLINE, plugin.reconstruct(&folder)).await;
+        (name, Arc::clone(&plugin), folder, answer)
     });
     let mut result = FoundVolumes { devices: find_devices(plugins).await, ..FoundVolumes::default() };
     for (name, plugin, folder, answer) in futures_util::future::join_all(asked).await {
@@ -84,6 +80,20 @@ pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) 
         }
     }
     result
+}
+
+/// The folders with the names of their plugins, and the plugins, looked up on a thread.
+async fn named(plugins: &Plugins, folders: Vec<PluginFolder>) -> Vec<(String, Arc<dyn Plugin>, FoundFolder)> {
+    let plugins = plugins.clone();
+    let look_up = tokio::task::spawn_blocking(move || {
+        let with_plugin = folders.into_iter().filter_map(|PluginFolder { plugin, folder }| {
+            let name = unescape(&plugin);
+            let plugin = Arc::clone(plugins.named(&name)?);
+            Some((name, plugin, folder))
+        });
+        with_plugin.collect()
+    });
+    look_up.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// Asks the plugins for devices, also those that no pod has.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{RenameFlags, renameat_with};
 
 use super::*;
+use crate::mounts::read_mounts;
 
 /// A pod's folder and a volume next to it. Mounts are removed with it.
 struct World {

@@ -410,6 +410,42 @@ async fn a_csi_volume_is_staged_after_sigkill_while_its_vol_data_is_written() {
     assert_eq!(driver.state().wrong, Vec::<String>::new());
 }
 
+/// Killed after it has created the staging folder and before the data file; the pod is gone when it starts again.
+#[tokio::test]
+async fn the_staging_folder_of_a_gone_pod_is_removed_after_sigkill_before_its_vol_data_is_written() {
+    let mut node = Node::new().await;
+    add_volume(&node, "data");
+    let driver = Driver::start(&node).await;
+    // The name of the folder is learned from a first mount.
+    let pod = |revision, want| desire("u1", revision, want, vec![claimed("data")]);
+    let mut client = node.start().await;
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(pod(1, Want::Run)).await;
+    sync.complete(1, true).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let folder = staged(&node).remove(0);
+    sync.pod(pod(2, Want::Unmount)).await;
+    until_nothing_is_left(&node, &driver, "the first mount").await;
+    // The service looks at the old data file before it writes the new one, and a pipe without a writer holds it up there.
+    fs::create_dir(&folder).unwrap();
+    let data_file = folder.join("vol_data.json");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &data_file, rustix::fs::Mode::RUSR).unwrap();
+    sync.pod(pod(3, Want::Run)).await;
+    until("the staging folder", || folder.join("globalmount").is_dir()).await;
+    node.kill();
+    drop(sync);
+    fs::remove_file(&data_file).unwrap();
+    let calls = driver.calls("data");
+
+    let mut client = node.start().await;
+    let mut sync = Sync::open(&mut client).await;
+    sync.complete(1, true).await;
+    until("the removal of the pod", || !node.world.pod("u1").exists()).await;
+    until_nothing_is_left(&node, &driver, "killed before the data file").await;
+    assert_eq!(driver.calls("data"), calls, "the driver has nothing to do");
+    assert_eq!(driver.state().wrong, Vec::<String>::new());
+}
+
 /// Killed while it has written the data file of a pod's volume; the pod is gone when it starts again.
 #[tokio::test]
 async fn a_half_written_vol_data_of_a_gone_pod_is_removed_with_the_pod() {

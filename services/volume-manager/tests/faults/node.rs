@@ -35,15 +35,32 @@ pub struct Node {
 }
 
 impl Node {
+    /// As on a node that has run before: the root is a mount of its own, which is shared.
     pub async fn new() -> Self {
+        Self::with_root(|root| {
+            rustix::mount::mount_bind(root, root).unwrap();
+            for kind in [MountPropagationFlags::PRIVATE, MountPropagationFlags::SHARED] {
+                rustix::mount::mount_change(root, kind).unwrap();
+            }
+        })
+        .await
+    }
+
+    /// The root is a folder on a private mount.
+    pub async fn with_private_root() -> Self {
+        Self::with_root(|root| {
+            let base = root.parent().unwrap();
+            rustix::mount::mount_bind(base, base).unwrap();
+            rustix::mount::mount_change(base, MountPropagationFlags::PRIVATE).unwrap();
+        })
+        .await
+    }
+
+    async fn with_root(prepare: impl FnOnce(&std::path::Path)) -> Self {
         let (world, api) = (World::new(), FakeApi::default());
-        // As on a node that has run before: a mount of its own, which is shared.
         let root = &world.config.paths.root_dir;
         fs::create_dir_all(root).unwrap();
-        rustix::mount::mount_bind(root, root).unwrap();
-        for kind in [MountPropagationFlags::PRIVATE, MountPropagationFlags::SHARED] {
-            rustix::mount::mount_change(root, kind).unwrap();
-        }
+        prepare(root);
         let (pod_config, runtime) = (api.serve(&world).await, world.start_runtime().await);
         Self { service: None, world, api, _pod_config: pod_config, _runtime: runtime }
     }

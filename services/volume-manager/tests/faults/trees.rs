@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use crate::node::{Node, claimed};
 use crate::support::api::config_map;
@@ -200,4 +201,40 @@ async fn a_claim_deleted_while_its_pod_starts_is_named_and_its_return_mounts_it(
     let again = mount(&mut client, "u1", 2).await.1.unwrap();
     assert_eq!(again.volumes[0].host_path, ready.volumes[0].host_path);
     assert_eq!(mounts_below(&node.world.pod("u1")).len(), 1);
+}
+
+/// A kubelet has mounted volumes below a root that is on a private mount. The service bind-mounts the root on itself.
+#[tokio::test]
+async fn volumes_below_a_root_that_was_on_a_private_mount_stay_and_can_be_unmounted() {
+    let mut node = Node::with_private_root().await;
+    let disks = ["kept", "gone"].map(|name| node.local_volume(name));
+    let kubelet = Kubelet(&node);
+    let root = kubelet.root().to_owned();
+    for (uid, disk) in ["kept", "gone"].into_iter().zip(&disks) {
+        kubelet.empty_dir(uid, "data");
+        let volume = kubelet.local(uid, uid, disk);
+        // Shared, as mounts of containers in it are: an unmount in the covered one must not reach its copy.
+        rustix::mount::mount_change(&volume, MountPropagationFlags::SHARED).unwrap();
+        fs::create_dir_all(disk.join("inner")).unwrap();
+        rustix::mount::mount_bind(disk, volume.join("inner")).unwrap();
+    }
+    let kept = root.join("pods/kept");
+    let inner = kept.join("volumes/kubernetes.io~local-volume/kept/inner");
+    let mut client = node.start().await;
+    assert_eq!((mounts_below(&root).len(), mount_ids(&kept).len()), (5, 2), "each is there once");
+    assert!(has_text(&inner.join("file"), "kept"));
+    let gone = root.join("pods/gone/volumes/kubernetes.io~local-volume/gone/inner");
+    rustix::mount::unmount(&gone, UnmountFlags::empty()).unwrap();
+    let mut sync = Sync::open(&mut client).await;
+    let volumes = || vec![empty_dir("data", "", 0), claimed("kept")];
+    sync.pod(desire("kept", 1, Want::Run, volumes())).await;
+    sync.complete(1, true).await;
+    mount(&mut client, "kept", 1).await.1.unwrap();
+    until("the removal of the pod that is gone", || !root.join("pods/gone").exists()).await;
+    assert!(has_text(&disks[1].join("file"), "gone"), "the data of a local volume stay");
+    assert!(has_text(&inner.join("file"), "kept"));
+    rustix::mount::unmount(&inner, UnmountFlags::empty()).unwrap();
+    sync.pod(desire("kept", 2, Want::Unmount, volumes())).await;
+    unmount(&mut client, "kept", LONG).await.unwrap();
+    assert!(mounts_below(&kept).is_empty() && has_text(&disks[0].join("file"), "kept"));
 }

@@ -154,6 +154,11 @@ pub fn stage_paths(driver: &DriverName, handle: &str) -> Result<StagePaths, Name
     Ok(StagePaths { data_file: folder.join(DATA_FILE), staging: folder.join("globalmount"), folder })
 }
 
+/// Whether a name is that of a folder of [`stage_paths`]: a SHA-256 in lower-case hexadecimal digits.
+pub fn is_stage_folder(name: &str) -> bool {
+    name.len() == 64 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// The paths of a filesystem volume in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishPaths {
@@ -312,6 +317,10 @@ mod tests {
         assert_eq!(paths.data_file, Path::new(&folder).join("vol_data.json"));
         assert_eq!(paths.staging, Path::new(&folder).join("globalmount"));
         assert_eq!(stage_paths(&driver("d"), ""), Err(NameError::EmptyHandle));
+        assert!(is_stage_folder(HASH_OF_H));
+        for other in ["", "pv-1", &HASH_OF_H[1..], &HASH_OF_H.to_uppercase(), &format!("{HASH_OF_H}0")] {
+            assert!(!is_stage_folder(other), "{other}");
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use keelson_testkit::fakes::{FakeCsiNode, FakeServer};
+use keelson_volume_manager_core::csi::error_class::{FailedStep, error_class};
+use keelson_volume_manager_core::world::FailureClass;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tonic::service::Routes;

@@ -194,6 +194,44 @@ pub(super) async fn remove_data(data_file: &Path) -> Result<(), PluginError> {
     .await
 }
 
+/// Removes what a service that was killed before it had written the data file has left of a staged volume: the folder, in it
+/// the empty `staging` folder and the temporary file of the data file. No driver was called, so nothing is in use. Anything
+/// else stays: only empty folders are removed, and the kernel refuses one on which something is mounted. Whether the folder
+/// is gone.
+///
+/// # Errors
+/// A folder cannot be listed or removed.
+pub(super) async fn remove_unstaged(data_file: &Path, staging: &Path) -> Result<bool, PluginError> {
+    let (file, staging) = (data_file.to_owned(), staging.to_owned());
+    let what = format!("remove what is left around {}", staging.display());
+    blocking(data_file, what, move || {
+        let folder = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        let temporary = file.with_extension("json.new");
+        if list(folder)?.iter().map(|name| folder.join(name)).any(|path| path != staging && path != temporary)
+        {
+            return Ok(false);
+        }
+        match fs::remove_dir(&staging) {
+            // Foreign content, a mount, or a file in place of the folder.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty
+                        | io::ErrorKind::ResourceBusy
+                        | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(false);
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        remove_if_exists(&temporary)?;
+        remove_entry(folder).map(|()| true)
+    })
+    .await
+}
+
 /// Removes an empty folder; one with content stays.
 pub(super) async fn remove_if_empty(path: &Path) -> Result<(), PluginError> {
     let folder = path.to_owned();

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use keelson_volume_manager_core::csi::LifecycleMode;
-use keelson_volume_manager_core::csi::paths::{block_paths, publish_paths, stage_paths, unique_volume_name};
+use keelson_volume_manager_core::csi::paths::{
+    block_paths, is_stage_folder, publish_paths, stage_paths, unique_volume_name,
+};
 use keelson_volume_manager_core::world::MountLabel;
 
 use super::context::Context;
@@ -11,7 +13,7 @@ use super::files::{self, Data};
 use super::stage::missing_data;
 use super::volume::name_error;
 use crate::listing::paths_in;
-use crate::plugins::host::blocking;
+use crate::plugins::host::{blocking, is_mount_point};
 use crate::plugins::{FoundDevice, FoundFolder, PluginError, Reconstructed};
 
 /// Reads the data file of a folder. It needs neither the driver nor the CSIDriver.
@@ -62,7 +64,8 @@ struct DeviceFolder {
     block_name: Option<String>,
 }
 
-/// The devices that were, or may have been, staged. A data file that cannot be read is logged and left.
+/// The devices that were, or may have been, staged. A data file that cannot be read is logged and left. What a service that was
+/// killed before the first call of a driver has left is removed: no pod may want the volume any more.
 pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginError> {
     let base = cx.path(Path::new("plugins/kubernetes.io/csi"));
     let listed = blocking("list the staged volumes", move || Ok(device_folders(&base))).await?;
@@ -70,7 +73,12 @@ pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginErro
     for DeviceFolder { folder, data_file, block_name } in listed {
         let saved = match files::read_data(&data_file).await {
             Ok(Data::Saved(saved)) => saved,
-            Ok(Data::Missing) => continue,
+            Ok(Data::Missing) => {
+                if block_name.is_none() {
+                    remove_unstaged(cx, &folder, &data_file).await;
+                }
+                continue;
+            }
             Ok(Data::Unreadable(error)) => {
                 tracing::warn!(event = "device_not_reconstructed", "cannot tell what was staged: {error}");
                 continue;
@@ -89,6 +97,28 @@ pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginErro
         });
     }
     Ok(found)
+}
+
+/// Removes the folder of a volume that no driver was called for, if it has the name of one. What stays is logged.
+async fn remove_unstaged(cx: &Context, folder: &Path, data_file: &Path) {
+    if !folder.file_name().and_then(|name| name.to_str()).is_some_and(is_stage_folder) {
+        return;
+    }
+    let staging = folder.join(STAGING);
+    let removed = match is_mount_point(&cx.mounts, &staging).await {
+        Ok(false) => files::remove_unstaged(data_file, &staging).await,
+        Ok(true) => Err(missing_data(data_file)),
+        Err(error) => Err(error),
+    };
+    let path = folder.display();
+    match removed {
+        Ok(true) => tracing::info!(%path, "removed the empty folder of a volume that was never staged"),
+        Ok(false) => tracing::warn!(
+            event = "device_not_reconstructed",
+            "{path} has no data file but other content; delete it if no CSI driver uses it"
+        ),
+        Err(error) => tracing::warn!(event = "device_not_reconstructed", "cannot remove {path}: {error}"),
+    }
 }
 
 fn device_folders(base: &Path) -> Vec<DeviceFolder> {

@@ -115,6 +115,58 @@ async fn data_that_a_broken_volume_contains_is_never_removed() {
     assert!(volume.join("mount/precious").exists());
 }
 
+/// The moments at which a service can be killed before it has written the data file of a staged volume.
+#[tokio::test]
+async fn what_is_left_of_a_volume_that_no_driver_was_called_for_is_removed() {
+    let world = World::new(&[STAGE]);
+    let drivers = world.root().join("plugins/kubernetes.io/csi").join(DRIVER);
+    let folder = drivers.join("0a".repeat(32));
+    for (has_staging, temporary) in [(false, None), (true, None), (true, Some("{\"driverNa"))] {
+        fs::create_dir_all(&folder).unwrap();
+        if has_staging {
+            fs::create_dir(folder.join("globalmount")).unwrap();
+        }
+        if let Some(text) = temporary {
+            fs::write(folder.join("vol_data.json.new"), text).unwrap();
+        }
+        assert_eq!(world.csi.found_devices().await.unwrap(), []);
+        assert!(!folder.exists() && drivers.is_dir(), "{has_staging} {temporary:?}");
+    }
+    assert_eq!(world.take_calls(), Vec::<&str>::new());
+}
+
+#[tokio::test]
+async fn a_folder_without_a_data_file_that_may_be_in_use_stays() {
+    let world = World::new(&[STAGE]);
+    let base = world.root().join("plugins/kubernetes.io/csi");
+    let hash = "0a".repeat(32);
+    let kept = [
+        (format!("{DRIVER}/{hash}/globalmount/data"), true),
+        (format!("{DRIVER}/{hash}/other/globalmount"), true),
+        // Not the folder of a staged volume.
+        (format!("{DRIVER}/pv1/globalmount"), true),
+        (format!("volumeDevices/{hash}/globalmount"), true),
+        (format!("{DRIVER}/{hash}/globalmount"), false),
+    ];
+    for (path, is_folder) in kept {
+        let path = base.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        if is_folder {
+            fs::create_dir(&path).unwrap()
+        } else {
+            fs::write(&path, "").unwrap()
+        }
+        assert_eq!(world.csi.found_devices().await.unwrap(), []);
+        assert!(path.exists(), "{path:?}");
+        fs::remove_dir_all(&base).unwrap();
+    }
+    let staging = base.join(DRIVER).join(hash).join("globalmount");
+    fs::create_dir_all(&staging).unwrap();
+    world.mounts.add(&staging);
+    assert_eq!(world.csi.found_devices().await.unwrap(), []);
+    assert!(staging.is_dir(), "something is mounted there");
+}
+
 #[tokio::test]
 async fn usage_is_read_by_unit_and_the_condition_by_capability() {
     use pb::volume_usage::Unit;
