@@ -18,6 +18,10 @@ use crate::secrets::{SecretName, Secrets};
 /// The kind that is followed once it was read.
 pub const RUNTIME_CLASS: &str = "RuntimeClass";
 const SECRET: &str = "Secret";
+/// A ClusterTrustBundle.
+pub const TRUST_BUNDLE: &str = "ClusterTrustBundle";
+/// The ClusterTrustBundles of the signer with the name of the object.
+pub const TRUST_BUNDLES: &str = "ClusterTrustBundleList";
 
 /// The objects that are in use, and those that are restored when they are used.
 pub struct FollowedObjects {
@@ -56,7 +60,7 @@ pub enum ObjectState {
     Cached(Option<Vec<u8>>),
 }
 
-/// The resource of a kind that can be followed.
+/// The resource of a kind that can be read and followed.
 pub fn resource(kind: &str) -> Option<Resource> {
     match kind {
         SECRET => Some(Resource::SECRET),
@@ -74,10 +78,10 @@ pub fn checkpoint_key(wanted: &ObjectRequest) -> String {
 
 /// The object of a [`checkpoint_key`].
 pub fn parse_checkpoint_key(key: &str) -> Option<ObjectRequest> {
-    let mut parts = key.strip_prefix(API_KEY_PREFIX)?.strip_prefix("objects/")?.split('/').map(str::to_owned);
-    let (Some(kind), Some(namespace), Some(name), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
+    let mut parts =
+        key.strip_prefix(API_KEY_PREFIX)?.strip_prefix("objects/")?.splitn(3, '/').map(str::to_owned);
+    // The name of a signer has a slash.
+    let (Some(kind), Some(namespace), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
         return None;
     };
     Some(ObjectRequest { kind, namespace, name })
@@ -220,7 +224,11 @@ fn secret_name(wanted: &ObjectRequest) -> SecretName {
 /// Encodes an object for callers: with apiVersion and kind, without managedFields.
 pub fn encode(wanted: &ObjectRequest, Object(mut object): Object) -> Vec<u8> {
     if let Some(map) = object.as_object_mut() {
-        let version = if wanted.kind == RUNTIME_CLASS { "node.k8s.io/v1" } else { "v1" };
+        let version = match wanted.kind.as_str() {
+            RUNTIME_CLASS => "node.k8s.io/v1",
+            TRUST_BUNDLE | TRUST_BUNDLES => "certificates.k8s.io/v1beta1",
+            _ => "v1",
+        };
         map.insert("apiVersion".to_owned(), version.into());
         map.insert("kind".to_owned(), wanted.kind.clone().into());
         if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {

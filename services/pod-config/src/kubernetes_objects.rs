@@ -25,6 +25,10 @@ use crate::followed_objects::{
 };
 use crate::secrets::Secrets;
 
+mod trust_bundles;
+
+use trust_bundles::{TrustBundles, is_trust_bundle};
+
 /// How long an unused object is still followed: its user may be restarting.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -97,14 +101,17 @@ impl ObjectCache {
     /// # Errors
     /// The server has not answered, and nothing is cached.
     pub async fn get(&self, wanted: ObjectRequest) -> Result<Option<Vec<u8>>, ControlPlaneError> {
-        let Some(resource) = resource(&wanted.kind) else { return Ok(None) };
+        let resource = resource(&wanted.kind);
+        if resource.is_none() && !is_trust_bundle(&wanted.kind) {
+            return Ok(None);
+        }
         let unavailable = |cause: String| ControlPlaneError::Unavailable { name: API, cause };
         {
             let state = self.state();
             let cause = match state.state(&wanted) {
                 // With this strategy every use reads the object.
                 Some(ObjectState::Cached(_))
-                    if self.0.strategy == ObjectsBy::Get && wanted.kind != RUNTIME_CLASS =>
+                    if self.0.strategy == ObjectsBy::Get && !is_always_followed(&wanted.kind) =>
                 {
                     None
                 }
@@ -117,6 +124,9 @@ impl ObjectCache {
                 return state.restored(&wanted).map(Some).ok_or_else(|| unavailable(cause));
             }
         }
+        let Some(resource) = resource else {
+            return Err(unavailable(format!("a {} is known only while it is watched", wanted.kind)));
+        };
         if let Some(json) = self.restore_runtime_class(&wanted) {
             return Ok(Some(json));
         }
@@ -167,7 +177,10 @@ impl ObjectCache {
 
     /// Adds or removes a user of an object.
     pub fn retain(&self, wanted: &ObjectRequest, watched: bool) {
-        let Some(resource) = resource(&wanted.kind) else { return };
+        let resource = resource(&wanted.kind);
+        if resource.is_none() && !is_trust_bundle(&wanted.kind) {
+            return;
+        }
         if !watched {
             if let Some(end) = self.state().remove_user(wanted) {
                 keelson_service_kit::spawn(
@@ -179,7 +192,12 @@ impl ObjectCache {
         }
         let following = self.state().add_user(wanted, self.0.shutdown.child_token());
         let Some(Following { end, refresh }) = following else { return };
-        if self.0.strategy == ObjectsBy::Watch || wanted.kind == RUNTIME_CLASS {
+        let Some(resource) = resource else {
+            let task = self.clone().follow_trust_bundles(wanted.clone(), end);
+            keelson_service_kit::spawn("follow trust bundles", task);
+            return;
+        };
+        if self.0.strategy == ObjectsBy::Watch || is_always_followed(&wanted.kind) {
             keelson_service_kit::spawn(
                 "follow an object",
                 self.clone().follow(wanted.clone(), resource, end),
@@ -215,6 +233,20 @@ impl ObjectCache {
                 WatchEvent::Changed(Change::Deleted(_)) => self.update(&wanted, None),
                 WatchEvent::Contact => {}
                 WatchEvent::Lost(error) => self.record_error(&wanted, &error),
+            }
+        }
+    }
+
+    async fn follow_trust_bundles(self, wanted: ObjectRequest, end: CancellationToken) {
+        let mut bundles = TrustBundles::new(self.0.api.clone(), &wanted);
+        loop {
+            let state = tokio::select! {
+                () = end.cancelled() => return,
+                state = bundles.next() => state,
+            };
+            match state {
+                Ok(object) => self.update(&wanted, object),
+                Err(error) => self.record_error(&wanted, &error),
             }
         }
     }
@@ -276,6 +308,11 @@ impl ObjectCache {
     fn notify(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }
+}
+
+/// Whether objects of this kind are watched whatever the configured way is.
+fn is_always_followed(kind: &str) -> bool {
+    kind == RUNTIME_CLASS || is_trust_bundle(kind)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The cache of ConfigMaps and Secrets that pods' volumes refer to, watched in pod-config. An object is kept in memory
+//! The cache of ConfigMaps, Secrets and ClusterTrustBundles that pods' volumes refer to, watched in pod-config. An object is kept in memory
 //! only, and only while a pod refers to it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -214,6 +214,9 @@ fn parse_data(kind: ObjectKind, json: &[u8]) -> Result<ObjectData, String> {
     let object: serde_json::Value = serde_json::from_slice(json)
         .map_err(|error| format!("it is not valid JSON: line {}", error.line()))?;
     let mut data = ObjectData::new();
+    if !kind.has_keys() {
+        return bundles(kind, object);
+    }
     for (field, is_base64) in [("data", kind == ObjectKind::Secret), ("binaryData", true)] {
         if kind == ObjectKind::Secret && field == "binaryData" {
             continue;
@@ -231,6 +234,22 @@ fn parse_data(kind: ObjectKind, json: &[u8]) -> Result<ObjectData, String> {
         }
     }
     Ok(data)
+}
+
+/// The JSON of each ClusterTrustBundle by name.
+fn bundles(kind: ObjectKind, object: serde_json::Value) -> Result<ObjectData, String> {
+    let list = match (kind, object) {
+        (ObjectKind::ClusterTrustBundleList, mut list) => match list["items"].take() {
+            serde_json::Value::Array(items) => items,
+            _ => return Err("its items are not a list".to_owned()),
+        },
+        (_, one) => vec![one],
+    };
+    let one = |bundle: serde_json::Value| {
+        let name = bundle["metadata"]["name"].as_str().ok_or("a bundle has no name")?.to_owned();
+        Ok((name, bundle.to_string().into_bytes().into()))
+    };
+    list.into_iter().map(one).collect()
 }
 
 #[cfg(test)]
@@ -270,6 +289,27 @@ mod tests {
             (r#"{"data": hunter2!}"#, "it is not valid JSON: line 1"),
         ] {
             assert_eq!(parse_data(ObjectKind::Secret, json.as_bytes()).unwrap_err(), text);
+        }
+    }
+
+    #[test]
+    fn bundles_are_kept_as_json_by_name() {
+        let one = br#"{"metadata": {"name": "ca"}, "spec": {"trustBundle": "x"}}"#;
+        let list = br#"{"items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]}"#;
+        let (single, all) = (ObjectKind::ClusterTrustBundle, ObjectKind::ClusterTrustBundleList);
+        let read = parse_data(single, one).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<serde_json::Value>(&read["ca"]).unwrap()["spec"]["trustBundle"],
+            "x"
+        );
+        assert_eq!(parse_data(all, list).unwrap().into_keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert!(parse_data(all, br#"{"items": []}"#).unwrap().is_empty());
+        for (kind, json, why) in [
+            (all, &b"{}"[..], "its items are not a list"),
+            (all, br#"{"items": [{}]}"#, "a bundle has no name"),
+            (single, br#"{"data": {}}"#, "a bundle has no name"),
+        ] {
+            assert_eq!(parse_data(kind, json).unwrap_err(), why);
         }
     }
 

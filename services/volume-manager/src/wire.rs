@@ -24,6 +24,8 @@ use crate::stats::{PodStats, VolumeStats};
 use crate::subpath::SubPath;
 use crate::view::{MountedVolume, PodVolumeStatus, VolumeWait};
 
+mod trust_bundle;
+
 /// Why a message is invalid; names the field.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
@@ -154,10 +156,12 @@ fn files(message: pb::FileVolume) -> Result<Files, WireError> {
 fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
     Ok(match message.source.ok_or(MissingField("pod.volumes.files.sources.source"))? {
         pb::file_source::Source::Object(object) => FileSource::Object(ObjectFiles {
-            kind: ObjectKind::parse(&object.kind).ok_or(WireError::UnknownValue {
-                field: "pod.volumes.files.sources.object.kind",
-                value: object.kind,
-            })?,
+            kind: ObjectKind::parse(&object.kind).filter(|kind| kind.has_keys()).ok_or(
+                WireError::UnknownValue {
+                    field: "pod.volumes.files.sources.object.kind",
+                    value: object.kind,
+                },
+            )?,
             name: object.name,
             items: object
                 .items
@@ -170,17 +174,22 @@ fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
             FileSource::Downward(fields.files.into_iter().map(downward).collect::<Result<_, _>>()?)
         }
         pb::file_source::Source::Token(token) => FileSource::Token(self::token(token)?),
+        pb::file_source::Source::TrustBundle(bundle) => {
+            FileSource::TrustBundle(trust_bundle::from_wire(bundle)?)
+        }
         pb::file_source::Source::Unsupported(field) => FileSource::Unsupported(field),
     })
 }
 
 fn token(message: pb::ServiceAccountToken) -> Result<TokenFile, WireError> {
-    let field = "pod.volumes.files.sources.token.owner_uid";
-    let owner = |value: i64| u32::try_from(value).map_err(|_| WireError::OutOfRange { field, value });
     let pb::ServiceAccountToken { service_account, audience, expiration_seconds, path, mode, owner_uid } =
         message;
     let name = TokenName { service_account, audience, expiration_seconds };
-    Ok(TokenFile { name, path, mode, owner: owner_uid.map(owner).transpose()? })
+    Ok(TokenFile { name, path, mode, owner: owner("pod.volumes.files.sources.token.owner_uid", owner_uid)? })
+}
+
+fn owner(field: &'static str, uid: Option<i64>) -> Result<Option<u32>, WireError> {
+    uid.map(|value| u32::try_from(value).map_err(|_| WireError::OutOfRange { field, value })).transpose()
 }
 
 fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {

@@ -259,7 +259,7 @@ async fn sources_that_need_an_api_server_are_refused_by_name() {
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    for field in ["serviceAccountToken", "clusterTrustBundle"] {
+    for field in ["serviceAccountToken", "clusterTrustBundle", "podCertificate"] {
         let source = pb::file_source::Source::Unsupported(field.into());
         let volume = files("kube-api-access", pb::file_volume::Kind::Projected, vec![source]);
         sync.pod(desire(field, 1, Want::Run, vec![volume])).await;
@@ -271,6 +271,72 @@ async fn sources_that_need_an_api_server_are_refused_by_name() {
             "{text}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_changed_trust_bundle_rewrites_the_files_that_it_is_part_of() {
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    let pem = |der: &str| format!("-----BEGIN CERTIFICATE-----\n{der}\n-----END CERTIFICATE-----\n");
+    let json = |name: &str, anchor: &str| {
+        let text = format!("# {name}\n{}", pem(anchor)).replace('\n', "\\n");
+        format!(
+            r#"{{"metadata": {{"name": "{name}", "labels": {{"k": "v"}}}},
+            "spec": {{"signerName": "x/y", "trustBundle": "{text}"}}}}"#
+        )
+    };
+    let list = |items: &[String]| format!(r#"{{"items": [{}]}}"#, items.join(","));
+    api.delete("ClusterTrustBundle", "ca");
+    api.object("ClusterTrustBundleList", "x/y", list(&[json("a", "YQ==")]));
+    let source = |path: &str| pb::ClusterTrustBundle {
+        path: path.to_owned(),
+        mode: Some(0o600),
+        owner_uid: Some(7),
+        ..Default::default()
+    };
+    let by_name = pb::ClusterTrustBundle { name: "ca".into(), optional: true, ..source("named.pem") };
+    let selector = br#"{"matchLabels": {"k": "v"}}"#.to_vec();
+    let by_signer = pb::ClusterTrustBundle {
+        signer_name: "x/y".into(),
+        label_selector_json: Some(selector),
+        ..source("signed.pem")
+    };
+    let sources = [by_name, by_signer].map(pb::file_source::Source::TrustBundle).to_vec();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let volume = files("trust", pb::file_volume::Kind::Projected, sources);
+    sync.pod(desire("u1", 1, Want::Run, vec![volume])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let folder = world.volume("u1", "projected", "trust");
+    let (named, signed) = (folder.join("named.pem"), folder.join("signed.pem"));
+    assert_eq!((read(&named), read(&signed)), (Some(String::new()), Some(pem("YQ=="))));
+    let status = fs::metadata(&signed).unwrap();
+    assert_eq!((status.permissions().mode() & 0o7777, status.uid()), (0o600, 7));
+    assert_eq!(api.watched(), ["ClusterTrustBundle/ca", "ClusterTrustBundleList/x/y"]);
+    api.object("ClusterTrustBundle", "ca", json("ca", "Yw=="));
+    until_text(named.clone(), &pem("Yw==")).await;
+    api.object("ClusterTrustBundleList", "x/y", list(&[json("a", "Yg=="), json("b", "Yg==")]));
+    until_text(signed, &pem("Yg==")).await;
+    api.delete("ClusterTrustBundle", "ca");
+    until_text(named, "").await;
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_its_trust_bundle_with_the_kubelets_message() {
+    let (world, api) = (World::new(), FakeApi::default());
+    let _server = api.serve(&world).await;
+    api.delete("ClusterTrustBundle", "ca");
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let source = pb::ClusterTrustBundle { name: "ca".into(), path: "ca.pem".into(), ..Default::default() };
+    let sources = vec![pb::file_source::Source::TrustBundle(source)];
+    let volume = files("trust", pb::file_volume::Kind::Projected, sources);
+    sync.pod(desire("u1", 1, Want::Run, vec![volume])).await;
+    let text = "clustertrustbundle.certificates.k8s.io \"ca\" not found";
+    let progress = until_progress(&mut client, "u1", text).await;
+    assert!(progress.waiting_for.contains("while getting ClusterTrustBundle: "), "{progress:?}");
 }
 
 #[tokio::test]

@@ -327,6 +327,9 @@ pub struct Volumes {
     /// (gate `SELinuxMount`).
     #[serde(default)]
     pub selinux_mount: bool,
+    /// Whether projected volumes may have trust anchors of ClusterTrustBundles (gate `ClusterTrustBundleProjection`).
+    #[serde(default)]
+    pub cluster_trust_bundles: bool,
 }
 
 /// Where a kubelet looks for flexVolume drivers; a configuration of an earlier release names no folder.
@@ -341,6 +344,7 @@ impl Default for Volumes {
             plugin_dir: default_plugin_dir(),
             csi_volume_health: false,
             selinux_mount: false,
+            cluster_trust_bundles: false,
         }
     }
 }

@@ -90,11 +90,14 @@ impl DesiredState {
         let allocatable = self.node.allocatable();
         let config = pod_cgroup_values(pod, 100_000, true);
         let security = pod.spec.security_context.as_ref();
+        let tokens = has_cluster(&self.context.config);
+        let trust_bundles = tokens && self.context.config.volumes.cluster_trust_bundles;
+        let api = volume_messages::ApiSources { tokens, trust_bundles };
         volume::PodDesire {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,
             want: Want::Run as i32,
-            volumes: shrunk(volume_messages::messages(pod, &allocatable, has_cluster(&self.context.config))),
+            volumes: shrunk(volume_messages::messages(pod, &allocatable, api)),
             fs_group: security.and_then(|s| s.fs_group),
             memory_limit_bytes: config.memory_limit.unwrap_or(0),
             huge_page_sizes: volume_messages::huge_page_sizes(pod),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use keelson_kube_model::volume_source::{ServedBy, pod_sources, served_by};
 use keelson_kube_model::{
-    Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList,
-    SeLinuxOptions, ServiceAccountTokenProjection, Volume, VolumeProjection,
+    ClusterTrustBundleProjection, Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource,
+    Quantity, ResourceList, SeLinuxOptions, ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 use keelson_pod_sync_core::config::{DownwardValue, TokenAccess, downward_value, token_access};
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -15,41 +16,24 @@ use keelson_proto::keelson::volume_manager::v1::volume::Source;
 /// The API's default for the lifetime of a token, in seconds (volumes.md §9.6).
 const TOKEN_SECONDS: i64 = 3600;
 
-/// The sources that plugins of volume-manager provide, that CSI drivers have taken over, or that Kubernetes has removed (volumes.md §12),
-/// by wire name. volume-manager says of the last ones since when, and what to use instead. Any other source is unsupported.
-const PLUGIN_SOURCES: [&str; 21] = [
-    "awsElasticBlockStore",
-    "azureDisk",
-    "azureFile",
-    "cephfs",
-    "cinder",
-    "csi",
-    "fc",
-    "flexVolume",
-    "flocker",
-    "gcePersistentDisk",
-    "gitRepo",
-    "glusterfs",
-    "iscsi",
-    "nfs",
-    "photonPersistentDisk",
-    "portworxVolume",
-    "quobyte",
-    "rbd",
-    "scaleIO",
-    "storageos",
-    "vsphereVolume",
-];
+/// What the control plane provides for projected volumes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ApiSources {
+    /// It issues service account tokens.
+    pub tokens: bool,
+    /// It has ClusterTrustBundles, and pods may use them (gate `ClusterTrustBundleProjection`).
+    pub trust_bundles: bool,
+}
 
 /// The volumes that some container of a pod uses (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
-/// pods may use of the machine, empty while it is unknown; `tokens`: the control plane issues service account tokens.
-pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volume::Volume> {
+/// pods may use of the machine, empty while it is unknown; `api`: what the control plane provides for projected volumes.
+pub fn messages(pod: &Pod, allocatable: &ResourceList, api: ApiSources) -> Vec<volume::Volume> {
     // The runtime mounts images itself (volumes.md §10.7).
     let is_image = |volume: &Volume| volume.source_kinds() == ["image"];
     let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name) && !is_image(volume));
     let message = |volume: &Volume| volume::Volume {
         name: volume.name.clone(),
-        source: Some(source(pod, volume, allocatable, tokens)),
+        source: Some(source(pod, volume, allocatable, api)),
         mounted: is_mounted(pod, &volume.name),
         device: is_device(pod, &volume.name),
         se_linux_options: selinux_options(pod, &volume.name),
@@ -105,7 +89,7 @@ fn selinux_options(pod: &Pod, name: &str) -> Vec<volume::SeLinuxOptions> {
     if found == [volume::SeLinuxOptions::default()] { Vec::new() } else { found }
 }
 
-fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {
+fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, api: ApiSources) -> Source {
     let kinds = volume.source_kinds();
     if kinds.len() > 1 {
         return Source::Unsupported(kinds.join(" and "));
@@ -125,17 +109,23 @@ fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) 
     if let Some(claim) = claim(volume) {
         return Source::Claim(claim);
     }
-    if let Some(files) = files(pod, volume, allocatable, tokens) {
+    if let Some(files) = files(pod, volume, allocatable, api) {
         return Source::Files(files);
     }
     let kind = kinds.first().copied().unwrap_or("no source");
-    match volume.other.get(kind).filter(|_| PLUGIN_SOURCES.contains(&kind)) {
+    match volume.other.get(kind).filter(|_| goes_to_plugins(kind)) {
         Some(source) => Source::Plugin(volume::PluginVolume {
             kind: kind.to_owned(),
             source_json: source.to_string().into_bytes(),
         }),
         None => Source::Unsupported(kind.to_owned()),
     }
+}
+
+/// Whether volume-manager serves the source of a pod's volume, by a plugin or a CSI driver, or says why nothing serves it any more.
+fn goes_to_plugins(kind: &str) -> bool {
+    pod_sources().any(|source| source == kind)
+        && matches!(served_by(kind), Some(ServedBy::Plugin | ServedBy::CsiMigration | ServedBy::Nothing))
 }
 
 /// The claim of a volume. volume-manager derives the name of an `ephemeral` volume's claim from pod and volume, and only the control plane
@@ -155,7 +145,12 @@ fn claim(volume: &Volume) -> Option<volume::ClaimVolume> {
 }
 
 /// The files of a volume that volume-manager writes.
-fn files(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Option<volume::FileVolume> {
+fn files(
+    pod: &Pod,
+    volume: &Volume,
+    allocatable: &ResourceList,
+    api: ApiSources,
+) -> Option<volume::FileVolume> {
     let (kind, sources, mode) = if let Some(map) = &volume.config_map {
         let source = object("ConfigMap", &map.name, &map.items, map.optional);
         (Kind::ConfigMap, vec![source], map.default_mode)
@@ -166,7 +161,7 @@ fn files(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -
         let source = downward(pod, &fields.items, allocatable);
         (Kind::DownwardApi, vec![source], fields.default_mode)
     } else if let Some(projected) = &volume.projected {
-        (Kind::Projected, projections(pod, projected, allocatable, tokens), projected.default_mode)
+        (Kind::Projected, projections(pod, projected, allocatable, api), projected.default_mode)
     } else {
         return None;
     };
@@ -182,7 +177,7 @@ fn projections(
     pod: &Pod,
     projected: &ProjectedVolumeSource,
     allocatable: &ResourceList,
-    tokens: bool,
+    api: ApiSources,
 ) -> Vec<FileSource> {
     let one = |source: &VolumeProjection| {
         if let Some(map) = &source.config_map {
@@ -194,8 +189,13 @@ fn projections(
         if let Some(fields) = &source.downward_api {
             return downward(pod, &fields.items, allocatable);
         }
-        if let Some(projection) = source.service_account_token.as_ref().filter(|_| tokens) {
+        if let Some(projection) = source.service_account_token.as_ref().filter(|_| api.tokens) {
             return token(pod, projection);
+        }
+        if let Some(projection) = source.cluster_trust_bundle.as_ref().filter(|_| api.trust_bundles)
+            && let Some(bundle) = trust_bundle(pod, projection)
+        {
+            return bundle;
         }
         let field = match source {
             VolumeProjection { service_account_token: Some(_), .. } => "serviceAccountToken",
@@ -218,6 +218,25 @@ fn token(pod: &Pod, projection: &ServiceAccountTokenProjection) -> FileSource {
         path: projection.path.clone(),
         mode,
         owner_uid: owner,
+    })
+}
+
+/// The trust anchors of ClusterTrustBundles. `None`: it names neither a bundle nor a signer.
+fn trust_bundle(pod: &Pod, projection: &ClusterTrustBundleProjection) -> Option<FileSource> {
+    let TokenAccess { mode, owner } = token_access(pod);
+    let name = projection.name.clone().unwrap_or_default();
+    let signer_name = projection.signer_name.clone().unwrap_or_default();
+    let is_named = !name.is_empty() || !signer_name.is_empty();
+    is_named.then(|| {
+        FileSource::TrustBundle(volume::ClusterTrustBundle {
+            name,
+            signer_name,
+            label_selector_json: projection.label_selector.as_ref().map(|json| json.to_string().into_bytes()),
+            optional: projection.optional == Some(true),
+            path: projection.path.clone(),
+            mode,
+            owner_uid: owner,
+        })
     })
 }
 
@@ -283,300 +302,4 @@ fn parts(path: &str) -> Vec<&str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn pod(mounts: serde_json::Value, volumes: serde_json::Value) -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {"name": "web", "labels": {"tier": "front"}},
-            "spec": {
-                "containers": [{"name": "c", "volumeMounts": mounts}],
-                "initContainers": [{"name": "i", "volumeMounts": [{"name": "early", "mountPath": "/e"}]}],
-                "volumes": volumes
-            }
-        }))
-        .unwrap()
-    }
-
-    fn only(mounts: serde_json::Value, volume: serde_json::Value) -> volume::FileVolume {
-        let messages = messages(&pod(mounts, json!([volume])), &ResourceList::new(), false);
-        match messages.into_iter().next().and_then(|volume| volume.source) {
-            Some(Source::Files(files)) => files,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn at(path: &str) -> serde_json::Value {
-        json!([{"name": "v", "mountPath": path}])
-    }
-
-    #[test]
-    fn config_map_secret_and_downward_volumes_have_sources_modes_and_optional() {
-        let files = only(
-            at("/v"),
-            json!({"name": "v", "configMap": {"name": "m", "defaultMode": 420, "optional": true,
-                "items": [{"key": "k", "path": "p", "mode": 256}]}}),
-        );
-        assert_eq!((files.kind(), files.default_mode), (Kind::ConfigMap, Some(0o644)));
-        let item = volume::KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
-        let object = |kind: &str, name: &str, items, optional| {
-            let (kind, name) = (kind.to_owned(), name.to_owned());
-            FileSource::Object(volume::ObjectFiles { kind, name, items, optional })
-        };
-        assert_eq!(files.sources[0].source, Some(object("ConfigMap", "m", vec![item], true)));
-        let files = only(at("/v"), json!({"name": "v", "secret": {"secretName": "s"}}));
-        assert_eq!((files.kind(), files.default_mode), (Kind::Secret, None));
-        assert_eq!(files.sources[0].source, Some(object("Secret", "s", vec![], false)));
-        let files = only(
-            at("/v"),
-            json!({"name": "v", "downwardAPI": {"items": [
-                {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['tier']"}},
-                {"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}},
-                {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}},
-            ]}}),
-        );
-        assert_eq!(files.kind(), Kind::DownwardApi);
-        let Some(FileSource::Downward(fields)) = &files.sources[0].source else { panic!("{files:?}") };
-        use volume::downward_file::Value;
-        assert_eq!(fields.files[0].value, Some(Value::Content(b"front".to_vec())));
-        assert!(matches!(&fields.files[1].value, Some(Value::Error(why)) if why.contains("status.podIP")));
-        assert!(
-            matches!(&fields.files[2].value, Some(Value::WaitsFor(what)) if what.contains("resource-manager"))
-        );
-    }
-
-    #[test]
-    fn projected_sources_keep_their_order_and_unsupported_ones_are_named() {
-        let files = only(
-            at("/v"),
-            json!({"name": "v", "projected": {"defaultMode": 256, "sources": [
-                {"secret": {"name": "s"}},
-                {"serviceAccountToken": {"path": "token"}},
-                {"downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
-                {"clusterTrustBundle": {"path": "ca"}},
-                {"configMap": {"name": "m"}},
-                {"podCertificate": {"signerName": "x/y"}},
-            ]}}),
-        );
-        assert_eq!((files.kind(), files.default_mode), (Kind::Projected, Some(0o400)));
-        let names: Vec<String> = files
-            .sources
-            .into_iter()
-            .map(|source| match source.source.unwrap() {
-                FileSource::Object(object) => format!("{}/{}", object.kind, object.name),
-                FileSource::Downward(_) => "downward".to_owned(),
-                FileSource::Token(token) => format!("token {}", token.path),
-                FileSource::Unsupported(field) => field,
-            })
-            .collect();
-        let expected = [
-            "Secret/s",
-            "serviceAccountToken",
-            "downward",
-            "clusterTrustBundle",
-            "ConfigMap/m",
-            "podCertificate",
-        ];
-        assert_eq!(names, expected);
-    }
-
-    #[test]
-    fn a_projected_token_has_its_account_lifetime_and_mode() {
-        let volume = json!({"name": "v", "projected": {"defaultMode": 420, "sources": [
-            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
-            {"serviceAccountToken": {"path": "other", "audience": "vault"}},
-        ]}});
-        let mut pod = pod(at("/v"), json!([volume]));
-        pod.spec.service_account_name = "web".into();
-        let sources = |pod: &Pod| match messages(pod, &ResourceList::new(), true).remove(0).source {
-            Some(Source::Files(files)) => files.sources.into_iter().filter_map(|source| source.source),
-            other => panic!("{other:?}"),
-        };
-        let token = |audience: &str, expiration_seconds, path: &str, mode| {
-            FileSource::Token(volume::ServiceAccountToken {
-                service_account: "web".into(),
-                audience: audience.into(),
-                expiration_seconds,
-                path: path.into(),
-                mode,
-                owner_uid: None,
-            })
-        };
-        let both = |mode| vec![token("", 3607, "token", mode), token("vault", 3600, "other", mode)];
-        assert_eq!(sources(&pod).collect::<Vec<_>>(), both(None));
-        pod.spec.security_context = serde_json::from_value(json!({"fsGroup": 5})).unwrap();
-        assert_eq!(sources(&pod).collect::<Vec<_>>(), both(Some(0o600)));
-    }
-
-    #[test]
-    fn volumes_that_no_container_mounts_are_left_out() {
-        let map = |name: &str| json!({"name": name, "configMap": {"name": "m"}});
-        let unused = [
-            json!({"name": "none", "emptyDir": {}}),
-            json!({"name": "host", "hostPath": {"path": "/none", "type": "Directory"}}),
-            json!({"name": "claim", "persistentVolumeClaim": {"claimName": "none"}}),
-        ];
-        let mut volumes =
-            vec![map("v"), map("early"), map("unused"), json!({"name": "disk", "emptyDir": {}})];
-        volumes.extend(unused);
-        let mut pod = pod(at("/v"), json!(volumes));
-        let device = json!([{"name": "disk", "devicePath": "/dev/x"}]);
-        pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
-        let names: Vec<String> =
-            messages(&pod, &ResourceList::new(), false).into_iter().map(|volume| volume.name).collect();
-        assert_eq!(names, ["v", "early", "disk"]);
-    }
-
-    /// The message for the only volume of a pod, with this source.
-    fn message_of(source: &serde_json::Value) -> Source {
-        let mut volume = source.clone();
-        volume["name"] = json!("v");
-        let pod = pod(at("/v"), json!([volume]));
-        messages(&pod, &ResourceList::new(), true).remove(0).source.unwrap()
-    }
-
-    #[test]
-    fn claims_are_sent_by_name_and_ephemeral_ones_without() {
-        let claim = |claim_name: &str, ephemeral, read_only| {
-            Source::Claim(volume::ClaimVolume { claim_name: claim_name.into(), ephemeral, read_only })
-        };
-        for (source, expected) in [
-            (json!({"persistentVolumeClaim": {"claimName": "d"}}), claim("d", false, false)),
-            (
-                json!({"persistentVolumeClaim": {"claimName": "d", "readOnly": false}}),
-                claim("d", false, false),
-            ),
-            (json!({"persistentVolumeClaim": {"claimName": "d", "readOnly": true}}), claim("d", false, true)),
-            (
-                json!({"ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}),
-                claim("", true, false),
-            ),
-        ] {
-            assert_eq!(message_of(&source), expected, "{source}");
-        }
-    }
-
-    #[test]
-    fn plugin_sources_are_sent_unchanged_with_unknown_fields() {
-        for kind in PLUGIN_SOURCES {
-            let value = json!({"server": "a", "readOnly": false, "empty": "", "none": null, "new": {"list": [1, {}]}});
-            match message_of(&json!({ kind: value })) {
-                Source::Plugin(plugin) => {
-                    assert_eq!(plugin.kind, kind);
-                    let sent: serde_json::Value = serde_json::from_slice(&plugin.source_json).unwrap();
-                    assert_eq!(sent, value, "{kind}");
-                }
-                other => panic!("{kind}: {other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn an_image_volume_is_left_to_the_runtime() {
-        let volumes = json!([{"name": "v", "image": {"reference": "i:1"}}]);
-        assert_eq!(messages(&pod(at("/v"), volumes), &ResourceList::new(), false), []);
-        let both = json!({"image": {"reference": "i:1"}, "emptyDir": {}});
-        assert_eq!(message_of(&both), Source::Unsupported("emptyDir and image".into()));
-    }
-
-    #[test]
-    fn novel_sources_are_unsupported_by_their_field() {
-        assert_eq!(message_of(&json!({"novel": {}})), Source::Unsupported("novel".into()));
-        assert_eq!(message_of(&json!({})), Source::Unsupported("no source".into()));
-        assert_eq!(message_of(&json!({"nfs": null})), Source::Unsupported("no source".into()));
-    }
-
-    #[test]
-    fn a_volume_with_two_sources_is_refused_with_both_names() {
-        let both = json!({"emptyDir": {}, "nfs": {"server": "a", "path": "/"}});
-        assert_eq!(message_of(&both), Source::Unsupported("emptyDir and nfs".into()));
-    }
-
-    #[test]
-    fn a_volume_says_whether_containers_mount_it_or_use_it_as_a_device() {
-        let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
-        let mut pod = pod(at("/v"), json!([claim("v"), claim("disk"), claim("early")]));
-        let device =
-            json!([{"name": "disk", "devicePath": "/dev/x"}, {"name": "early", "devicePath": "/dev/y"}]);
-        pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
-        let uses: Vec<(String, bool, bool)> = messages(&pod, &ResourceList::new(), false)
-            .into_iter()
-            .map(|volume| (volume.name, volume.mounted, volume.device))
-            .collect();
-        let uses: Vec<(&str, bool, bool)> = uses.iter().map(|(name, m, d)| (name.as_str(), *m, *d)).collect();
-        assert_eq!(uses, [("v", true, false), ("disk", false, true), ("early", true, true)]);
-    }
-
-    #[test]
-    fn huge_page_sizes_are_those_requested_once_each() {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "web"},
-            "spec": {
-                "resources": {"requests": {"hugepages-64Ki": "64Ki"}},
-                "containers": [
-                    {"name": "a", "resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}},
-                    {"name": "b", "resources": {"requests": {"hugepages-2Mi": "2Mi", "hugepages-1Mi": "0"}}},
-                ],
-                "initContainers": [{"name": "i", "resources": {"limits": {"hugepages-1Gi": "1Gi"}}}],
-            }
-        }))
-        .unwrap();
-        assert_eq!(huge_page_sizes(&pod), [64 << 10, 2 << 20, 1 << 30]);
-        let none: Pod = serde_json::from_value(json!({"metadata": {}, "spec": {"containers": []}})).unwrap();
-        assert!(huge_page_sizes(&none).is_empty());
-    }
-
-    #[test]
-    fn nested_mount_points_are_the_outermost_ones_below_a_volume() {
-        let mounts = json!([
-            {"name": "v", "mountPath": "/etc/app/"},
-            {"name": "a", "mountPath": "/etc/app/one"},
-            {"name": "b", "mountPath": "/etc/app/one/two"},
-            {"name": "c", "mountPath": "/etc/./app//deep/er"},
-            {"name": "d", "mountPath": "/etc/application"},
-            {"name": "e", "mountPath": "/etc"},
-        ]);
-        let files = only(mounts, json!({"name": "v", "secret": {"secretName": "s"}}));
-        assert_eq!(files.nested, ["deep/er", "one"]);
-    }
-
-    #[test]
-    fn selinux_options_are_those_of_each_mounting_container_over_the_pods() {
-        let mount = json!([{"name": "v", "mountPath": "/v"}]);
-        let levels = |pods: serde_json::Value, own: &[serde_json::Value]| {
-            let container = |(i, own): (usize, &serde_json::Value)| {
-                let name = format!("c{i}");
-                json!({"name": name, "securityContext": own, "volumeMounts": mount})
-            };
-            let containers: Vec<_> = own.iter().enumerate().map(container).collect();
-            let other = json!({"name": "other", "securityContext": {"seLinuxOptions": {"level": "s0:c9"}}});
-            let pod: Pod = serde_json::from_value(json!({
-                "metadata": {"name": "web"},
-                "spec": {
-                    "securityContext": pods,
-                    "containers": containers,
-                    "initContainers": [other],
-                    "volumes": [{"name": "v", "emptyDir": {}}],
-                },
-            }))
-            .unwrap();
-            let messages = messages(&pod, &ResourceList::new(), false);
-            let options = messages[0].se_linux_options.iter();
-            options.map(|o| format!("{}:{}:{}", o.user, o.r#type, o.level)).collect::<Vec<_>>()
-        };
-        let label = |level: &str| json!({"seLinuxOptions": {"level": level}});
-        let none = json!({});
-        assert!(levels(none.clone(), &[none.clone(), none.clone()]).is_empty());
-        assert_eq!(levels(label("s0:c1"), &[none.clone(), none.clone()]), ["::s0:c1"]);
-        assert_eq!(levels(label("s0:c1"), &[label("s0:c2"), none.clone()]), ["::s0:c2", "::s0:c1"]);
-        assert_eq!(levels(none.clone(), &[label("s0:c2"), none]), ["::s0:c2", "::"]);
-        let whole = json!({"seLinuxOptions": {"user": "u", "type": "t"}});
-        assert_eq!(
-            levels(label("s0:c1"), &[whole]),
-            ["u:t:"],
-            "the options of a container replace the pod's"
-        );
-    }
-}
+mod tests;

@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use error::{FileError, PayloadError};
+pub use trust::{Bundles, LabelRequirement, LabelSelector, TrustBundleFile};
 
 use crate::token::{TokenLookup, TokenName};
 
 mod error;
+mod trust;
 
 /// The longest path of a file in a volume, in bytes (volumes.md §9.2).
 const MAX_PATH: usize = 4096;
@@ -67,6 +69,8 @@ pub enum FileSource {
     Downward(Vec<DownwardFile>),
     /// A token of a service account.
     Token(TokenFile),
+    /// The trust anchors of ClusterTrustBundles.
+    TrustBundle(TrustBundleFile),
     /// A source that needs an API server, by its field in the spec.
     Unsupported(String),
 }
@@ -130,13 +134,17 @@ pub enum DownwardValue {
     Pending(String),
 }
 
-/// A kind of object whose keys are written as files.
+/// A kind of object whose data is written as files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// ConfigMap.
     ConfigMap,
     /// Secret.
     Secret,
+    /// ClusterTrustBundle.
+    ClusterTrustBundle,
+    /// All ClusterTrustBundles of a signer, whose name is that of the object.
+    ClusterTrustBundleList,
 }
 
 impl ObjectKind {
@@ -145,12 +153,21 @@ impl ObjectKind {
         match self {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
+            Self::ClusterTrustBundle => "ClusterTrustBundle",
+            Self::ClusterTrustBundleList => "ClusterTrustBundleList",
         }
     }
 
     /// Parses the value of an object's `kind` field.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::ConfigMap, Self::Secret].into_iter().find(|kind| kind.as_str() == text)
+        [Self::ConfigMap, Self::Secret, Self::ClusterTrustBundle, Self::ClusterTrustBundleList]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+    }
+
+    /// Whether an object of the kind has keys that can be files, and is in a namespace.
+    pub const fn has_keys(self) -> bool {
+        matches!(self, Self::ConfigMap | Self::Secret)
     }
 }
 
@@ -159,7 +176,7 @@ impl ObjectKind {
 pub struct ObjectName {
     /// Its kind.
     pub kind: ObjectKind,
-    /// Its namespace.
+    /// Its namespace; empty for an object of the cluster.
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
@@ -167,11 +184,15 @@ pub struct ObjectName {
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
+        let kind = self.kind.as_str();
+        if self.namespace.is_empty() {
+            return write!(f, "{kind} {}", self.name);
+        }
+        write!(f, "{kind} {}/{}", self.namespace, self.name)
     }
 }
 
-/// The data of an object: the bytes of each key.
+/// The data of an object: the bytes of each key. Of ClusterTrustBundles: the JSON of each bundle by name.
 pub type ObjectData = BTreeMap<String, Arc<[u8]>>;
 
 /// What is known about an object.
@@ -246,12 +267,21 @@ impl Payload {
 pub fn referenced_objects<'a>(files: &'a Files, namespace: &'a str) -> impl Iterator<Item = ObjectName> + 'a {
     files.sources.iter().filter_map(move |source| match source {
         FileSource::Object(object) => Some(object_name(object, namespace)),
+        FileSource::TrustBundle(file) => Some(bundle_name(file)),
         FileSource::Downward(_) | FileSource::Token(_) | FileSource::Unsupported(_) => None,
     })
 }
 
 fn object_name(object: &ObjectFiles, namespace: &str) -> ObjectName {
     ObjectName { kind: object.kind, namespace: namespace.to_owned(), name: object.name.clone() }
+}
+
+fn bundle_name(file: &TrustBundleFile) -> ObjectName {
+    let (kind, name) = match &file.bundles {
+        Bundles::Name(name) => (ObjectKind::ClusterTrustBundle, name.clone()),
+        Bundles::Signer { signer, .. } => (ObjectKind::ClusterTrustBundleList, signer.clone()),
+    };
+    ObjectName { kind, namespace: String::new(), name }
 }
 
 /// Decides which file gets which content and mode (volumes.md §9.1, §9.4 to §9.6).
@@ -272,6 +302,11 @@ pub fn collect(files: &Files, namespace: &str, sources: &impl SourceCache) -> Re
             }
             FileSource::Downward(fields) => fields.iter().for_each(|field| collector.add_field(field)),
             FileSource::Token(token) => collector.add_token(token, sources.token(&token.name)),
+            FileSource::TrustBundle(file) => {
+                let name = bundle_name(file);
+                let found = sources.object(&name);
+                collector.add_trust_bundle(file, &name, found);
+            }
             FileSource::Unsupported(field) => {
                 collector.add_error(FileError::NoApiServer { field: field.clone() });
             }
@@ -344,6 +379,22 @@ impl<'a> Collector<'a> {
             TokenLookup::Refused(why) => {
                 self.add_error(FileError::TokenRefused { name: token.name.to_string(), why })
             }
+        }
+    }
+
+    fn add_trust_bundle(&mut self, file: &TrustBundleFile, name: &ObjectName, found: ObjectLookup) {
+        let data = match found {
+            ObjectLookup::Present(data) => data,
+            ObjectLookup::Missing => Arc::default(),
+            ObjectLookup::Unknown => return self.pending.push(format!("pod-config to send the {name}")),
+            ObjectLookup::Unreadable(why) => {
+                let (kind, name) = (name.kind, name.name.clone());
+                return self.add_error(FileError::UnreadableObject { kind, name, why });
+            }
+        };
+        match file.content(&data) {
+            Ok(bytes) => self.add_owned_file(&file.path, &bytes.into(), file.mode, file.owner),
+            Err(why) => self.add_error(FileError::TrustBundle { why }),
         }
     }
 

@@ -70,6 +70,11 @@ impl FakeApi {
         self.set("Secret", name, Some(format!("{{\"data\": {data}}}")));
     }
 
+    /// Creates or replaces an object of any kind.
+    pub fn object(&self, kind: &str, name: &str, json: String) {
+        self.set(kind, name, Some(json));
+    }
+
     /// Deletes an object, and reports it as missing from now on.
     pub fn delete(&self, kind: &str, name: &str) {
         self.set(kind, name, None);

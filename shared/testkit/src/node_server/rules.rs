@@ -54,7 +54,7 @@ pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Res
         ("", "services", _)
         | ("node.k8s.io", "runtimeclasses", _)
         | ("storage.k8s.io", "csidrivers", _)
-        | ("certificates.k8s.io", "certificatesigningrequests", _)
+        | ("certificates.k8s.io", "certificatesigningrequests" | "clustertrustbundles", _)
             if is_read =>
         {
             Ok(())

@@ -182,12 +182,19 @@ fn missing_dependencies(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced
     table::NEEDS.iter().filter_map(one).collect()
 }
 
+/// The gates that a service asks for. All others decide only which settings are allowed.
+const WITH_EFFECT: [&str; 4] =
+    ["CSIVolumeHealth", "ClusterTrustBundle", "ClusterTrustBundleProjection", "SELinuxMount"];
+
 /// Lists the gates that differ from their default and have no effect yet, except on what may be configured.
 fn without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {
     let differs =
         |name: &str, given: &Sourced<bool>| gates().get(name).is_none_or(|gate| gate.on != given.value);
-    let names: Vec<&str> =
-        explicit.iter().filter(|(name, given)| differs(name, given)).map(|(name, _)| *name).collect();
+    let names: Vec<&str> = explicit
+        .iter()
+        .filter(|(name, given)| !WITH_EFFECT.contains(name) && differs(name, given))
+        .map(|(name, _)| *name)
+        .collect();
     let list = names.join(", ");
     let text = format!("these feature gates affect only which settings are allowed, so far: {list}");
     (!names.is_empty()).then(|| Note::new(Level::Info, text))

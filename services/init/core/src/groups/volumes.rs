@@ -78,6 +78,19 @@ mod tests {
     }
 
     #[test]
+    fn trust_bundles_are_projected_only_with_both_gates() {
+        let on = json!({"ClusterTrustBundle": true, "ClusterTrustBundleProjection": true});
+        for (gates, expected) in
+            [(json!({}), false), (json!({"ClusterTrustBundle": true}), false), (on, true)]
+        {
+            let config = with_kubelet(json!({"featureGates": gates}));
+            assert_eq!(config.volumes.cluster_trust_bundles, expected, "{gates}");
+        }
+        let errors = errors_of(json!({"featureGates": {"ClusterTrustBundleProjection": true}}));
+        assert!(errors.len() == 1 && errors[0].contains("[ClusterTrustBundle]"), "{errors:?}");
+    }
+
+    #[test]
     fn negative_volume_stats_period_means_off_and_zero_the_default() {
         for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
             let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));

@@ -69,8 +69,14 @@ pub enum FileError {
         /// The API server's error.
         why: String,
     },
-    /// The source needs an API server.
-    #[error("{field} needs an API server and an agent that supports it; remove the source from the volume")]
+    /// There are no trust anchors. The message is the kubelet's.
+    #[error("{why}")]
+    TrustBundle {
+        /// The message.
+        why: String,
+    },
+    /// The source needs an API server. The message begins with the kubelet's, if it has one.
+    #[error("{}{field} needs an API server and {}; remove the source from the volume", needs(.field).0, needs(.field).1)]
     NoApiServer {
         /// The source, by its field in the spec.
         field: String,
@@ -81,6 +87,8 @@ const fn kind_word(kind: ObjectKind) -> &'static str {
     match kind {
         ObjectKind::ConfigMap => "configmap",
         ObjectKind::Secret => "secret",
+        ObjectKind::ClusterTrustBundle => "clustertrustbundle",
+        ObjectKind::ClusterTrustBundleList => "clustertrustbundles of the signer",
     }
 }
 
@@ -88,6 +96,18 @@ const fn key_words(kind: ObjectKind) -> (&'static str, &'static str) {
     match kind {
         ObjectKind::ConfigMap => ("configmap ", "config"),
         ObjectKind::Secret => ("", "secret"),
+        ObjectKind::ClusterTrustBundle | ObjectKind::ClusterTrustBundleList => ("", "clustertrustbundle"),
+    }
+}
+
+/// What begins the message about a source that cannot be used, and what the source needs beside an API server.
+fn needs(field: &str) -> (&'static str, &'static str) {
+    match field {
+        "clusterTrustBundle" => (
+            "ClusterTrustBundle projection is not supported in static kubelet mode: ",
+            "the feature gate ClusterTrustBundleProjection",
+        ),
+        _ => ("", "an agent that supports it"),
     }
 }
 
@@ -98,6 +118,8 @@ impl FileError {
             Self::ObjectNotFound { .. } | Self::KeyNotFound { .. } | Self::UnreadableObject { .. } => false,
             // The service account may be created later.
             Self::TokenRefused { .. } => false,
+            // A bundle may be created later.
+            Self::TrustBundle { .. } => false,
             // Keys of an object become paths, too.
             Self::InvalidPath { .. } | Self::PathConflict { .. } => false,
             Self::NoMode { .. } | Self::NoValue { .. } | Self::NoApiServer { .. } => true,
