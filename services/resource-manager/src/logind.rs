@@ -320,12 +320,14 @@ async fn delay_limit(connection: &Connection) -> Result<(Duration, String), Logi
 /// Writes the file with the limit, byte for byte as a kubelet does.
 async fn configure(dir: PathBuf, delay: Duration) -> io::Result<()> {
     let content = format!("# Kubelet logind override\n[Login]\nInhibitDelayMaxSec={}\n", delay.as_secs());
-    let write = move || {
-        std::fs::create_dir_all(&dir)?;
-        let file = Replacement::new().mode(CONFIG_MODE);
-        file.write_if_changed(&dir.join(CONFIG_FILE), content.as_bytes()).map(|_| ())
-    };
+    let write = move || write_config(&dir, &content);
     tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
+}
+
+fn write_config(dir: &Path, content: &str) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let file = Replacement::new().mode(CONFIG_MODE);
+    file.write_if_changed(&dir.join(CONFIG_FILE), content.as_bytes()).map(|_| ())
 }
 
 fn failed(act: &'static str, error: zbus::Error) -> LogindError {
