@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use keelson_pod_config_core::manifest::MAX_BYTES;
+use keelson_config::MANIFEST_LIMIT;
 use keelson_pod_config_core::scan::{Listing, Stamp, is_ignored};
 use keelson_service_kit::writable_by_others;
 
@@ -118,8 +118,8 @@ fn read_regular(path: &Path) -> io::Result<Option<(Vec<u8>, Stamp)>> {
     if !found.is_file() {
         return Ok(None);
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0).min(MAX_BYTES));
-    file.take(MAX_BYTES as u64).read_to_end(&mut bytes)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0).min(MANIFEST_LIMIT));
+    file.take(MANIFEST_LIMIT as u64).read_to_end(&mut bytes)?;
     Ok(Some((bytes, stamp(&found))))
 }
 

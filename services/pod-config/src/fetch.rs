@@ -15,8 +15,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use keelson_config::UrlHeaders;
-use keelson_pod_config_core::manifest::MAX_BYTES;
+use keelson_config::{MANIFEST_LIMIT, UrlHeaders};
 use keelson_pod_config_core::redirect::{self, RedirectError};
 
 /// Timeout of a request, including all redirects (pod-lifecycle.md §1).
@@ -59,7 +58,7 @@ pub enum FetchError {
     #[error("the connection ended before the response was complete")]
     Body(#[source] BoxError),
     /// The response exceeds the size limit of a manifest.
-    #[error("the response reaches the limit of {} MiB; a manifest contains a few pods", MAX_BYTES >> 20)]
+    #[error("the response reaches the limit of {} MiB; a manifest contains a few pods", MANIFEST_LIMIT >> 20)]
     TooLong,
     /// Too many redirects.
     #[error("the server redirects more than {} times", redirect::MAX_REDIRECTS)]
@@ -92,7 +91,7 @@ impl Fetcher {
         Self { url, credentials, client: None }
     }
 
-    /// Returns the body of the response, shorter than [`MAX_BYTES`]. Each call reads the headers again; after an error the next
+    /// Returns the body of the response, shorter than [`MANIFEST_LIMIT`]. Each call reads the headers again; after an error the next
     /// call also reads the certificate authorities again.
     ///
     /// # Errors
@@ -181,7 +180,7 @@ async fn body(mut body: hyper::body::Incoming) -> Result<Vec<u8>, FetchError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| FetchError::Body(error.into()))?;
         if let Some(data) = frame.data_ref() {
-            if bytes.len() + data.len() >= MAX_BYTES {
+            if bytes.len() + data.len() >= MANIFEST_LIMIT {
                 return Err(FetchError::TooLong);
             }
             bytes.extend_from_slice(data);

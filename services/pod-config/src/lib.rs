@@ -64,11 +64,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use keelson_config::{Config, ControlPlane as ControlPlaneConfig, ServiceName};
+use keelson_config::{Config, ControlPlane as ControlPlaneConfig, MANIFEST_LIMIT, ServiceName};
 use keelson_etcd::keys::NODES;
 use keelson_kube_model::pod_ext::{API, ETCD};
 use keelson_pod_config_core::binder::{ClaimKey, node_local_claims};
-use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
 use keelson_service_kit::server::CallerPolicy;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
@@ -140,7 +139,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let (policy, node_name) = (CallerPolicy::new(&ctx.config), ctx.config.node_name.clone());
     let server = Server { desired, node, store, objects, reviewer, cluster, policy, node_name, shutdown };
     // A manifest may be as long as the limit. A longer one must be rejected with its name, not by the transport.
-    let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
+    let service = PodConfigServer::new(server).max_decoding_message_size(MANIFEST_LIMIT + 64 * 1024);
     Ok(Routes::new(service))
 }
 

@@ -87,6 +87,23 @@ async fn rejections_have_the_kubelets_reasons_and_are_counted() {
 }
 
 #[tokio::test]
+async fn the_cgroup_of_a_pod_follows_the_qos_class_of_its_status_else_that_of_its_spec() {
+    let mut world = World::start();
+    world.source = "api";
+    let _service = world.pod_sync().await;
+    let resources = json!({"requests": {"cpu": "100m"}});
+    let spec = json!({"containers": [{"name": "main", "image": "i:1", "resources": resources}]});
+    for (uid, status, expected) in
+        [("set", json!({"qosClass": "Guaranteed"}), "Guaranteed"), ("unset", json!({}), "Burstable")]
+    {
+        world.status = status;
+        world.add_pod_with_spec(uid, spec.clone(), 1);
+        let sent = eventually("the desired state of the pod", async || world.machine.desire(uid)).await;
+        assert_eq!(sent.qos_class, expected, "{uid}");
+    }
+}
+
+#[tokio::test]
 async fn of_two_pods_with_the_same_host_port_one_runs_until_its_end() {
     let mut world = World::start();
     world.source = "api";

@@ -84,3 +84,24 @@ fn placement(pod: &rt::RuntimePod, known: &BTreeMap<String, KnownPod>, tree: &Tr
         has_containers: tree.has_child_cgroups(&tree.layout().pod(desire.qos, &pod.uid)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use keelson_resource_manager_core::layout::{Driver, Layout, Qos};
+    use keelson_service_kit::pod_cgroup;
+
+    /// Services refuse callers inside pods. They recognise them by the paths that this service makes.
+    #[test]
+    fn callers_in_a_pods_cgroup_are_recognised_with_each_driver_root_and_qos_class() {
+        for driver in [Driver::Cgroupfs, Driver::Systemd] {
+            for root in ["/", "/own", "/own/deep"] {
+                let layout = Layout::new(driver, root).unwrap();
+                for qos in Qos::ALL {
+                    let pod = layout.pod(qos, "12-34").to_string();
+                    assert_eq!(pod_cgroup(&format!("{pod}/container")), Some(pod.as_str()));
+                    assert_eq!(pod_cgroup(&layout.class(qos).to_string()), None, "{driver:?} {root} {qos:?}");
+                }
+            }
+        }
+    }
+}

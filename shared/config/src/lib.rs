@@ -64,6 +64,9 @@ pub use tls::{CipherSuite, KeyExchange};
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// A manifest of this many bytes or more is refused, from whichever source, and by the command (pod-lifecycle.md §1).
+pub const MANIFEST_LIMIT: usize = 10 << 20;
+
 /// The reported kubelet version: the kubelet release that Keelson corresponds to, with Keelson's own name.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
 

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_null_in_a_map_or_a_list_is_the_zero_value_of_its_type_and_a_null_field_stays_absent() {
+    fn null_in_a_map_or_list_becomes_the_zero_value_and_a_null_field_stays_absent() {
         let mut pod = json!({
             "metadata": {"labels": {"a": null, "b": "c"}, "annotations": {"d": null}, "generateName": null},
             "spec": {

@@ -1,4 +1,4 @@
-//! The quality-of-service class of a pod.
+//! The quality-of-service class of a pod (runtime-and-resources.md §8.2). Its cgroup is named by resource-manager (`layout`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::types::{Pod, ResourceList, ResourceRequirements};
 /// The QoS class of a pod (`status.qosClass`), ordered from the most to the least protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QosClass {
-    /// Every container has CPU and memory limits, and requests equal to them.
+    /// Every container has CPU and memory limits, and the sums of the requests equal those of the limits.
     Guaranteed,
     /// Something is requested or limited.
     Burstable,
@@ -35,16 +35,6 @@ impl QosClass {
             Self::Guaranteed => "Guaranteed",
             Self::Burstable => "Burstable",
             Self::BestEffort => "BestEffort",
-        }
-    }
-
-    /// The cgroup component between the pods root and the pod's cgroup, in cgroupfs spelling. Guaranteed pods have
-    /// none: they are directly below the pods root.
-    pub fn cgroup_parent_class(self) -> Option<&'static str> {
-        match self {
-            Self::Guaranteed => None,
-            Self::Burstable => Some("burstable"),
-            Self::BestEffort => Some("besteffort"),
         }
     }
 }
@@ -194,12 +184,5 @@ mod tests {
             assert_eq!(class.to_string(), word);
         }
         assert_eq!(qos_class(&Pod::default()), QosClass::BestEffort);
-    }
-
-    #[test]
-    fn only_guaranteed_pods_are_directly_below_the_root_cgroup() {
-        assert_eq!(QosClass::Guaranteed.cgroup_parent_class(), None);
-        assert_eq!(QosClass::Burstable.cgroup_parent_class(), Some("burstable"));
-        assert_eq!(QosClass::BestEffort.cgroup_parent_class(), Some("besteffort"));
     }
 }

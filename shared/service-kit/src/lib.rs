@@ -71,7 +71,7 @@ pub use tokio_util::sync::CancellationToken;
 pub use turns::{Fairness, Look as TurnsLook, Turn, Turns};
 pub use uds::{BindError, PeerIdentity, bind};
 pub use watch::{Subscription, WatchHub, WatchItem};
-pub use whereabouts::Outside;
+pub use whereabouts::{Outside, pod_cgroup};
 pub use writers::writable_by_others;
 
 /// Now, as nanoseconds since 1970-01-01 UTC.

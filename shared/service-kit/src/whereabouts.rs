@@ -86,12 +86,12 @@ impl Seen {
     /// Why this process does not run in the same place as `own`.
     fn outside_of(&self, own: &Self, pid: i32) -> Option<Outside> {
         // All processes of an agent that itself runs in a pod are below that pod's cgroup.
-        let around = own.cgroups.iter().filter_map(|path| pod_of(path)).max_by_key(|pod| pod.len());
+        let around = own.cgroups.iter().filter_map(|path| pod_cgroup(path)).max_by_key(|pod| pod.len());
         let is_in_pod = |path: &&String| {
             let below = around
                 .and_then(|pod| path.strip_prefix(pod))
                 .filter(|rest| rest.is_empty() || rest.starts_with('/'));
-            pod_of(below.unwrap_or(path)).is_some()
+            pod_cgroup(below.unwrap_or(path)).is_some()
         };
         if let Some(cgroup) = self.cgroups.iter().find(is_in_pod) {
             return Some(Outside::Pod { pid, cgroup: cgroup.clone() });
@@ -106,20 +106,33 @@ impl Seen {
     }
 }
 
+/// The cgroups of QoS classes in `kubepods` (runtime-and-resources.md §8.1); guaranteed pods are directly in it.
+const QOS_CGROUPS: [&str; 2] = ["burstable", "besteffort"];
+
 /// The part of a cgroup's path down to a pod's own cgroup: what a kubelet, and this agent, make below `kubepods` or, with systemd,
-/// `kubepods.slice` (runtime-and-resources.md §8.1). `None` when the path is not in a pod.
-fn pod_of(path: &str) -> Option<&str> {
+/// `kubepods.slice`, whose name begins with the names of the slices above it (runtime-and-resources.md §8.1). `None` when the path is
+/// not in a pod.
+pub fn pod_cgroup(path: &str) -> Option<&str> {
     let mut end = 0;
     let mut below = false;
     for part in path.split('/') {
         end += part.len() + 1;
-        let is_quality = ["burstable", "besteffort", "kubepods-burstable.slice", "kubepods-besteffort.slice"];
-        if below && !is_quality.contains(&part) && !part.is_empty() {
+        let is_class = QOS_CGROUPS.iter().any(|class| {
+            part == *class || slice_suffix(part).is_some_and(|suffix| suffix.strip_prefix('-') == Some(class))
+        });
+        if below && !is_class && !part.is_empty() {
             return path.get(..end - 1);
         }
-        below |= part == "kubepods" || part == "kubepods.slice";
+        below |= part == "kubepods" || slice_suffix(part) == Some("");
     }
     None
+}
+
+/// What follows `kubepods` in the name of a slice, the slices above it left out; `None` for any other name.
+fn slice_suffix(part: &str) -> Option<&str> {
+    let name = part.strip_suffix(".slice")?;
+    let (above, suffix) = name.rsplit_once("kubepods")?;
+    (above.is_empty() || above.ends_with('-')).then_some(suffix)
 }
 
 /// Why the process that opened `stream`, with this pid and user, is not one of the node's own; `None` when it is one.
@@ -208,8 +221,19 @@ mod tests {
             ),
             ("/kubepods.slice/kubepods-pod1.slice", Some("/kubepods.slice/kubepods-pod1.slice")),
             ("/my-kubepods/pod1", None),
+            ("/mykubepods.slice/mykubepods-pod1.slice", None),
+            (
+                "/my.slice/my-kubepods.slice/my-kubepods-besteffort.slice/my-kubepods-besteffort-pod1.slice/c1.scope",
+                Some(
+                    "/my.slice/my-kubepods.slice/my-kubepods-besteffort.slice/my-kubepods-besteffort-pod1.slice",
+                ),
+            ),
+            (
+                "/my.slice/my-kubepods.slice/my-kubepods-pod1.slice",
+                Some("/my.slice/my-kubepods.slice/my-kubepods-pod1.slice"),
+            ),
         ] {
-            assert_eq!(pod_of(path), expected, "{path}");
+            assert_eq!(pod_cgroup(path), expected, "{path}");
         }
     }
 

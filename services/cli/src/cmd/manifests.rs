@@ -4,13 +4,11 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use keelson_config::KUBELET_KIND;
+use keelson_config::{KUBELET_KIND, MANIFEST_LIMIT};
 use serde_json::Value;
 
 use crate::error::CliError;
 
-/// The size limit of pod-config for one manifest.
-const MAX_BYTES: u64 = 10 * 1024 * 1024;
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 /// The kinds of [`ObjectKind`] for messages.
 pub(crate) const KINDS: &str = "Pod, Secret, ConfigMap, PersistentVolume or PersistentVolumeClaim";
@@ -129,10 +127,10 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
 /// Reads a file, or standard input for `-`.
 ///
 /// # Errors
-/// The file cannot be read, or is larger than the limit of pod-config.
+/// The file cannot be read, or reaches the limit of pod-config.
 pub(crate) fn read(path: &Path) -> Result<ManifestFile, CliError> {
     let mut bytes = Vec::new();
-    let limit = MAX_BYTES + 1;
+    let limit = MANIFEST_LIMIT as u64;
     let (path, read) = if path.as_os_str() == "-" {
         (PathBuf::from("standard input"), io::stdin().lock().take(limit).read_to_end(&mut bytes))
     } else {
@@ -141,10 +139,11 @@ pub(crate) fn read(path: &Path) -> Result<ManifestFile, CliError> {
     if let Err(source) = read {
         return Err(CliError::Read { path, source });
     }
-    if bytes.len() as u64 > MAX_BYTES {
+    if bytes.len() >= MANIFEST_LIMIT {
+        let limit = MANIFEST_LIMIT >> 20;
         return Err(CliError::Manifest {
             path,
-            reason: "larger than 10 MiB, the limit for one manifest".into(),
+            reason: format!("{limit} MiB or more; a manifest has to be smaller"),
         });
     }
     Ok(ManifestFile { path, bytes })
@@ -263,10 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn manifest_above_the_size_limit_is_refused() {
+    fn a_manifest_of_10_mib_is_refused_and_one_byte_less_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("huge.yaml");
-        fs::File::create(&path).unwrap().set_len(11 << 20).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("larger than 10 MiB"));
+        let limit = 10 << 20;
+        fs::File::create(&path).unwrap().set_len(limit).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("10 MiB or more"));
+        fs::File::create(&path).unwrap().set_len(limit - 1).unwrap();
+        assert!(read(&path).is_ok());
     }
 }

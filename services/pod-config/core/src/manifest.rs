@@ -1,10 +1,11 @@
-//! Reads the objects in a manifest.
+//! Reads the objects in a manifest (pod-lifecycle.md §1).
 //!
 //! Parity: the kubelet takes one Pod per file; here a file may also contain a `PodList`, a `List`, several documents separated by
 //! `---`, and Secrets, ConfigMaps, PersistentVolumes and PersistentVolumeClaims.
 
 use std::borrow::Cow;
 
+use keelson_config::MANIFEST_LIMIT;
 use keelson_kube_model::PodFullName;
 use keelson_yaml::bounds::{Budget, Size};
 use keelson_yaml::manifest::{self as yaml, ConvertedKey, YamlDocument, YamlError};
@@ -12,10 +13,7 @@ use serde_json::Value;
 
 use crate::error::{ManifestError, ManifestErrorKind};
 
-/// A manifest of this many bytes or more is rejected.
-pub const MAX_BYTES: usize = 10 * 1024 * 1024;
-
-/// A larger object is rejected: an API server would not store it, and it does not fit into a gRPC message.
+/// A larger object is refused: an API server would not store it, and it does not fit into a gRPC message.
 pub(crate) const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
 
 /// The supported kinds of objects.
@@ -172,12 +170,12 @@ fn empty_manifest() -> ManifestError {
 
 /// The objects, and whether any document was a list.
 fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
-    if bytes.len() >= MAX_BYTES {
+    if bytes.len() >= MANIFEST_LIMIT {
         return Err(ManifestError::file(
             ManifestErrorKind::Syntax,
             format!(
                 "the manifest reaches the limit of {} MiB; a manifest contains a few pods",
-                MAX_BYTES >> 20
+                MANIFEST_LIMIT >> 20
             ),
         ));
     }

@@ -1,6 +1,6 @@
 //! What must change so that the containers of a pod match its spec.
 //!
-//! Parity: kubelet 1.36 decides the same (pod-lifecycle §9.2 to §9.6, §9.8), except that
+//! Parity: kubelet 1.36 decides the same (pod-lifecycle.md §9.2 to §9.6, §9.8), except that
 //! - the back-off is part of the decision: a container in back-off is in `waiting`, not in `start`;
 //! - a record without a hash is kept, not replaced;
 //! - a container that may not restart does not start in a new sandbox either, by any policy;

@@ -1,4 +1,4 @@
-//! Crash-loop back-off: how long a container that keeps terminating waits before it is restarted.
+//! Crash-loop back-off: how long a container that keeps terminating waits before it is restarted (pod-lifecycle.md §9.8).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The CRI requests as plain structs; the caller converts them to wire types.
 //!
 //! [`sandbox_plan`] and [`container_plan`] are pure: files, objects and addresses are arguments, so the same pod gives the
-//! same request (runtime-and-resources §2.1 to §2.5, §3.2 to §3.5, §4, §5).
+//! same request (runtime-and-resources.md §2.1 to §2.5, §3.2 to §3.5, §4, §5).
 
 mod container;
 mod dns;

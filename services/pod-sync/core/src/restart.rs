@@ -67,7 +67,7 @@ pub fn exit_allows_restart(pod: &Pod, container: &Container, exit_code: i32) -> 
 
 /// Whether this container should be started, given its newest record.
 ///
-/// Parity: pod-lifecycle §9.6. What `RestartAllContainers` does to the others is in [`crate::actions`].
+/// Parity: pod-lifecycle.md §9.6. What `RestartAllContainers` does to the others is in [`crate::actions`].
 pub fn should_restart(pod: &Pod, container: &Container, observed: &PodObservation) -> bool {
     if pod.is_deleting() {
         return false;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keelson_kube_model::resources::{pod_cgroup_values, pod_requests};
-use keelson_kube_model::{Pod, Quantity, compute_qos};
+use keelson_kube_model::{Pod, Quantity, qos_class};
 use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::common::v1::{PodRef, Want};
 use keelson_proto::keelson::resource_manager::v1 as resource;
@@ -123,7 +123,7 @@ impl DesiredState {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,
             want: Want::Run as i32,
-            qos_class: compute_qos(pod).as_str().to_owned(),
+            qos_class: qos_class(pod).as_str().to_owned(),
             requests: pod_requests(pod).iter().map(|(n, q)| (n.clone(), amount(n, q))).collect(),
             cgroup: Some(resource::PodCgroup {
                 cpu_shares: values.shares,

@@ -88,6 +88,8 @@ pub struct World {
     pub seen_ago: Duration,
     /// The source of the pods that are added next: all but those of `api` are static, and so critical.
     pub source: &'static str,
+    /// The status that the source sends with the pods that are added next.
+    pub status: Value,
     /// The control plane in the configuration of pod-sync when it starts.
     pub control_plane: ControlPlane,
     /// The objects of that control plane.
@@ -112,6 +114,7 @@ impl World {
             resolv_conf: String::new(),
             seen_ago: Duration::ZERO,
             source: "file",
+            status: json!({}),
             control_plane: ControlPlane::None,
             cluster,
             reported,
@@ -187,6 +190,7 @@ impl World {
                 "annotations": {"revision": revision.to_string()},
             },
             "spec": spec,
+            "status": self.status,
         });
         let desired = pc::DesiredPod {
             uid: uid.into(),

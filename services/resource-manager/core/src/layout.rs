@@ -5,7 +5,7 @@ use std::fmt;
 /// A pod's QoS class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Qos {
-    /// Requests equal limits for every container.
+    /// The sums of the requests equal those of the limits, and no container is without them.
     Guaranteed,
     /// At least one request or limit is set.
     Burstable,
@@ -301,6 +301,11 @@ mod tests {
                 "/",
                 Qos::Burstable,
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_34.slice",
+            ),
+            (
+                "/",
+                Qos::BestEffort,
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod12_34.slice",
             ),
             (
                 "/my-root",

@@ -1,10 +1,10 @@
-//! Image references, pull policies and pull back-off (runtime-and-resources.md §6.1).
+//! Image references, pull policies and pull back-off (pod-lifecycle.md §1, runtime-and-resources.md §6.1).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Seconds before the first retry of a failed pull.
-const BACKOFF_INITIAL_S: i64 = 10;
+pub const BACKOFF_INITIAL_S: i64 = 10;
 /// Maximum seconds between two pulls.
 const BACKOFF_MAX_S: i64 = 300;
 const NANOS: i64 = 1_000_000_000;

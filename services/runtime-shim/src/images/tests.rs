@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use keelson_proto::keelson::events::v1 as events;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
+use keelson_runtime_shim_core::image::BACKOFF_INITIAL_S;
 use keelson_service_kit::{Fairness, Turns};
 use keelson_testkit::fakes::cut_off;
 use tokio::sync::mpsc;
@@ -206,7 +207,7 @@ async fn clock_set_back_does_not_lengthen_pull_back_off() {
     let images = images(&fake);
     fake.images.pull_image.answer_once(Err(refusal(Code::Unknown)));
     failed(end(&images, request("Always")).await);
-    images.puller.clock.advance(9, -7_200);
+    images.puller.clock.advance(BACKOFF_INITIAL_S - 1, -7_200);
     let waits = failed(end(&images, request("Always")).await);
     assert_eq!(waits.next_retry_unix_nanos, images.puller.clock.read().unix_nanos + 1_000_000_000);
     images.puller.clock.advance(1, 0);

@@ -110,7 +110,7 @@ fn race(
 }
 
 #[tokio::test]
-async fn a_uid_that_is_sent_again_during_forget_keeps_its_desired_state_document_and_record() {
+async fn forget_keeps_the_desired_state_and_record_of_a_uid_that_was_sent_again() {
     let dir = tempfile::tempdir().unwrap();
     let effects = effects(Some(Store::open(dir.path()).unwrap()));
     let record = dir.path().join("pods/u.json");
