@@ -46,6 +46,14 @@ use tonic::{Code, Request, Status};
 use crate::error::CliError;
 use crate::host::{self, Group};
 
+/// A PersistentVolume or claim as pod-config sends it.
+pub(crate) fn read_volume_object(kind: &str, json: &[u8]) -> Result<Value, CliError> {
+    serde_json::from_slice(json).map_err(|e| CliError::Failed {
+        message: format!("pod-config sent a {kind} that is not JSON: {e}"),
+        hint: None,
+    })
+}
+
 /// An event and the service that reported it.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceEvent {
@@ -294,11 +302,7 @@ impl Agent {
                 self.pod_config().list_volume_objects(request).await.map_err(to_error)?.into_inner();
             let mut objects = Vec::new();
             while let Some(message) = stream.message().await.map_err(to_error)? {
-                let object = serde_json::from_slice(&message.object_json);
-                objects.push(object.map_err(|e| CliError::Failed {
-                    message: format!("pod-config sent a {kind} that is not JSON: {e}"),
-                    hint: None,
-                })?);
+                objects.push(read_volume_object(kind, &message.object_json)?);
             }
             Ok(objects)
         };

@@ -117,8 +117,12 @@ async fn get(session: &Session, what: GetWhat) -> Result<(), CliError> {
         GetWhat::Node { name, watch } => get_node::run(session, name.as_deref(), watch).await,
         GetWhat::Events { about, watch } => get_events::run(session, about.as_deref(), watch).await,
         GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
-        GetWhat::PersistentVolumes { names } => get_volume_objects::volumes(session, &names).await,
-        GetWhat::PersistentVolumeClaims { names } => get_volume_objects::claims(session, &names).await,
+        GetWhat::PersistentVolumes { names, watch } => {
+            get_volume_objects::volumes(session, &names, watch).await
+        }
+        GetWhat::PersistentVolumeClaims { names, watch } => {
+            get_volume_objects::claims(session, &names, watch).await
+        }
         GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
         GetWhat::Secrets { .. } => Err(objects_only_with_etcd("secrets")),

@@ -133,8 +133,8 @@ pub(crate) struct Printer {
     format: Option<Format>,
     events: bool,
     table: GrowingTable,
-    /// The column that shows `Deleted`.
-    state: usize,
+    /// The column that shows `Deleted`; `None`: the event of each row shows it.
+    state: Option<usize>,
     /// Changes buffered until the end of a replay, so that its rows are aligned together.
     buffered: Vec<(Change, Row)>,
     is_buffering: bool,
@@ -143,7 +143,7 @@ pub(crate) struct Printer {
 impl Printer {
     /// A printer of a table with these columns; `state` names the one that shows `Deleted`.
     pub(crate) fn new(format: Option<Format>, args: WatchArgs, mut header: Vec<String>, state: &str) -> Self {
-        let column = header.iter().position(|name| name == state).unwrap_or(0);
+        let column = header.iter().position(|name| name == state);
         if args.output_watch_events {
             header.insert(0, "EVENT".into());
         }
@@ -155,6 +155,13 @@ impl Printer {
             buffered: Vec::new(),
             is_buffering: false,
         }
+    }
+
+    /// A printer of a table whose objects have no state. Its rows always begin with the event, since nothing else would show that an
+    /// object is deleted.
+    pub(crate) fn without_state(format: Option<Format>, args: WatchArgs, header: Vec<String>) -> Self {
+        let output_watch_events = args.output_watch_events || !output::is_document(format);
+        Self::new(format, WatchArgs { output_watch_events, ..args }, header, "")
     }
 
     /// Buffers rows until [`release`](Self::release).
@@ -207,7 +214,8 @@ impl Printer {
     fn rows(&mut self, rows: Vec<(Change, Row)>) -> String {
         let state = self.state;
         let cells = |(change, mut row): (Change, Row)| {
-            if let Some(cell) = row.cells.get_mut(state).filter(|_| change == Change::Deleted) {
+            let cell = state.and_then(|column| row.cells.get_mut(column));
+            if let Some(cell) = cell.filter(|_| change == Change::Deleted) {
                 DELETED.clone_into(cell);
             }
             if self.events {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
 use keelson_kube_model::pod_ext::API;
-use keelson_pod_config_core::binder::{ClaimKey, Records};
+use keelson_pod_config_core::binder::{ClaimKey, Records, Report};
 use keelson_pod_config_core::desired_pod::DesiredPod;
 use keelson_pod_config_core::files::{SourceError, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergeError, Op};
@@ -181,6 +181,25 @@ impl DesiredState {
         self.after_bindings(|volumes| volumes.take_records(opened));
     }
 
+    /// Notes that a volume-manager has begun to report the claims in use. Returns the number of its stream.
+    pub fn begin_claim_reports(&self) -> u64 {
+        let mut number = 0;
+        self.after_bindings(|volumes| {
+            let (stream, messages) = volumes.begin_reports();
+            number = stream;
+            messages
+        });
+        number
+    }
+
+    /// Takes a report of the claims in use. Returns whether it counts: there is no newer stream.
+    pub fn report_claims(&self, stream: u64, report: Report) -> bool {
+        let mut guard = self.state();
+        let Some(messages) = self.0.volumes.take_report(stream, report) else { return false };
+        self.show_bindings(&mut guard, messages);
+        true
+    }
+
     /// Shows why bindings could not be stored or read.
     pub fn bindings_failed(&self, error: &str) {
         self.after_bindings(|volumes| volumes.failed(error));
@@ -189,8 +208,12 @@ impl DesiredState {
     fn after_bindings(&self, change: impl FnOnce(&VolumeObjects) -> ClaimMessages) {
         let mut guard = self.state();
         let messages = change(&self.0.volumes);
-        let complete = guard.sources.values().all(|source| source.ready);
-        self.warn_of_claims(&mut guard, messages, complete, now_unix_nanos());
+        self.show_bindings(&mut guard, messages);
+    }
+
+    fn show_bindings(&self, state: &mut State, messages: ClaimMessages) {
+        let complete = state.sources.values().all(|source| source.ready);
+        self.warn_of_claims(state, messages, complete, now_unix_nanos());
         self.0.object_changes.send_modify(|count| *count += 1);
     }
 

@@ -26,6 +26,7 @@ mod blocking;
 mod boot_state;
 pub mod checkpoint;
 mod checkpoint_database;
+mod claims_in_use;
 mod cluster;
 pub mod control_plane;
 pub mod desired_state;

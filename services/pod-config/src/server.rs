@@ -8,6 +8,7 @@ use futures_util::{Stream, StreamExt as _};
 use keelson_kube_api::KubeError;
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::mutation::is_object_name;
+use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::token::TokenRequest;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -18,6 +19,7 @@ use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{CancellationToken, PeerIdentity, WatchHub, WatchItem};
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::claims_in_use;
 use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired_state::{DesiredState, ObjectLookup, WatchKey, WatchValue};
@@ -69,6 +71,22 @@ impl Server {
         }
     }
 
+    /// The kind of a request for PersistentVolumes or claims of manifests.
+    #[allow(clippy::result_large_err, reason = "a Status is what an RPC answers")]
+    fn listed_kind(&self, kind: &str) -> Result<Kind, Status> {
+        let Some(kind) = Kind::parse(kind).filter(|kind| kind.is_volume_object()) else {
+            let text = format!("PersistentVolume and PersistentVolumeClaim are listed, not {kind:?}");
+            return Err(error(Code::InvalidArgument, "KIND_NOT_LISTED", text));
+        };
+        if self.cluster.is_some() {
+            let kind = kind.as_str();
+            let text =
+                format!("the {kind}s of this node are those of its API server; `kubectl get` shows them");
+            return Err(error(Code::FailedPrecondition, "API_SERVER", text));
+        }
+        Ok(kind)
+    }
+
     #[allow(clippy::result_large_err, reason = "a Status is what an RPC answers")]
     fn reviewer(&self) -> Result<&Reviewer, Status> {
         self.reviewer.as_ref().ok_or_else(|| {
@@ -87,7 +105,9 @@ impl PodConfig for Server {
     type WatchPodsStream = ResponseStream<pb::WatchPodsResponse>;
     type WatchNodeStream = ResponseStream<pb::WatchNodeResponse>;
     type WatchObjectsStream = ResponseStream<pb::WatchObjectsResponse>;
+    type ReportClaimsInUseStream = ResponseStream<pb::ReportClaimsInUseResponse>;
     type ListVolumeObjectsStream = ResponseStream<pb::ListVolumeObjectsResponse>;
+    type WatchVolumeObjectsStream = ResponseStream<pb::WatchVolumeObjectsResponse>;
 
     async fn watch_pods(
         &self,
@@ -160,6 +180,18 @@ impl PodConfig for Server {
         request: Request<Streaming<pb::WatchObjectsRequest>>,
     ) -> Result<Response<Self::WatchObjectsStream>, Status> {
         let stream = objects::watch_objects(self.objects.clone(), request.into_inner());
+        Ok(Response::new(self.until_shutdown(stream)))
+    }
+
+    async fn report_claims_in_use(
+        &self,
+        request: Request<Streaming<pb::ReportClaimsInUseRequest>>,
+    ) -> Result<Response<Self::ReportClaimsInUseStream>, Status> {
+        if self.cluster.is_some() {
+            let text = "the claims of this node are those of its API server, which protects them";
+            return Err(error(Code::FailedPrecondition, "API_SERVER", text));
+        }
+        let stream = claims_in_use::confirmations(self.desired.clone(), request.into_inner());
         Ok(Response::new(self.until_shutdown(stream)))
     }
 
@@ -264,20 +296,21 @@ impl PodConfig for Server {
         &self,
         request: Request<pb::ListVolumeObjectsRequest>,
     ) -> Result<Response<Self::ListVolumeObjectsStream>, Status> {
-        let kind = request.into_inner().kind;
-        let Some(kind) = Kind::parse(&kind).filter(|kind| kind.is_volume_object()) else {
-            let text = format!("PersistentVolume and PersistentVolumeClaim are listed, not {kind:?}");
-            return Err(error(Code::InvalidArgument, "KIND_NOT_LISTED", text));
-        };
-        if self.cluster.is_some() {
-            let kind = kind.as_str();
-            let text =
-                format!("the {kind}s of this node are those of its API server; `kubectl get` shows them");
-            return Err(error(Code::FailedPrecondition, "API_SERVER", text));
-        }
+        let kind = self.listed_kind(&request.into_inner().kind)?;
         let objects = self.desired.volume_objects().list(kind).into_iter();
         let items = objects.map(|json| Ok(pb::ListVolumeObjectsResponse { object_json: json.to_vec() }));
         Ok(Response::new(self.until_shutdown(futures_util::stream::iter(items))))
+    }
+
+    async fn watch_volume_objects(
+        &self,
+        request: Request<pb::WatchVolumeObjectsRequest>,
+    ) -> Result<Response<Self::WatchVolumeObjectsStream>, Status> {
+        let kind = self.listed_kind(&request.into_inner().kind)?;
+        let subscription = self.desired.volume_objects().subscribe();
+        let stream = subscription.into_stream(move |item| volume_object_item(item, kind));
+        let stream = stream.filter_map(|item| std::future::ready(item.map(Ok)));
+        Ok(Response::new(self.until_shutdown(stream)))
     }
 
     async fn list_sources(
@@ -306,6 +339,23 @@ fn watch_item(
         | WatchItem::Set(WatchKey::Source(_), WatchValue::Pod(_)) => return None,
     };
     Some(pb::WatchPodsResponse { item: Some(item) })
+}
+
+/// An item about an object of this kind; `None` for one of another kind.
+fn volume_object_item(
+    item: WatchItem<ObjectKey, Arc<[u8]>>,
+    wanted: Kind,
+) -> Option<pb::WatchVolumeObjectsResponse> {
+    use pb::watch_volume_objects_response::Item;
+    let item = match item {
+        WatchItem::Set(key, json) if key.kind == wanted => Item::ObjectJson(json.to_vec()),
+        WatchItem::Gone(ObjectKey { kind, namespace, name }) if kind == wanted => {
+            Item::Gone(pb::ObjectReference { kind: kind.as_str().to_owned(), namespace, name })
+        }
+        WatchItem::Set(..) | WatchItem::Gone(_) => return None,
+        WatchItem::Synced => Item::Synced(Synced {}),
+    };
+    Some(pb::WatchVolumeObjectsResponse { item: Some(item) })
 }
 
 fn review_status(cause: &KubeError) -> Status {

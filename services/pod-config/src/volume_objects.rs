@@ -13,16 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use keelson_config::Config;
 use keelson_kube_model::time::format_seconds;
 use keelson_pod_config_core::binder::{
-    Binding, Bindings, Claim, ClaimKey, ClaimState, Manifests, NodeFacts, Outcome, Records, Volume,
-    WAITS_FOR_STORAGE, bind, claim_warning, deleted_claims, published, unknown,
+    Binding, Bindings, Claim, ClaimKey, ClaimState, FirstSeen, Holder, Manifests, NodeFacts, Outcome,
+    Records, Report, Reports, Volume, WAITS_FOR_STORAGE, bind, claim_warning, deleted_claims, first_seen,
+    holders, published, unknown,
 };
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::node::standalone_node;
 use keelson_pod_config_core::object::{ObjectKey, StoredObject};
-use keelson_service_kit::now_unix_nanos;
-use tokio::sync::Notify;
+use keelson_service_kit::{Subscription, WatchHub, now_unix_nanos};
+use tokio::sync::{Notify, watch};
 
-use self::served::{deleted, returned};
+use self::served::{deleted, returned, with_creation_time};
 use crate::binding_store::Opened;
 
 /// The result of looking up an object in the sources.
@@ -62,6 +63,8 @@ struct Inner {
     node: NodeFacts,
     state: Mutex<State>,
     decided: Notify,
+    /// The disk says that volume-manager reports the claims in use: a report holds its claims from then on, also over a restart.
+    reports_recorded: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -70,8 +73,14 @@ struct State {
     complete: bool,
     /// What the manifests have.
     manifests: Objects,
-    /// The claims that pods use.
+    /// The claims that desired pods name.
     used: BTreeSet<ClaimKey>,
+    /// The claims in use, as volume-manager reports them.
+    reports: Reports,
+    /// The number of the newest stream of reports; 0 before the first.
+    report_stream: u64,
+    /// What uses each claim, as of the last decision.
+    holders: BTreeMap<ClaimKey, Holder>,
     /// The records of the last decision; why they are not known, for people.
     records: Result<Records, String>,
     /// The records on the disk; `None` if there are none, or while they are replaced.
@@ -86,8 +95,8 @@ struct State {
     outcome: Outcome,
     /// What it was about.
     decided: Manifests,
-    /// The objects as they are returned.
-    objects: BTreeMap<ObjectKey, Arc<[u8]>>,
+    /// The objects as they are returned. Complete once all sources have been read.
+    objects: WatchHub<ObjectKey, Arc<[u8]>>,
 }
 
 impl VolumeObjects {
@@ -100,6 +109,9 @@ impl VolumeObjects {
             complete: false,
             manifests: Objects::new(),
             used: BTreeSet::new(),
+            reports: Reports::Never,
+            report_stream: 0,
+            holders: BTreeMap::new(),
             records: Err(String::new()),
             stored: None,
             seen: Bindings::new(),
@@ -107,13 +119,14 @@ impl VolumeObjects {
             error: None,
             outcome: Outcome::default(),
             decided: Manifests::default(),
-            objects: BTreeMap::new(),
+            objects: WatchHub::incomplete(),
         };
         match opened {
             Ok(opened) => state.set_records(opened),
             Err(reason) => state.records = Err(reason),
         }
-        Self(Arc::new(Inner { node, state: Mutex::new(state), decided: Notify::new() }))
+        let reports_recorded = watch::Sender::new(state.are_reports_recorded());
+        Self(Arc::new(Inner { node, state: Mutex::new(state), decided: Notify::new(), reports_recorded }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -129,7 +142,7 @@ impl VolumeObjects {
         };
         let namespace = if kind.is_namespaced() { namespace.to_owned() } else { String::new() };
         match state.objects.get(&ObjectKey { kind, namespace, name: name.to_owned() }) {
-            Some(json) => ObjectLookup::Object(Arc::clone(json)),
+            Some(json) => ObjectLookup::Object(json),
             None if state.complete => ObjectLookup::NotFound,
             None => ObjectLookup::SourcesNotRead,
         }
@@ -137,8 +150,13 @@ impl VolumeObjects {
 
     /// The PersistentVolumes or the claims, as [`Self::get`] returns them, sorted by namespace and name.
     pub fn list(&self, kind: Kind) -> Vec<Arc<[u8]>> {
-        let state = self.state();
-        state.objects.iter().filter(|(key, _)| key.kind == kind).map(|(_, json)| Arc::clone(json)).collect()
+        let all = self.state().objects.snapshot().into_iter();
+        all.filter(|(key, _)| key.kind == kind).map(|(_, json)| json).collect()
+    }
+
+    /// Subscribes to the objects as [`Self::get`] returns them, and their changes.
+    pub fn subscribe(&self) -> Subscription<ObjectKey, Arc<[u8]>> {
+        self.state().objects.subscribe()
     }
 
     /// Whether pods use other claims than at the last decision.
@@ -161,7 +179,34 @@ impl VolumeObjects {
         let mut state = self.state();
         state.set_records(opened);
         state.error = None;
+        self.0.reports_recorded.send_replace(state.are_reports_recorded());
         self.decide(&mut state, &Objects::new())
+    }
+
+    /// Notes that a volume-manager has begun to report. Earlier streams do not count any more, and until its first report no claim
+    /// that may be in use is released. Returns the number of its stream, and what a person should know about the claims.
+    pub fn begin_reports(&self) -> (u64, ClaimMessages) {
+        let mut state = self.state();
+        state.report_stream += 1;
+        state.reports = Reports::Awaited;
+        let messages = self.decide(&mut state, &Objects::new());
+        (state.report_stream, messages)
+    }
+
+    /// Takes a complete report of a stream. Returns what a person should know about the claims; `None` if there is a newer stream.
+    pub fn take_report(&self, stream: u64, report: Report) -> Option<ClaimMessages> {
+        let mut state = self.state();
+        if state.report_stream != stream {
+            return None;
+        }
+        state.reports = Reports::Known(report);
+        Some(self.decide(&mut state, &Objects::new()))
+    }
+
+    /// Waits until the disk says that volume-manager reports the claims in use.
+    pub async fn reports_recorded(&self) {
+        // The sender lives as long as this object.
+        drop(self.0.reports_recorded.subscribe().wait_for(|is_recorded| *is_recorded).await);
     }
 
     fn decide(&self, state: &mut State, before: &Objects) -> ClaimMessages {
@@ -197,6 +242,11 @@ impl VolumeObjects {
         state.hide_changed();
         state.stored = Some(records);
         state.error = None;
+        self.0.reports_recorded.send_if_modified(|is_recorded| {
+            let is_new = !*is_recorded && state.are_reports_recorded();
+            *is_recorded |= is_new;
+            is_new
+        });
         state.publish()
     }
 
@@ -218,7 +268,19 @@ impl State {
             self.logged.clone_from(&records.bindings);
             self.stored = Some(records.clone());
         }
+        if records.reported && self.reports == Reports::Never {
+            self.reports = Reports::Awaited;
+        }
         self.records = Ok(records);
+    }
+
+    /// Whether the last decision binds the same objects.
+    fn has_bindings_of(&self, records: &Records) -> bool {
+        self.records.as_ref().is_ok_and(|decided| decided.bindings == records.bindings)
+    }
+
+    fn are_reports_recorded(&self) -> bool {
+        self.stored.as_ref().is_some_and(|records| records.reported)
     }
 
     /// Takes out of the bindings that may be seen those that the last decision has changed, even if a later one restores them: a
@@ -234,16 +296,20 @@ impl State {
     /// Decides about the present manifests; `before` are the earlier ones.
     fn decide(&mut self, before: &Objects, node: &NodeFacts, time: &str) {
         let mut manifests = read(&self.manifests, self.complete);
-        manifests.used.clone_from(&self.used);
         self.outcome = match &mut self.records {
             Ok(records) => {
+                records.reported |= matches!(self.reports, Reports::Known(_));
+                self.holders = holders(&self.used, &self.reports, &records.bindings);
+                manifests.used = self.holders.keys().cloned().collect();
                 records.deleted =
-                    deleted_claims(records, before, &self.manifests, &self.used, self.complete, time);
+                    deleted_claims(records, before, &self.manifests, &manifests.used, self.complete, time);
                 for claim in &records.deleted {
                     if let Some(read) = Claim::of(&claim.object) {
                         manifests.claims.insert(claim.key(), Claim { deleted: true, ..read });
                     }
                 }
+                let stored = self.stored.as_ref().map(|stored| &stored.first_seen);
+                records.first_seen = first_seen(&manifests, &records.first_seen, stored, time);
                 let outcome = bind(&manifests, records, node);
                 records.bindings.clone_from(&outcome.bindings);
                 outcome
@@ -251,7 +317,7 @@ impl State {
             Err(reason) => unknown(&manifests, reason),
         };
         match &self.stored {
-            Some(stored) if self.records.as_ref() == Ok(stored) => self.seen.clone_from(&stored.bindings),
+            Some(stored) if self.has_bindings_of(stored) => self.seen.clone_from(&stored.bindings),
             Some(_) | None => self.hide_changed(),
         }
         self.decided = manifests;
@@ -264,9 +330,13 @@ impl State {
             Ok(_) => published(&self.outcome, &self.seen, error.unwrap_or(WAITS_FOR_STORAGE)),
             Err(reason) => unknown(&self.decided, reason),
         };
-        self.objects = self.manifests.values().map(|object| returned(object, &self.decided, &seen)).collect();
+        let unknown = FirstSeen::new();
+        let first_seen = self.records.as_ref().map_or(&unknown, |records| &records.first_seen);
         let deleted_claims = self.records.iter().flat_map(|records| &records.deleted);
-        self.objects.extend(deleted_claims.map(|claim| deleted(claim, &self.decided, &seen)));
+        let deleted = deleted_claims.map(|claim| deleted(claim, &self.decided, &seen, &self.holders));
+        let objects = self.manifests.values().filter_map(|object| returned(object, &self.decided, &seen));
+        let with_time = |(key, value)| (key, with_creation_time(value, first_seen));
+        self.replace_objects(objects.chain(deleted).map(with_time).collect());
         tracing::debug!(
             event = "volume_objects_updated",
             "the PersistentVolumes and claims have been updated"
@@ -278,6 +348,19 @@ impl State {
             Some((object_key(key), message))
         });
         messages.collect()
+    }
+
+    /// Lets others see these objects and no others.
+    fn replace_objects(&self, objects: BTreeMap<ObjectKey, Arc<[u8]>>) {
+        for key in self.objects.keys().iter().filter(|key| !objects.contains_key(*key)) {
+            self.objects.remove(key);
+        }
+        for (key, json) in objects {
+            self.objects.set_if_changed(key, json);
+        }
+        if self.complete {
+            self.objects.complete();
+        }
     }
 }
 

@@ -226,6 +226,28 @@ async fn a_strategic_patch_of_a_claims_status_merges_its_conditions() {
 }
 
 #[tokio::test]
+async fn with_an_api_server_claims_in_use_are_not_reported() {
+    let scene = Scene::start();
+    let requests = futures_util::stream::empty();
+    let refused = scene.service.client().report_claims_in_use(requests).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused).as_deref()), (Code::FailedPrecondition, Some("API_SERVER")));
+}
+
+#[tokio::test]
+async fn with_an_api_server_volumes_and_claims_are_neither_listed_nor_followed() {
+    let scene = Scene::start();
+    for kind in ["PersistentVolume", "PersistentVolumeClaim"] {
+        let request = pb::WatchVolumeObjectsRequest { kind: kind.into() };
+        let followed = scene.service.client().watch_volume_objects(request).await.unwrap_err();
+        let listed = scene.service.volume_objects(kind).await.unwrap_err();
+        for refused in [followed, listed] {
+            let found = (refused.code(), reason(&refused));
+            assert_eq!(found, (Code::FailedPrecondition, Some("API_SERVER".to_owned())), "{kind}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn without_an_api_server_live_claims_and_volumes_come_from_the_manifests() {
     let node = Node::new();
     let volume = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: pv-1}\nspec:\n  capacity: {storage: 1Gi}\n  \

@@ -313,7 +313,88 @@ async fn a_released_volume_keeps_its_data_over_a_restart_and_returns_to_its_clai
     let found = warnings(&service).await;
     assert!(found[0].message.contains("b: it holds the data of the claim default/data"), "{found:?}");
     node.write("back.yaml", &claim("data"));
-    assert_eq!(wait_for_phase(&mut service, CLAIM, "data", "Bound").await, before);
+    let back = wait_for_phase(&mut service, CLAIM, "data", "Bound").await;
+    assert_eq!((&back["spec"], &back["status"]), (&before["spec"], &before["status"]));
+    assert_eq!(back["metadata"]["uid"], before["metadata"]["uid"]);
+}
+
+#[tokio::test]
+async fn the_age_of_volumes_and_claims_survives_sigkill_and_ends_with_the_object() {
+    let (node, before) = bound_and_killed().await;
+    let first = "2020-01-01T00:00:00Z";
+    assert!(before["metadata"]["creationTimestamp"].as_str().unwrap() > first, "{before}");
+    // As if it were long ago.
+    let file = node.path("state/pod-config/bindings.json");
+    let mut records: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let times = records["first_seen"].as_object_mut().unwrap();
+    assert_eq!(times.len(), 2, "{times:?}");
+    times.values_mut().for_each(|time| *time = json!(first));
+    fs::write(&file, records.to_string()).unwrap();
+    for _ in 0..2 {
+        let mut service = node.start();
+        let found = wait_for_phase(&mut service, CLAIM, "data", "Bound").await;
+        assert_eq!(found["metadata"]["creationTimestamp"], first);
+        let disk = object(&service, VOLUME, "b").await.unwrap();
+        assert_eq!(disk["metadata"]["creationTimestamp"], first);
+        service.kill();
+    }
+    let mut service = node.start();
+    service.watch().await.replay().await;
+    fs::remove_file(node.manifest("claim.yaml")).unwrap();
+    wait_for_phase(&mut service, VOLUME, "b", "Released").await;
+    service.wait_for_event("bindings_written");
+    node.write("claim.yaml", &claim("data"));
+    let again = wait_for_phase(&mut service, CLAIM, "data", "Bound").await;
+    assert!(again["metadata"]["creationTimestamp"].as_str().unwrap() > first, "{again}");
+}
+
+/// The next message about a PersistentVolume or claim, as `name phase`, `name gone` or `synced`.
+async fn next_object(stream: &mut tonic::Streaming<pb::WatchVolumeObjectsResponse>) -> String {
+    use pb::watch_volume_objects_response::Item;
+    match stream.message().await.unwrap().unwrap().item.unwrap() {
+        Item::ObjectJson(json) => {
+            let object: Value = serde_json::from_slice(&json).unwrap();
+            let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+            format!("{} {}", text("/metadata/name"), text("/status/phase"))
+        }
+        Item::Gone(pb::ObjectReference { name, .. }) => format!("{name} gone"),
+        Item::Synced(_) => "synced".into(),
+    }
+}
+
+#[tokio::test]
+async fn volumes_and_claims_are_followed_by_kind_until_the_service_ends() {
+    let (node, _) = bound_and_killed().await;
+    let service = node.start();
+    let follow = async |kind: &str| {
+        let request = pb::WatchVolumeObjectsRequest { kind: kind.into() };
+        service.client().watch_volume_objects(request).await.map(tonic::Response::into_inner)
+    };
+    let mut claims = follow(CLAIM).await.unwrap();
+    let mut volumes = follow(VOLUME).await.unwrap();
+    for (stream, expected) in [(&mut claims, "data Bound"), (&mut volumes, "b Bound")] {
+        // Before all sources were read, it may be shown in passing.
+        let mut last = String::new();
+        loop {
+            match next_object(stream).await.as_str() {
+                "synced" => break,
+                item => item.clone_into(&mut last),
+            }
+        }
+        assert_eq!(last, expected);
+    }
+    fs::remove_file(node.manifest("claim.yaml")).unwrap();
+    assert_eq!(next_object(&mut claims).await, "data gone");
+    assert_eq!(next_object(&mut volumes).await, "b Released");
+    node.write("new.yaml", &claim("new"));
+    assert_eq!(next_object(&mut claims).await, "new Pending");
+    for kind in ["", "Secret", "persistentvolume"] {
+        let refused = follow(kind).await.unwrap_err();
+        let found = (refused.code(), reason(&refused));
+        assert_eq!(found, (tonic::Code::InvalidArgument, Some("KIND_NOT_LISTED".to_owned())), "{kind}");
+    }
+    assert_eq!(service.end(), Some(0));
+    while claims.message().await.unwrap().is_some() {}
 }
 
 #[tokio::test]

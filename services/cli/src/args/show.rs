@@ -61,18 +61,28 @@ pub(crate) enum GetWhat {
         watch: WatchArgs,
     },
     /// PersistentVolumes from manifests: their status, size, and the claim that has them; with --etcd, as they are stored
+    ///
+    /// AGE counts from the moment at which the agent first saw the manifest. With --etcd there is no status: each node binds its own
+    /// claims and PersistentVolumes, and does not report to etcd what is bound to what. The command shows that on the node itself.
     #[command(name = "persistentvolumes", visible_aliases = ["persistentvolume", "pv"])]
     PersistentVolumes {
         /// Names of PersistentVolumes [default: all]
         #[arg(add = Candidates::PersistentVolumes)]
         names: Vec<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// Claims from manifests: their status, PersistentVolume, and why they are not bound; with --etcd, as they are stored
+    ///
+    /// AGE counts from the moment at which the agent first saw the manifest. With --etcd there is no status: each node binds its own
+    /// claims and PersistentVolumes, and does not report to etcd what is bound to what. The command shows that on the node itself.
     #[command(name = "persistentvolumeclaims", visible_aliases = ["persistentvolumeclaim", "pvc"])]
     PersistentVolumeClaims {
         /// Names of claims [default: all of the namespace]
         #[arg(add = Candidates::PersistentVolumeClaims)]
         names: Vec<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// The images in the container runtime, and the pods that use them
     #[command(visible_aliases = ["image", "img"])]
@@ -103,7 +113,7 @@ pub(crate) enum GetWhat {
 }
 
 /// Whether to keep showing changes.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct WatchArgs {
     /// Keep running and show each change, also across restarts of the service that reports it
     #[arg(short, long)]

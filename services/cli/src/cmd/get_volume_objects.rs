@@ -1,5 +1,7 @@
 //! `keelson get persistentvolumes` and `keelson get persistentvolumeclaims`.
 
+mod watch;
+
 use serde_json::{Value, json};
 
 use super::manifests::ObjectKind;
@@ -7,6 +9,7 @@ use super::volume_objects::{
     access_modes, age, bare_name_of, bound_capacity, capacity, claim_of, class, name, namespace, reason,
     reclaim_policy, status, volume_mode, volume_of,
 };
+use crate::args::WatchArgs;
 use crate::error::CliError;
 use crate::output;
 use crate::pods::Scope;
@@ -15,16 +18,14 @@ use crate::suggest::similar_names;
 use crate::table::Table;
 
 /// Shows the PersistentVolumes of this node, or the named ones.
-pub(crate) async fn volumes(session: &Session, names: &[String]) -> Result<(), CliError> {
+pub(crate) async fn volumes(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
     without_namespace(session, "get persistentvolumes")?;
-    let all = session.agent.volume_objects(ObjectKind::PersistentVolume.as_str()).await?;
-    show(session, ObjectKind::PersistentVolume, &all, names, volume_table)
+    show(session, ObjectKind::PersistentVolume, names, args).await
 }
 
 /// Shows the claims of the namespace, or the named ones.
-pub(crate) async fn claims(session: &Session, names: &[String]) -> Result<(), CliError> {
-    let all = session.agent.volume_objects(ObjectKind::PersistentVolumeClaim.as_str()).await?;
-    show(session, ObjectKind::PersistentVolumeClaim, &all, names, claim_table)
+pub(crate) async fn claims(session: &Session, names: &[String], args: WatchArgs) -> Result<(), CliError> {
+    show(session, ObjectKind::PersistentVolumeClaim, names, args).await
 }
 
 /// Refuses `-n`, which would have no effect.
@@ -41,26 +42,43 @@ pub(crate) fn without_namespace(session: &Session, command: &str) -> Result<(), 
     })
 }
 
-fn show(
+/// The objects that the command is about.
+struct Selection<'a> {
+    kind: ObjectKind,
+    scope: Scope,
+    /// Empty: all in the scope.
+    names: Vec<&'a str>,
+}
+
+impl Selection<'_> {
+    fn is_in_scope(&self, object: &Value) -> bool {
+        !self.kind.is_namespaced() || self.scope.contains(namespace(object))
+    }
+
+    fn contains(&self, object: &Value) -> bool {
+        self.is_in_scope(object) && (self.names.is_empty() || self.names.contains(&name(object)))
+    }
+}
+
+async fn show(
     session: &Session,
     kind: ObjectKind,
-    all: &[Value],
     names: &[String],
-    table: fn(&Session, &[&Value]) -> Table,
+    args: WatchArgs,
 ) -> Result<(), CliError> {
-    let names: Vec<&str> = names.iter().map(|name| bare_name_of(kind, name)).collect();
-    let scope = session.scope();
-    let is_in_scope =
-        |object: &&Value| kind == ObjectKind::PersistentVolume || scope.contains(namespace(object));
-    if let Some(unknown) =
-        names.iter().find(|wanted| !all.iter().filter(is_in_scope).any(|object| name(object) == **wanted))
-    {
-        return Err(not_found(&scope, kind, all, unknown));
+    let all = session.agent.volume_objects(kind.as_str()).await?;
+    let names = names.iter().map(|name| bare_name_of(kind, name)).collect();
+    let selection = Selection { kind, scope: session.scope(), names };
+    let is_known = |wanted: &str| all.iter().any(|it| name(it) == wanted && selection.is_in_scope(it));
+    if let Some(unknown) = selection.names.iter().find(|name| !is_known(name)) {
+        return Err(not_found(&selection.scope, kind, &all, unknown));
     }
-    let is_named = |object: &&Value| names.is_empty() || names.contains(&name(object));
-    let found: Vec<&Value> = all.iter().filter(is_in_scope).filter(is_named).collect();
+    let found: Vec<&Value> = all.iter().filter(|object| selection.contains(object)).collect();
+    if args.watch {
+        return watch::follow(session, &selection, &found, args).await;
+    }
     if output::is_document(session.format()) {
-        return match (names.as_slice(), found.as_slice()) {
+        return match (selection.names.as_slice(), found.as_slice()) {
             ([_], [one]) => output::print_document(session.format(), one),
             (_, all) => output::print_document(
                 session.format(),
@@ -72,7 +90,11 @@ fn show(
         output::notice(&format!("No {} found.", kind.plural()));
         return Ok(());
     }
-    output::print(&table(session, &found).render(0))
+    let mut table = Table::with_header(header(session, kind));
+    for object in found {
+        table.row(cells(session, kind, object, session.now));
+    }
+    output::print(&table.render(0))
 }
 
 /// The error for an unknown name, with other namespaces that have it, or similar names.
@@ -100,60 +122,55 @@ pub(crate) fn not_found(scope: &Scope, kind: ObjectKind, all: &[Value], wanted: 
     CliError::NotFound { what: format!("there is no {} in {place}", kind.label(wanted)), hint }
 }
 
-fn volume_table(session: &Session, volumes: &[&Value]) -> Table {
-    let mut header =
-        vec!["NAME", "CAPACITY", "ACCESS MODES", "RECLAIM POLICY", "STATUS", "CLAIM", "STORAGECLASS", "AGE"];
-    if session.is_wide() {
-        header.push("VOLUMEMODE");
-    }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for volume in volumes {
-        let mut cells = vec![
-            name(volume).to_owned(),
-            capacity(volume),
-            access_modes(volume.pointer("/spec/accessModes")),
-            reclaim_policy(volume),
-            status(volume).to_owned(),
-            claim_of(volume),
-            class(volume),
-            age(volume, session.now),
-        ];
-        if session.is_wide() {
-            cells.push(volume_mode(volume));
-        }
-        table.row(cells);
-    }
-    table
-}
-
-fn claim_table(session: &Session, claims: &[&Value]) -> Table {
-    let mut header = vec!["NAME", "STATUS", "VOLUME", "CAPACITY", "ACCESS MODES", "STORAGECLASS", "AGE"];
-    if session.global.all_namespaces {
+fn header(session: &Session, kind: ObjectKind) -> Vec<String> {
+    let is_claim = kind.is_namespaced();
+    let mut header = if is_claim {
+        vec!["NAME", "STATUS", "VOLUME", "CAPACITY", "ACCESS MODES", "STORAGECLASS", "AGE"]
+    } else {
+        vec!["NAME", "CAPACITY", "ACCESS MODES", "RECLAIM POLICY", "STATUS", "CLAIM", "STORAGECLASS", "AGE"]
+    };
+    if is_claim && session.global.all_namespaces {
         header.insert(0, "NAMESPACE");
     }
     if session.is_wide() {
         header.push("VOLUMEMODE");
     }
-    header.push("REASON");
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for claim in claims {
-        let mut cells = vec![
-            name(claim).to_owned(),
-            status(claim).to_owned(),
-            volume_of(claim),
-            bound_capacity(claim),
-            access_modes(claim.pointer("/status/accessModes")),
-            class(claim),
-            age(claim, session.now),
-        ];
-        if session.global.all_namespaces {
-            cells.insert(0, namespace(claim).to_owned());
-        }
-        if session.is_wide() {
-            cells.push(volume_mode(claim));
-        }
-        cells.push(reason(claim));
-        table.row(cells);
+    if is_claim {
+        header.push("REASON");
     }
-    table
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+/// The cells of [`header`].
+fn cells(session: &Session, kind: ObjectKind, object: &Value, now: i64) -> Vec<String> {
+    let is_claim = kind.is_namespaced();
+    let mut cells = if is_claim {
+        vec![
+            name(object).to_owned(),
+            status(object).to_owned(),
+            volume_of(object),
+            bound_capacity(object),
+            access_modes(object.pointer("/status/accessModes")),
+        ]
+    } else {
+        vec![
+            name(object).to_owned(),
+            capacity(object),
+            access_modes(object.pointer("/spec/accessModes")),
+            reclaim_policy(object),
+            status(object).to_owned(),
+            claim_of(object),
+        ]
+    };
+    cells.extend([class(object), age(object, now)]);
+    if is_claim && session.global.all_namespaces {
+        cells.insert(0, namespace(object).to_owned());
+    }
+    if session.is_wide() {
+        cells.push(volume_mode(object));
+    }
+    if is_claim {
+        cells.push(reason(object));
+    }
+    cells
 }

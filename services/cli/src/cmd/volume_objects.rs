@@ -32,7 +32,7 @@ pub(crate) fn bare_name_of(kind: ObjectKind, name: &str) -> &str {
     name.split_once('/').filter(|(written, _)| types.contains(written)).map_or(name, |(_, bare)| bare)
 }
 
-/// The age as `kubectl` shows it. A manifest has a creation time only if its author has written one.
+/// The age as `kubectl` shows it. The object was created when pod-config first saw it; an older one does not say when.
 pub(crate) fn age(object: &Value, now: i64) -> String {
     let created = object.pointer("/metadata/creationTimestamp").and_then(Value::as_str);
     human::since(human::nanos_of(created), now)

@@ -5,21 +5,25 @@
 //! PersistentVolume. A document is the object as its author wrote it, with the revision that `keelson apply` compares.
 
 use keelson_etcd::keys::KeyKind;
-use keelson_etcd::{Entry, NodeKeys};
+use keelson_etcd::{Entry, NodeKeys, Range};
 use serde_json::{Value, json};
 
 use super::etcd_error::from_etcd_error;
 use super::get::place;
 use super::nodes::Fleet;
 use super::objects;
+use super::watch::{self, Keys, View};
+use crate::args::WatchArgs;
 use crate::cmd::manifests::ObjectKind;
 use crate::cmd::volume_objects::{
     access_modes, bare_name_of, capacity, claim_of, class, reclaim_policy, request, volume_of,
 };
 use crate::error::CliError;
 use crate::output;
+use crate::row_tracker::Row;
 use crate::session::Session;
 use crate::table::Table;
+use crate::watch::Printer;
 
 /// An object of a node.
 struct FoundObject {
@@ -38,11 +42,17 @@ pub(crate) async fn run(
     fleet: &Fleet,
     kind: ObjectKind,
     names: &[String],
+    args: WatchArgs,
 ) -> Result<(), CliError> {
     let names: &[String] = &names.iter().map(|name| bare_name_of(kind, name).to_owned()).collect::<Vec<_>>();
+    if args.watch && names.is_empty() {
+        return follow(session, fleet, kind, names, args).await;
+    }
     let mut found = Vec::new();
     for node in fleet.selected_nodes().await?.names() {
-        found.extend(of_node(session, fleet, kind, names, &node).await?);
+        let range = NodeKeys::new(&node).objects(kind.as_str());
+        let entries = fleet.etcd.list(&range).await.map_err(from_etcd_error)?.entries;
+        found.extend(selected(session, kind, names, &node, entries));
     }
     let all = if kind.is_namespaced() { "-A " } else { "" };
     let plural = kind.plural();
@@ -54,6 +64,9 @@ pub(crate) async fn run(
             });
         }
     }
+    if args.watch {
+        return follow(session, fleet, kind, names, args).await;
+    }
     if output::is_document(session.format()) {
         return documents(session, kind, names, &found);
     }
@@ -61,25 +74,72 @@ pub(crate) async fn run(
         output::notice(&format!("No {plural} found on {}.", place(fleet)));
         return Ok(());
     }
-    let with_namespace = session.global.all_namespaces && kind.is_namespaced();
-    let mut header = [&["NAME"], columns(kind), &["NODE"]].concat();
-    if with_namespace {
-        header.insert(0, "NAMESPACE");
-    }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for object in found {
-        let mut cells = vec![object.name];
-        match objects::read(&object.entry) {
-            Some(value) => cells.extend(cells_of(kind, &value)),
-            None => cells.extend(columns(kind).iter().map(|_| "?".to_owned())),
-        }
-        cells.push(object.node);
-        if with_namespace {
-            cells.insert(0, object.namespace);
-        }
-        table.row(cells);
+    let mut table = Table::with_header(header(session, kind));
+    for object in &found {
+        table.row(cells(session, kind, object));
     }
     output::print(&table.render(0))
+}
+
+async fn follow(
+    session: &Session,
+    fleet: &Fleet,
+    kind: ObjectKind,
+    names: &[String],
+    args: WatchArgs,
+) -> Result<(), CliError> {
+    let range: fn(&NodeKeys) -> Range = match kind {
+        ObjectKind::PersistentVolume => |keys| keys.objects(ObjectKind::PersistentVolume.as_str()),
+        ObjectKind::PersistentVolumeClaim => |keys| keys.objects(ObjectKind::PersistentVolumeClaim.as_str()),
+        ObjectKind::Pod | ObjectKind::Secret | ObjectKind::ConfigMap => return Err(not_watched(kind)),
+    };
+    let rows = |node: &str, keys: &Keys| {
+        let objects = selected(session, kind, names, node, keys.values().cloned());
+        Ok(objects
+            .map(|object| (format!("{}/{}", object.namespace, object.name), row(session, kind, &object)))
+            .collect())
+    };
+    let printer = Printer::without_state(session.format(), args, header(session, kind));
+    watch::follow(fleet, View { printer, range, rows, is_of_events: false }).await
+}
+
+fn not_watched(kind: ObjectKind) -> CliError {
+    CliError::Usage {
+        message: format!("`keelson get {}` takes no --watch", kind.plural()),
+        hint: "leave --watch out".into(),
+    }
+}
+
+/// An object as a watch shows it.
+fn row(session: &Session, kind: ObjectKind, object: &FoundObject) -> Row {
+    if output::is_document(session.format()) {
+        let document = objects::to_document(&object.entry, kind, &object.namespace, &object.name);
+        return Row { mark: document.to_string(), cells: Vec::new(), document };
+    }
+    let cells = cells(session, kind, object);
+    Row { mark: cells.join("\0"), cells, document: Value::Null }
+}
+
+fn header(session: &Session, kind: ObjectKind) -> Vec<String> {
+    let mut header = [&["NAME"], columns(kind), &["NODE"]].concat();
+    if session.global.all_namespaces && kind.is_namespaced() {
+        header.insert(0, "NAMESPACE");
+    }
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+/// The cells of [`header`].
+fn cells(session: &Session, kind: ObjectKind, object: &FoundObject) -> Vec<String> {
+    let mut cells = vec![object.name.clone()];
+    match objects::read(&object.entry) {
+        Some(value) => cells.extend(cells_of(kind, &value)),
+        None => cells.extend(columns(kind).iter().map(|_| "?".to_owned())),
+    }
+    cells.push(object.node.clone());
+    if session.global.all_namespaces && kind.is_namespaced() {
+        cells.insert(0, object.namespace.clone());
+    }
+    cells
 }
 
 /// The columns between name and node.
@@ -109,34 +169,27 @@ fn cells_of(kind: ObjectKind, object: &Value) -> Vec<String> {
     }
 }
 
-/// The selected objects of a node.
-async fn of_node(
+/// The selected objects among the keys of a node.
+fn selected(
     session: &Session,
-    fleet: &Fleet,
     kind: ObjectKind,
     names: &[String],
     node: &str,
-) -> Result<Vec<FoundObject>, CliError> {
-    let keys = NodeKeys::new(node);
-    let entries = fleet.etcd.list(&keys.objects(kind.as_str())).await.map_err(from_etcd_error)?.entries;
-    let selected = entries.into_iter().filter_map(|entry| match keys.named(&entry.key)? {
-        KeyKind::ClusterObject { name, .. }
-            if !kind.is_namespaced() && (names.is_empty() || names.iter().any(|n| n == name)) =>
-        {
-            let (namespace, name) = (String::new(), name.to_owned());
-            Some(FoundObject { node: node.to_owned(), namespace, name, entry })
-        }
-        KeyKind::Object { namespace, name, .. }
-            if kind.is_namespaced()
-                && session.scope().contains(namespace)
-                && (names.is_empty() || names.iter().any(|n| n == name)) =>
-        {
-            let (namespace, name) = (namespace.to_owned(), name.to_owned());
-            Some(FoundObject { node: node.to_owned(), namespace, name, entry })
-        }
-        _ => None,
-    });
-    Ok(selected.collect())
+    entries: impl IntoIterator<Item = Entry>,
+) -> impl Iterator<Item = FoundObject> {
+    let (keys, scope) = (NodeKeys::new(node), session.scope());
+    let is_named = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    entries.into_iter().filter_map(move |entry| {
+        let (namespace, name) = match keys.named(&entry.key)? {
+            KeyKind::ClusterObject { name, .. } if !kind.is_namespaced() => ("", name),
+            KeyKind::Object { namespace, name, .. } if kind.is_namespaced() && scope.contains(namespace) => {
+                (namespace, name)
+            }
+            _ => return None,
+        };
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        is_named(&name).then(|| FoundObject { node: node.to_owned(), namespace, name, entry })
+    })
 }
 
 /// Prints the named object, or a list that can be applied.

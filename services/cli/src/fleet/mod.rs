@@ -19,7 +19,7 @@ mod volume_objects;
 mod watch;
 
 use self::nodes::Fleet;
-use crate::args::{Command, DeleteWhat, GetWhat};
+use crate::args::{Command, DeleteWhat, GetWhat, WatchArgs};
 use crate::cmd::get_volume_objects::without_namespace;
 use crate::cmd::manifests::ObjectKind;
 use crate::error::CliError;
@@ -68,14 +68,18 @@ async fn get_what(session: &Session, fleet: &Fleet, what: &GetWhat) -> Result<()
         GetWhat::Pods { names, watch } => get::pods(session, fleet, names, *watch).await,
         GetWhat::Node { name, watch } => get::nodes(session, fleet, name.as_deref(), *watch).await,
         GetWhat::Events { about, watch } => events::run(session, fleet, about.as_deref(), *watch).await,
-        GetWhat::Secrets { names } => get_objects::run(session, fleet, ObjectKind::Secret, names).await,
-        GetWhat::ConfigMaps { names } => get_objects::run(session, fleet, ObjectKind::ConfigMap, names).await,
-        GetWhat::PersistentVolumes { names } => {
-            without_namespace(session, "get persistentvolumes")?;
-            get_objects::run(session, fleet, ObjectKind::PersistentVolume, names).await
+        GetWhat::Secrets { names } => {
+            get_objects::run(session, fleet, ObjectKind::Secret, names, WatchArgs::default()).await
         }
-        GetWhat::PersistentVolumeClaims { names } => {
-            get_objects::run(session, fleet, ObjectKind::PersistentVolumeClaim, names).await
+        GetWhat::ConfigMaps { names } => {
+            get_objects::run(session, fleet, ObjectKind::ConfigMap, names, WatchArgs::default()).await
+        }
+        GetWhat::PersistentVolumes { names, watch } => {
+            without_namespace(session, "get persistentvolumes")?;
+            get_objects::run(session, fleet, ObjectKind::PersistentVolume, names, *watch).await
+        }
+        GetWhat::PersistentVolumeClaims { names, watch } => {
+            get_objects::run(session, fleet, ObjectKind::PersistentVolumeClaim, names, *watch).await
         }
         GetWhat::Services { .. } => unsupported("get services"),
         GetWhat::Volumes { .. } => unsupported("get volumes"),

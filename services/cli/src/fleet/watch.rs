@@ -1,5 +1,5 @@
-//! `get pods --watch`, `get node --watch` and `get events --watch` with `--etcd`: shows the objects under the keys of the nodes
-//! and each change of them.
+//! `get … --watch` with `--etcd` of pods, node, events, persistentvolumes and persistentvolumeclaims: shows the objects under the
+//! keys of the nodes and each change of them.
 //!
 //! Every node has a follower of its own that watches only the keys that are shown, so a watch of pods reads no Secrets.
 //! The list of nodes is polled, by their keys without values.

@@ -1,6 +1,6 @@
 //! A fake agent: every service answers on a real socket from one [`World`].
 
-mod answers;
+pub mod answers;
 mod shell;
 
 use std::path::{Path, PathBuf};

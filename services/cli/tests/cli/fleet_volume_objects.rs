@@ -82,6 +82,77 @@ fn fleet_volumes_and_claims_are_listed_edited_and_deleted() {
 }
 
 #[test]
+fn fleet_volume_watch_shows_what_is_stored_and_each_change_as_an_event() {
+    let fleet = fleet();
+    let watch = fleet.watch(&["get", "pv"]);
+    assert_eq!(watch.words(), "EVENT NAME CAPACITY ACCESS MODES RECLAIM POLICY CLAIM STORAGECLASS NODE");
+    assert_eq!(watch.words(), "ADDED disk 20Gi RWO Retain disks n1");
+    let documents = fleet.watch(&["get", "pv", "disk", "-o", "json"]);
+    let next = || serde_json::from_str::<Value>(&documents.line()).unwrap();
+    assert_eq!(next()["spec"]["capacity"]["storage"], "20Gi");
+    // Of another kind, and a change that the table does not show.
+    let claims = NodeKeys::new("n1").object("PersistentVolumeClaim", "default", "new");
+    fleet.put(claims, &json!({"kind": "PersistentVolumeClaim"}), 0);
+    let key = |node: &str, name: &str| NodeKeys::new(node).cluster_object("PersistentVolume", name);
+    let volume = |size: &str, class: &str| {
+        json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"},
+               "spec": {"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+                        "hostPath": {"path": "/srv"}}})
+    };
+    let mut labelled = volume("20Gi", "disks");
+    labelled["metadata"]["labels"] = json!({"a": "b"});
+    fleet.put(key("n1", "disk"), &labelled, 0);
+    assert_eq!(next()["metadata"]["labels"]["a"], "b");
+    fleet.put(key("n1", "disk"), &volume("30Gi", "disks"), 0);
+    assert_eq!(watch.words(), "MODIFIED disk 30Gi RWO Retain disks n1");
+    fleet.put(key("n2", "disk"), &volume("5Gi", "fast"), 0);
+    assert_eq!(watch.words(), "ADDED disk 5Gi RWO Retain fast n2");
+    fleet.delete(key("n1", "disk"));
+    assert_eq!(watch.words(), "DELETED disk 30Gi RWO Retain disks n1");
+    assert_eq!(watch.interrupt(), (Some(2), Vec::new()));
+    assert_eq!(next()["spec"]["capacity"]["storage"], "30Gi");
+}
+
+#[test]
+fn fleet_claim_watch_is_of_the_namespace_and_refuses_unknown_names() {
+    let fleet = fleet();
+    let watch = fleet.watch(&["get", "pvc", "-A", "--node", "n1"]);
+    assert_eq!(watch.words(), "EVENT NAMESPACE NAME VOLUME REQUEST ACCESS MODES STORAGECLASS NODE");
+    assert_eq!(watch.words(), "ADDED default db disk 10Gi RWO disks n1");
+    let events = fleet.watch(&["get", "pvc", "db", "-o", "json", "--output-watch-events"]);
+    let next = || serde_json::from_str::<Value>(&events.line()).unwrap();
+    assert_eq!(next()["type"], "ADDED");
+    let put = |node: &str, namespace: &str| {
+        let key = NodeKeys::new(node).object("PersistentVolumeClaim", namespace, "db");
+        fleet.put(key, &json!({"kind": "PersistentVolumeClaim", "spec": {"volumeName": "new"}}), 0);
+    };
+    // Of another node, and of another namespace.
+    put("n2", "default");
+    assert_eq!(next()["type"], "ADDED");
+    put("n1", "web");
+    assert_eq!(watch.words(), "ADDED web db new n1");
+    fleet.delete(NodeKeys::new("n1").object("PersistentVolumeClaim", "default", "db"));
+    let deleted = next();
+    assert_eq!(
+        (&deleted["type"], &deleted["object"]["spec"]["volumeName"]),
+        (&json!("DELETED"), &json!("disk"))
+    );
+    assert_eq!(watch.words(), "DELETED default db disk 10Gi RWO disks n1");
+
+    let endpoints = fleet.cluster.endpoints().join(",");
+    let refused = |args: &[&str]| {
+        let args = [&["get"], args, &["-w", "--etcd", &endpoints]].concat();
+        crate::keelson(std::path::Path::new("/nowhere"), &args)
+    };
+    let result = refused(&["pvc", "nope"]);
+    assert_eq!(result.failed(1).0, "there is no persistentvolumeclaim/nope on any node");
+    let result = refused(&["pv", "-n", "web"]);
+    assert!(result.failed(64).0.contains("a PersistentVolume has no namespace"), "{result:?}");
+    // Secrets are not watched.
+    assert_eq!(refused(&["secrets"]).code, Some(64));
+}
+
+#[test]
 fn fleet_delete_refuses_claims_and_volumes_in_use() {
     let fleet = fleet();
     with_file(&fleet, "apply", &pod("web").to_string(), &["--node", "n1"]).ok();

@@ -23,6 +23,7 @@ mod orphans;
 mod running;
 mod services;
 mod up;
+mod volume_object_watch;
 mod volume_objects;
 mod waiting;
 mod watch;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::fake::{Fake, World};
 use crate::{CommandResult, document, keelson, world};
 
-fn volume(name: &str, status: &Value, more: &Value) -> Value {
+pub fn volume(name: &str, status: &Value, more: &Value) -> Value {
     let mut volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
         "spec": {
@@ -22,7 +22,7 @@ fn volume(name: &str, status: &Value, more: &Value) -> Value {
     volume
 }
 
-fn claim(namespace: &str, name: &str, status: &Value, more: &Value) -> Value {
+pub fn claim(namespace: &str, name: &str, status: &Value, more: &Value) -> Value {
     let mut claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": {"name": name, "namespace": namespace},

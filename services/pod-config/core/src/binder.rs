@@ -19,7 +19,9 @@
 //! - the node is compared only when the pod is scheduled. Here there is one node, and a PersistentVolume of another node never fits.
 
 mod deleted;
+mod first_seen;
 mod fit;
+mod in_use;
 mod named;
 mod records;
 #[cfg(test)]
@@ -33,7 +35,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::deleted::deleted_claims;
+pub use self::first_seen::{FirstSeen, first_seen};
 use self::fit::choose;
+pub use self::in_use::{Holder, Report, Reports, holders};
 pub use self::records::{DeletedClaim, Records, RecordsError, WAITS_FOR_STORAGE, published, unknown};
 use crate::object::StoredObject;
 use crate::volume_object::CLASS_ANNOTATION;
@@ -201,7 +205,7 @@ pub struct Manifests {
     pub volumes: BTreeMap<String, Volume>,
     /// Claims.
     pub claims: BTreeMap<ClaimKey, Claim>,
-    /// The claims that pods of this node use, whether a manifest has them or not.
+    /// The claims in use on this node, whether a manifest has them or not.
     pub used: BTreeSet<ClaimKey>,
     /// All sources have been read. Until then nothing is bound, lost or released.
     pub complete: bool,

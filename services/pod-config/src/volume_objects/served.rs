@@ -4,21 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kube_model::persistent_volume::ClaimReference;
-use keelson_pod_config_core::binder::{ClaimKey, ClaimState, DeletedClaim, Manifests, Outcome, VolumeState};
+use keelson_pod_config_core::binder::{
+    ClaimKey, ClaimState, DeletedClaim, FirstSeen, Holder, Manifests, Outcome, VolumeState,
+};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::{ObjectKey, StoredObject};
 use serde_json::{Value, json};
 
-/// The object with its state.
+/// The annotation of a deleted claim that says what holds it.
+const HELD_BY: &str = "keelson.dev/held-by";
+
+/// The object with its state; `None` if it is no JSON, which a validated one always is.
 pub(super) fn returned(
     object: &StoredObject,
     manifests: &Manifests,
     outcome: &Outcome,
-) -> (ObjectKey, Arc<[u8]>) {
+) -> Option<(ObjectKey, Value)> {
     let key = object.key.clone();
-    let Ok(mut value) = serde_json::from_slice::<Value>(&object.json) else {
-        return (key, Arc::clone(&object.json));
-    };
+    let mut value: Value = serde_json::from_slice(&object.json).ok()?;
     match key.kind {
         Kind::PersistentVolume => {
             if let Some(volume_state) = outcome.volumes.get(&key.name) {
@@ -33,7 +36,7 @@ pub(super) fn returned(
         }
         Kind::Pod | Kind::Secret | Kind::ConfigMap => {}
     }
-    (key, value.to_string().into_bytes().into())
+    Some((key, value))
 }
 
 /// A deleted claim with its state: as an API server shows a claim that the protection of claims in use keeps.
@@ -41,17 +44,30 @@ pub(super) fn deleted(
     claim: &DeletedClaim,
     manifests: &Manifests,
     outcome: &Outcome,
-) -> (ObjectKey, Arc<[u8]>) {
+    holders: &BTreeMap<ClaimKey, Holder>,
+) -> (ObjectKey, Value) {
     let mut value = claim.object.clone();
     value["metadata"]["deletionTimestamp"] = json!(claim.since);
     value["metadata"]["deletionGracePeriodSeconds"] = json!(0);
     value["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
+    if let Some(holder) = holders.get(&claim.key()) {
+        value["metadata"]["annotations"][HELD_BY] = json!(holder.to_string());
+    }
     if let Some(claim_state) = outcome.claims.get(&claim.key()) {
         set_claim_state(&mut value, claim_state, manifests);
     }
     let (namespace, name) = (claim.namespace.clone(), claim.name.clone());
     let key = ObjectKey { kind: Kind::PersistentVolumeClaim, namespace, name };
-    (key, value.to_string().into_bytes().into())
+    (key, value)
+}
+
+/// The object as JSON with its `metadata.creationTimestamp`: when it was first seen.
+pub(super) fn with_creation_time(mut object: Value, first_seen: &FirstSeen) -> Arc<[u8]> {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+    if let Some(time) = uid.and_then(|uid| first_seen.get(uid)) {
+        object["metadata"]["creationTimestamp"] = json!(time);
+    }
+    object.to_string().into_bytes().into()
 }
 
 fn set_volume_state(volume: &mut Value, volume_state: &VolumeState) {

@@ -69,9 +69,11 @@ fake_service! {
         watch_pods as WatchPodsStream(pod_config::WatchPodsRequest) -> pod_config::WatchPodsResponse;
         watch_node as WatchNodeStream(pod_config::WatchNodeRequest) -> pod_config::WatchNodeResponse;
         list_volume_objects as ListVolumeObjectsStream(pod_config::ListVolumeObjectsRequest) -> pod_config::ListVolumeObjectsResponse;
+        watch_volume_objects as WatchVolumeObjectsStream(pod_config::WatchVolumeObjectsRequest) -> pod_config::WatchVolumeObjectsResponse;
     }
     bidi {
         watch_objects as WatchObjectsStream(pod_config::WatchObjectsRequest) -> pod_config::WatchObjectsResponse;
+        report_claims_in_use as ReportClaimsInUseStream(pod_config::ReportClaimsInUseRequest) -> pod_config::ReportClaimsInUseResponse;
     }
 }
 

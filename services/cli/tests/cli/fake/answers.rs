@@ -27,7 +27,7 @@ use super::{World, shell};
 pub struct Services {
     admin: FakeAdmin,
     pub supervisor: FakeSupervisor,
-    pod_config: FakePodConfig,
+    pub pod_config: FakePodConfig,
     pub pod_sync: FakePodSync,
     runtime: FakeRuntime,
     node_status: FakeNodeStatus,
@@ -161,9 +161,27 @@ fn pod_config(world: &Arc<World>) -> FakePodConfig {
             });
             Ok(StreamAnswer::items(answers.collect::<Vec<_>>()))
         });
+        let objects = world.volume_objects.clone().unwrap_or_default();
+        fake.watch_volume_objects.answer_with(move |request| {
+            let wanted = objects.iter().filter(|object| object["kind"] == request.kind.as_str());
+            let items = wanted.map(volume_object_is).chain([volume_objects_synced()]);
+            Ok(StreamAnswer::items(items.collect::<Vec<_>>()).then_open())
+        });
     }
     fake.list_sources.answer(pod_config::ListSourcesResponse { sources: world.sources.clone() });
     fake
+}
+
+/// A message of `WatchVolumeObjects`: the object is new or has changed.
+pub fn volume_object_is(object: &serde_json::Value) -> pod_config::WatchVolumeObjectsResponse {
+    let item = pod_config::watch_volume_objects_response::Item::ObjectJson(object.to_string().into());
+    pod_config::WatchVolumeObjectsResponse { item: Some(item) }
+}
+
+/// A message of `WatchVolumeObjects`: the replay is complete.
+pub fn volume_objects_synced() -> pod_config::WatchVolumeObjectsResponse {
+    let item = pod_config::watch_volume_objects_response::Item::Synced(Synced {});
+    pod_config::WatchVolumeObjectsResponse { item: Some(item) }
 }
 
 fn node_status(world: &World) -> FakeNodeStatus {

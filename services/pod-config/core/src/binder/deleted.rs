@@ -1,4 +1,4 @@
-//! Claims that are deleted while pods use them.
+//! Claims that are deleted while they are in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::object::{ObjectKey, StoredObject};
 /// The objects of the manifests.
 type Objects = BTreeMap<ObjectKey, Arc<StoredObject>>;
 
-/// The deleted claims that stay until no pod of this node is in `used` with them, as the protection of claims in use has it
-/// (volumes.md §3.4). `before` and `now` are the objects of the last decision and of this one, `time` is the present.
+/// The deleted claims that stay until they are no longer in `used`, the claims in use on this node, as the protection of claims in
+/// use has it (volumes.md §3.4). `before` and `now` are the objects of the last decision and of this one, `time` is the present.
 ///
 /// A claim that is not bound goes at once. Before all sources were read (`complete`) none goes.
 pub fn deleted_claims(

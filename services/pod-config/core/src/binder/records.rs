@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Bindings, ClaimKey, ClaimState, Manifests, Outcome, VolumeState};
+use super::{Bindings, ClaimKey, ClaimState, FirstSeen, Manifests, Outcome, VolumeState};
 
 /// The version of the encoding.
 const VERSION: u64 = 1;
@@ -24,9 +24,15 @@ pub struct Records {
     /// The deleted claims that pods still use.
     #[serde(default)]
     pub deleted: Vec<DeletedClaim>,
+    /// volume-manager has reported the claims in use: after a restart, its next report is awaited before a claim is released.
+    #[serde(default)]
+    pub reported: bool,
+    /// When each object was first seen.
+    #[serde(default)]
+    pub first_seen: FirstSeen,
 }
 
-/// A claim that is in no manifest any more, and that pods of this node still use.
+/// A claim that is in no manifest any more, and that is still in use on this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeletedClaim {
     /// Its namespace.

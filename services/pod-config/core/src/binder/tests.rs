@@ -1,4 +1,6 @@
 mod edges;
+mod first_seen;
+mod in_use;
 mod kept;
 
 use proptest::prelude::*;

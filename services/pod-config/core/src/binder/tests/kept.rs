@@ -89,7 +89,7 @@ fn records_round_trip_and_damaged_or_newer_ones_are_told_apart() {
         since: "2026-01-01T00:00:00Z".into(),
         object: json!({"metadata": {"name": "d"}}),
     };
-    let all = Records { lost: true, deleted: vec![gone], ..records(&outcome.bindings) };
+    let all = Records { lost: true, deleted: vec![gone], reported: true, ..records(&outcome.bindings) };
     for written in [Records::default(), Records::lost(), all] {
         assert_eq!(Records::decode(&written.encode()), Ok(written));
     }
