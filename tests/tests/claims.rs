@@ -243,15 +243,16 @@ async fn volumes_and_claims_are_applied_shown_and_deleted_by_the_command() {
     until_one_ready(&agent, "one").await;
     assert_eq!(fs::read_to_string(disk.join("log")).unwrap(), "one\n");
 
-    let (code, claims) = keelson(&agent, &["get", "pvc"]).await;
-    assert_eq!(
-        (code, rows(&claims)[1].as_str()),
-        (Some(0), "data Bound data 1Gi RWO disks <unknown>"),
-        "{claims}"
-    );
-    let (code, volumes) = keelson(&agent, &["get", "pv/data"]).await;
-    let row = "data 1Gi RWO Retain Bound default/data disks <unknown>";
-    assert_eq!((code, rows(&volumes)[1].as_str()), (Some(0), row), "{volumes}");
+    for (what, expected) in [
+        ("pvc", "data Bound data 1Gi RWO disks"),
+        ("pv/data", "data 1Gi RWO Retain Bound default/data disks"),
+    ] {
+        let (code, table) = keelson(&agent, &["get", what]).await;
+        let rows = rows(&table);
+        let (row, age) = rows[1].rsplit_once(' ').unwrap();
+        assert_eq!((code, row), (Some(0), expected), "{table}");
+        assert!(age.starts_with(|first: char| first.is_ascii_digit()), "{table}");
+    }
 
     keelson_refuses(&agent, &["delete", "pvc", "data"], &format!("is used by the pod {one}")).await;
     keelson_refuses(&agent, &["delete", "pv", "data"], "is bound to the claim default/data").await;
@@ -291,5 +292,91 @@ async fn volumes_and_claims_are_applied_shown_and_deleted_by_the_command() {
     let deleted =
         format!("pod/{one} deleted\npersistentvolumeclaim/data deleted\npersistentvolume/data deleted\n");
     assert_eq!(keelson(&agent, &["delete", "-f", all]).await, (Some(0), deleted));
+    agent.end().unwrap();
+}
+
+/// A pod as of [`pod`] whose container ends only when the file `stop` is in the volume.
+fn slow_pod(name: &str, claim: &str) -> Value {
+    let mut pod = pod(name, claim, &json!([]));
+    let script =
+        format!("trap '' TERM; echo {name} >> /data/log; until [ -e /data/stop ]; do sleep 0.1; done");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(600);
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", script]);
+    pod
+}
+
+/// The object, unless pod-config is down or does not have it.
+async fn object(agent: &Agent, kind: &str, name: &str) -> Option<Value> {
+    agent.keelson_json(&["get", kind, name, "-o", "json"]).await.ok()
+}
+
+/// Waits until the claim `database`, which is deleted, is held by this, and its PersistentVolume is bound to it.
+async fn until_held(agent: &Agent, holder: &str) {
+    eventually(LIMIT, format!("the claim is held by {holder}"), async || {
+        let Some(claim) = object(agent, "pvc", "database").await else { return false };
+        let metadata = &claim["metadata"];
+        metadata["annotations"]["keelson.dev/held-by"] == holder
+            && metadata["deletionTimestamp"].is_string()
+            && claim["status"]["phase"] == "Bound"
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert_eq!(object(agent, "pv", "disk").await.unwrap()["status"]["phase"], "Bound");
+    assert_eq!(object(agent, "pvc", "other").await.unwrap()["status"]["phase"], "Pending");
+}
+
+/// Kills services at the same time, and waits until they run again.
+async fn kill(agent: &Agent, services: &[ServiceName]) {
+    let before: Vec<_> = services.iter().map(|service| agent.service(*service).unwrap()).collect();
+    for service in &before {
+        service.signal(Signal::KILL);
+    }
+    for (service, before) in services.iter().zip(before) {
+        eventually(LIMIT, format!("{service} runs again"), async || {
+            agent.service(*service).is_some_and(|now| now != before)
+        })
+        .await
+        .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_claim_stays_bound_over_kills_until_its_volume_is_unmounted() {
+    let scratch = Scratch::new().unwrap();
+    let disk = disk(&scratch, "data");
+    fs::create_dir(&disk).unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("disk.yaml", &local_volume(&agent, "disk", &disk, &json!({})).to_string()).unwrap();
+    agent.write_manifest("claim.yaml", &claim("database", &json!({})).to_string()).unwrap();
+    agent.write_manifest("one.yaml", &slow_pod("one", "database").to_string()).unwrap();
+    until_ready(&agent, &["one"]).await.unwrap();
+    agent.write_manifest("other.yaml", &claim("other", &json!({})).to_string()).unwrap();
+    let folder = pod_folder(&agent, "one").await;
+    let uid = folder.file_name().unwrap().to_str().unwrap();
+    agent.remove_manifest("one.yaml").unwrap();
+    agent.remove_manifest("claim.yaml").unwrap();
+    until_held(&agent, &format!("the pod default/one-{}", agent.spec().node_name)).await;
+
+    // The pod has left its source: pod-config knows only by the reports that its container still writes.
+    let reported = format!("the volumes of the pod with UID {uid}");
+    kill(&agent, &[ServiceName::VolumeManager]).await;
+    until_held(&agent, &reported).await;
+    kill(&agent, &[ServiceName::PodConfig]).await;
+    until_held(&agent, &reported).await;
+    kill(&agent, &[ServiceName::PodConfig, ServiceName::VolumeManager]).await;
+    until_held(&agent, &reported).await;
+    assert_eq!(plugin_mounts(&agent).len(), 1);
+
+    fs::write(disk.join("stop"), "").unwrap();
+    eventually(LIMIT, "the volume is released", async || {
+        object(&agent, "pv", "disk").await.is_some_and(|volume| volume["status"]["phase"] == "Released")
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert_eq!(plugin_mounts(&agent), Vec::<String>::new(), "it was unmounted before");
+    assert_eq!(object(&agent, "pvc", "database").await, None);
+    assert_eq!(object(&agent, "pvc", "other").await.unwrap()["status"]["phase"], "Pending");
+    until_gone(&agent, &folder).await;
+    assert_eq!(fs::read_to_string(disk.join("log")).unwrap(), "one\n", "the data stay");
     agent.end().unwrap();
 }

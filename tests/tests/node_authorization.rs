@@ -376,6 +376,62 @@ async fn a_csi_volume_waits_until_it_is_reported_in_use_and_attached() {
     cluster.agent.end().unwrap();
 }
 
+/// Grows the PersistentVolume and asks for more in the claim, as the resizer of the control plane leaves them to the node.
+fn request_expansion(server: &NodeServer, size: &str) {
+    let volume = json!({"spec": {"capacity": {"storage": size}}});
+    server.patch(&format!("{VOLUMES}/disk"), &volume).unwrap();
+    let claim = json!({
+        "spec": {"resources": {"requests": {"storage": size}}},
+        "status": {
+            "allocatedResources": {"storage": size},
+            "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+            "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
+        },
+    });
+    server.patch(&format!("{CLAIMS}/data"), &claim).unwrap();
+}
+
+#[tokio::test]
+async fn a_csi_volume_grows_while_it_is_in_use_and_its_claim_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let folder = scratch.path().join("driver");
+    std::fs::create_dir(&folder).unwrap();
+    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
+    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
+    let spec = spec.with(&["--stage", "--node-id", "id-1", "--capabilities", "expand"]);
+    let driver = CsiDriver::start(spec).await.unwrap();
+    bind_claim(&cluster.server);
+    attach(&cluster.server, &cluster.node, &format!("kubernetes.io/csi/{DRIVER}^handle"));
+    cluster.server.create(PODS, &pod_with_claim(&cluster.node)).unwrap();
+    cluster.until_ready("web").await;
+    let before = running(&cluster.agent).await.unwrap()["web/main"].clone();
+
+    // The driver fails once: the claim says that the node has not resized the volume, and the node tries again.
+    driver
+        .set_faults(&json!({"NodeExpandVolume": {"fail": {"code": 13, "times": 1, "message": "no room"}}}))
+        .unwrap();
+    request_expansion(&cluster.server, "2Gi");
+    // Pods are synchronised once a minute; a change does it at once.
+    cluster.server.patch(&path("web"), &json!({"metadata": {"annotations": {"synced": "1"}}})).unwrap();
+    driver.until_call("NodeExpandVolume", "OK").await.unwrap();
+    let has_grown = |server: &NodeServer| {
+        let status = server.get(&format!("{CLAIMS}/data")).unwrap_or_default()["status"].clone();
+        status["capacity"]["storage"] == "2Gi"
+            && status["allocatedResourceStatuses"].as_object().is_none_or(serde_json::Map::is_empty)
+            && status["conditions"].as_array().is_none_or(Vec::is_empty)
+    };
+    let grown = cluster.server.until(3 * LIMIT, "the claim has grown", has_grown).await;
+    grown.unwrap_or_else(|error| {
+        let claim = cluster.server.get(&format!("{CLAIMS}/data"));
+        panic!("{error:#}\n{claim:#?}\n{}", cluster.agent.log_tail())
+    });
+    assert_eq!(running(&cluster.agent).await.unwrap()["web/main"], before, "the container has run on");
+    let refusals = count_refusals(&cluster.server.take_refusals());
+    assert!(refusals.keys().all(|(what, _)| !what.contains("persistentvolumeclaims")), "{refusals:?}");
+    cluster.agent.end().unwrap();
+}
+
 #[tokio::test]
 async fn a_pod_whose_csi_volume_has_no_room_on_the_node_is_rejected() {
     let scratch = Scratch::new().unwrap();
