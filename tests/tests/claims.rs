@@ -227,6 +227,23 @@ fn rows(table: &str) -> Vec<String> {
     table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
+/// Applies a file with a pod, its claim `data` and its PersistentVolume `data`, and deletes them by the file, in an order that nothing
+/// refuses.
+async fn apply_and_delete_by_file(agent: &Agent, file: &str, pod: &str) {
+    assert_eq!(keelson(agent, &["apply", "-f", file]).await.0, Some(0));
+    until_one_ready(agent, "one").await;
+    let (code, output) = keelson(agent, &["delete", "-f", file]).await;
+    let deleted = format!("pod/{pod} deleted\npersistentvolumeclaim/data deleted\n");
+    if code == Some(0) {
+        return assert_eq!(output, format!("{deleted}persistentvolume/data deleted\n"));
+    }
+    // The container of the pod has not ended yet, so the claim is still in use.
+    assert!(output.starts_with(&format!("{deleted}error: persistentvolume/data is bound")), "{output}");
+    until_phase(agent, "pv", "data", "Released").await;
+    let deleted = "persistentvolume/data deleted\n".to_owned();
+    assert_eq!(keelson(agent, &["delete", "pv", "data"]).await, (Some(0), deleted));
+}
+
 #[tokio::test]
 async fn volumes_and_claims_are_applied_shown_and_deleted_by_the_command() {
     let scratch = Scratch::new().unwrap();
@@ -286,12 +303,7 @@ async fn volumes_and_claims_are_applied_shown_and_deleted_by_the_command() {
     keelson_refuses(&agent, &["get", "pv", "data"], "there is no persistentvolume/data").await;
     assert_eq!(fs::read_to_string(disk.join("log")).unwrap(), "one\n", "the data stay");
 
-    // By file, in an order that nothing refuses.
-    assert_eq!(keelson(&agent, &["apply", "-f", all]).await.0, Some(0));
-    until_one_ready(&agent, "one").await;
-    let deleted =
-        format!("pod/{one} deleted\npersistentvolumeclaim/data deleted\npersistentvolume/data deleted\n");
-    assert_eq!(keelson(&agent, &["delete", "-f", all]).await, (Some(0), deleted));
+    apply_and_delete_by_file(&agent, all, &one).await;
     agent.end().unwrap();
 }
 
@@ -308,6 +320,14 @@ fn slow_pod(name: &str, claim: &str) -> Value {
 /// The object, unless pod-config is down or does not have it.
 async fn object(agent: &Agent, kind: &str, name: &str) -> Option<Value> {
     agent.keelson_json(&["get", kind, name, "-o", "json"]).await.ok()
+}
+
+async fn until_phase(agent: &Agent, kind: &str, name: &str, phase: &str) {
+    eventually(LIMIT, format!("{kind}/{name} is {phase}"), async || {
+        object(agent, kind, name).await.is_some_and(|object| object["status"]["phase"] == phase)
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
 /// Waits until the claim `database`, which is deleted, is held by this, and its PersistentVolume is bound to it.
@@ -352,27 +372,24 @@ async fn a_deleted_claim_stays_bound_over_kills_until_its_volume_is_unmounted() 
     until_ready(&agent, &["one"]).await.unwrap();
     agent.write_manifest("other.yaml", &claim("other", &json!({})).to_string()).unwrap();
     let folder = pod_folder(&agent, "one").await;
-    let uid = folder.file_name().unwrap().to_str().unwrap();
     agent.remove_manifest("one.yaml").unwrap();
     agent.remove_manifest("claim.yaml").unwrap();
-    until_held(&agent, &format!("the pod default/one-{}", agent.spec().node_name)).await;
+    let user = format!("the pod default/one-{}", agent.spec().node_name);
+    until_held(&agent, &user).await;
 
     // The pod has left its source: pod-config knows only by the reports that its container still writes.
-    let reported = format!("the volumes of the pod with UID {uid}");
-    kill(&agent, &[ServiceName::VolumeManager]).await;
-    until_held(&agent, &reported).await;
-    kill(&agent, &[ServiceName::PodConfig]).await;
-    until_held(&agent, &reported).await;
-    kill(&agent, &[ServiceName::PodConfig, ServiceName::VolumeManager]).await;
-    until_held(&agent, &reported).await;
+    for services in [
+        &[ServiceName::VolumeManager][..],
+        &[ServiceName::PodConfig],
+        &[ServiceName::PodConfig, ServiceName::VolumeManager],
+    ] {
+        kill(&agent, services).await;
+        until_held(&agent, &user).await;
+    }
     assert_eq!(plugin_mounts(&agent).len(), 1);
 
     fs::write(disk.join("stop"), "").unwrap();
-    eventually(LIMIT, "the volume is released", async || {
-        object(&agent, "pv", "disk").await.is_some_and(|volume| volume["status"]["phase"] == "Released")
-    })
-    .await
-    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    until_phase(&agent, "pv", "disk", "Released").await;
     assert_eq!(plugin_mounts(&agent), Vec::<String>::new(), "it was unmounted before");
     assert_eq!(object(&agent, "pvc", "database").await, None);
     assert_eq!(object(&agent, "pvc", "other").await.unwrap()["status"]["phase"], "Pending");

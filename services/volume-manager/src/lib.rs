@@ -18,7 +18,8 @@
 //! | `block` | maps devices for pods: volumes of the mode `Block` |
 //! | `mounter` | mounts and foreign filesystems, in processes that may hang |
 //! | `fsgroup`, `walks` | changes the ownership of a volume to the pod's fsGroup, and tracks the progress |
-//! | `objects` | the cache of ConfigMaps and Secrets that pods refer to, watched in pod-config |
+//! | `objects` | the cache of ConfigMaps, Secrets and other objects that pods refer to, watched in pod-config |
+//! | `claims_in_use` | reports the claims in use to pod-config, which keeps them bound |
 //! | `tokens` | service account tokens, renewed before they expire |
 //! | `prepare` | what one container needs: subPaths, and values of environment files |
 //! | `subpath` | subPaths, opened beneath their volume and bind-mounted for a container |
@@ -39,6 +40,7 @@ mod actions;
 mod atomic;
 mod block;
 mod csi;
+mod claims_in_use;
 mod driver_stats;
 mod fsgroup;
 mod legacy;

@@ -65,8 +65,10 @@ pub(crate) fn parse(json: &[u8], is_registered: bool) -> Result<NodeFacts, serde
 }
 
 /// Watches the Node until `shutdown`. `None` until it was read once; while pod-config is down, the last facts stay in effect.
+/// `connections` counts the streams to pod-config.
 pub(crate) async fn watch_node(
     facts: watch::Sender<Option<NodeFacts>>,
+    connections: watch::Sender<u64>,
     peer: Peer,
     progress: Progress,
     shutdown: CancellationToken,
@@ -78,8 +80,9 @@ pub(crate) async fn watch_node(
         async move { client.watch_node(pb::WatchNodeRequest {}).await }
     };
     let on_message = move |signal: Signal<pb::WatchNodeResponse>| {
-        if let Signal::Message(message) = signal {
-            match parse(&message.node_json, message.registered) {
+        match signal {
+            Signal::Opened => connections.send_modify(|count| *count += 1),
+            Signal::Message(message) => match parse(&message.node_json, message.registered) {
                 Ok(new) => {
                     facts.send_if_modified(|old| {
                         let is_new = old.as_ref() != Some(&new);
@@ -88,7 +91,8 @@ pub(crate) async fn watch_node(
                     });
                 }
                 Err(error) => tracing::warn!(%error, "cannot read the Node that pod-config has sent"),
-            }
+            },
+            Signal::Lost(_) => {}
         }
         std::future::ready(())
     };

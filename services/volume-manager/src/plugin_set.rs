@@ -64,7 +64,7 @@ pub(crate) fn start(ctx: &Context, mounter: &Mounter, live: &LiveObjects, tokens
     ctx.spawn("flexVolume drivers", flex.clone().watch(ctx.progress.clone(), ctx.shutdown.clone()));
     let plugins: Vec<Arc<dyn Plugin>> = vec![
         Arc::new(Local::new(root.clone(), run_dir.clone(), mounter.clone(), ctx.events.clone())),
-        Arc::new(HostPath::new(run_dir, mounter.clone())),
+        Arc::new(HostPath::new(root.clone(), run_dir, mounter.clone())),
         Arc::new(Nfs::new(root.clone(), mounter.clone())),
         Arc::new(Iscsi::new(host(), Arc::clone(&secrets))),
         Arc::new(Fc::new(host())),

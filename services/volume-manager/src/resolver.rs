@@ -4,10 +4,12 @@
 //! Each pod with such volumes has a task that resolves them, retries what fails, and reads everything again with each sync of
 //! the pod, since claims are not watched. So a claim that cannot be read holds up its own volume only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, Shared};
 use futures_util::{FutureExt as _, StreamExt as _};
 use keelson_service_kit::{Backoff, EventRing, ObjectRef, now_unix_nanos};
 use keelson_volume_manager_core::claims::{
@@ -20,7 +22,9 @@ use keelson_volume_manager_core::wait_owner::WaitOwner;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
+use crate::claims_in_use::{CONFIRMED_WITHIN, ClaimReports};
 use crate::legacy;
 use crate::live_objects::{LiveObjects, ReadError};
 use crate::plugins::{Plugin, PluginError, Plugins, VolumeSpec};
@@ -45,6 +49,7 @@ pub(crate) struct Resolver {
     pub(crate) shared: SharedVolumes,
     pub(crate) selinux: SeLinux,
     pub(crate) events: EventRing,
+    pub(crate) reports: ClaimReports,
 }
 
 /// The volumes that cannot be resolved now, and why.
@@ -54,7 +59,18 @@ pub(crate) struct Unresolved {
     pub(crate) waits: BTreeMap<String, VolumeWait>,
     /// When they are tried again, in unix nanoseconds; 0 if there are none.
     pub(crate) next_try_unix_nanos: i64,
+    /// pod-config has not confirmed that the claim of one of them is in use. They are tried again at once when it does.
+    awaits_confirmation: bool,
 }
+
+/// Why a volume cannot be resolved now.
+struct Failed {
+    wait: VolumeWait,
+    is_unconfirmed: bool,
+}
+
+/// Why the claims of a pod are not confirmed to be in use; `None` if they are.
+type Confirmation<'a> = Shared<BoxFuture<'a, Option<String>>>;
 
 /// The task that resolves the volumes of one pod. It ends when this is dropped, and asks for no volume after that.
 #[derive(Debug)]
@@ -103,6 +119,7 @@ impl Resolver {
     async fn follow(&self, desire: &PodDesire, gate: &Gate, unresolved: &watch::Sender<Unresolved>) {
         let mut retry = RETRY;
         let mut last_event = String::new();
+        let mut confirmations = self.reports.changes();
         let mut failed = self.resolve_all(desire, gate, None).await;
         loop {
             let is_complete = failed.waits.is_empty();
@@ -121,7 +138,12 @@ impl Resolver {
                 old.clone_from(&failed);
                 is_new
             });
-            tokio::time::sleep(pause).await;
+            // Cancel-safe: nothing is consumed.
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = confirmations.changed(), if failed.awaits_confirmation => {}
+            }
+            confirmations.mark_unchanged();
             failed = if is_complete {
                 self.shared.require_remounts(&desire.header.pod.uid);
                 self.resolve_all(desire, gate, None).await
@@ -136,12 +158,36 @@ impl Resolver {
         let is_asked = |volume: &&Volume| {
             volume.has_plugin() && only.is_none_or(|failed| failed.waits.contains_key(&volume.name))
         };
-        let mut asked = Vec::new();
-        for volume in desire.volumes.iter().filter(is_asked) {
-            asked.push(self.resolve_one(desire, volume, gate).boxed());
+        let confirmation = self.confirmation(desire, gate);
+        let mut volumes: Vec<&Volume> = desire.volumes.iter().filter(is_asked).collect();
+        // Volumes with a claim may wait for pod-config, and the others do not wait for them.
+        volumes.sort_by_key(|volume| claim_name(desire, volume).is_some());
+        let asked: Vec<_> = volumes
+            .into_iter()
+            .map(|volume| self.resolve_one(desire, volume, gate, confirmation.clone()).boxed())
+            .collect();
+        let mut unresolved = Unresolved::default();
+        let mut failed = futures_util::stream::iter(asked).buffer_unordered(CONCURRENT);
+        while let Some(failed) = failed.next().await {
+            let Some(Failed { wait, is_unconfirmed }) = failed else { continue };
+            unresolved.awaits_confirmation |= is_unconfirmed;
+            unresolved.waits.insert(wait.volume.clone(), wait);
         }
-        let failed = futures_util::stream::iter(asked).buffer_unordered(CONCURRENT);
-        Unresolved { waits: failed.filter_map(std::future::ready).collect().await, next_try_unix_nanos: 0 }
+        unresolved
+    }
+
+    /// Adds the claims of a pod to those in use, and waits until pod-config has confirmed that. Only then are they read, so that what
+    /// is read is a binding that pod-config keeps.
+    fn confirmation(&self, desire: &PodDesire, gate: &Gate) -> Confirmation<'_> {
+        let names: BTreeSet<String> =
+            desire.volumes.iter().filter_map(|volume| claim_name(desire, volume)).collect();
+        let is_open = lock(gate);
+        if !*is_open || names.is_empty() {
+            return ready(Some("the pod wants no claim any more".to_owned())).boxed().shared();
+        }
+        let revision = self.shared.want_claims(&desire.header.pod, names);
+        drop(is_open);
+        self.reports.unconfirmed(revision, Instant::now() + CONFIRMED_WITHIN).boxed().shared()
     }
 
     /// Resolves a volume and hands it to the shared volumes, or returns why that is not possible now.
@@ -150,7 +196,21 @@ impl Resolver {
         desire: &PodDesire,
         volume: &Volume,
         gate: &Gate,
-    ) -> Option<(String, VolumeWait)> {
+        confirmation: Confirmation<'_>,
+    ) -> Option<Failed> {
+        let failed = |message, owner, is_unconfirmed| {
+            Some(Failed { wait: VolumeWait { volume: volume.name.clone(), message, owner }, is_unconfirmed })
+        };
+        if let Some(claim) = claim_name(desire, volume)
+            && let Some(why) = confirmation.await
+        {
+            let namespace = &desire.header.pod.namespace;
+            let text = format!(
+                "pod-config has not confirmed that the claim {namespace}/{claim} is in use; until then, its PersistentVolume could be \
+                 given to another claim: {why}"
+            );
+            return failed(text, WaitOwner::PodConfig, true);
+        }
         match self.resolve(desire, volume).await {
             Ok(resolved) => {
                 let is_open = lock(gate);
@@ -159,10 +219,7 @@ impl Resolver {
                 }
                 None
             }
-            Err(PluginError { owner, message, .. }) => {
-                let name = &volume.name;
-                Some((name.clone(), VolumeWait { volume: name.clone(), message, owner }))
-            }
+            Err(PluginError { owner, message, .. }) => failed(message, owner, false),
         }
     }
 
@@ -245,9 +302,7 @@ impl Resolver {
         read_only: bool,
     ) -> Result<VolumeSpec, PluginError> {
         let pod = &desire.header.pod;
-        let source =
-            name.map_or(ClaimSource::Ephemeral, |claim_name| ClaimSource::Named { claim_name, read_only });
-        let request = ClaimRequest { pod, volume: &volume.name, source };
+        let request = claim_request(desire, volume, name, read_only);
         let claim_name = request.claim_name();
         let claim: Result<Option<PersistentVolumeClaim>, ReadError> =
             self.live.read("PersistentVolumeClaim", &pod.namespace, &claim_name).await;
@@ -260,6 +315,23 @@ impl Resolver {
         let claim_size = claim.as_ref().ok().and_then(Option::as_ref).and_then(claim_size);
         persistent_spec(desire, volume, &resolved, (claim_name, claim_size))
     }
+}
+
+fn claim_request<'a>(
+    desire: &'a PodDesire,
+    volume: &'a Volume,
+    name: Option<&'a str>,
+    read_only: bool,
+) -> ClaimRequest<'a> {
+    let source =
+        name.map_or(ClaimSource::Ephemeral, |claim_name| ClaimSource::Named { claim_name, read_only });
+    ClaimRequest { pod: &desire.header.pod, volume: &volume.name, source }
+}
+
+/// The name of a volume's claim; `None` without one.
+fn claim_name(desire: &PodDesire, volume: &Volume) -> Option<String> {
+    let Source::Claim { name, read_only } = &volume.source else { return None };
+    Some(claim_request(desire, volume, name.as_deref(), *read_only).claim_name())
 }
 
 /// An answer as the rules of claims want it.
@@ -410,7 +482,7 @@ mod tests {
     fn block_volumes_of_plugins_without_them_are_refused_for_a_person() {
         let plugins: [Arc<dyn Plugin>; 2] = [
             Arc::new(Nfs::new("/root".into(), Mounter::default())),
-            Arc::new(HostPath::new("/run".into(), Mounter::default())),
+            Arc::new(HostPath::new("/root".into(), "/run".into(), Mounter::default())),
         ];
         for plugin in plugins {
             let mut spec = volume("uid", plugin.field(), json!({}));

@@ -28,6 +28,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use self::mount_wait::MountWait;
+use crate::claims_in_use::ClaimReports;
 use crate::csi::drivers::{NodeDriver, NodeUpdate};
 use crate::driver_stats::DriverStats;
 use crate::live_objects::LiveObjects;
@@ -163,9 +164,9 @@ async fn start_plugins(
     let retries = shared.clone().follow_drivers(plugin_set.drivers.clone(), ctx.shutdown.clone());
     ctx.spawn("retries of CSI volumes", retries);
     let (facts, node) = watch::channel(None);
-    let watch =
-        watch_node(facts, ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
-    ctx.spawn("node", watch);
+    let (connections, connected) = watch::channel(0);
+    let (peer, progress) = (ctx.peer(ServiceName::PodConfig), ctx.progress.clone());
+    ctx.spawn("node", watch_node(facts, connections, peer, progress, ctx.shutdown.clone()));
     let has_api_server = matches!(config.control_plane, ControlPlane::Kubernetes(_));
     let selinux_metrics = SeLinuxMetrics::register(&ctx.metrics);
     let environment = Environment {
@@ -187,8 +188,9 @@ async fn start_plugins(
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
     let selinux = SeLinux::of_machine(config.volumes.selinux_mount, selinux_metrics);
     let events = ctx.events.clone();
-    Ok((found, Resolver { live, plugins, shared, selinux, events }, plugin_set))
+    Ok((found, Resolver { live, plugins, shared, selinux, events, reports }, plugin_set))
 }
+    let reports = ClaimReports::start(ctx, shared.claims(), connected);
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
 /// without that, too.

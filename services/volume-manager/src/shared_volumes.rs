@@ -3,6 +3,7 @@
 //!
 //! Operations run in tasks of their own. One that hangs holds up nothing but its own volume.
 
+mod claims;
 mod expansion;
 mod labels;
 mod operation;
@@ -15,14 +16,16 @@ mod task;
 mod tests;
 mod unknown;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_service_kit::CancellationToken;
 use keelson_volume_manager_core::csi::paths::DriverName;
+use keelson_volume_manager_core::desire::PodRef;
 use keelson_volume_manager_core::operations::VolumeName;
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(crate) use self::claims::ClaimSet;
 pub(crate) use self::records::ResolvedSpec;
 pub(crate) use self::restore::{PluginFolder, find_volumes};
 pub(crate) use self::status::PodStatus;
@@ -34,6 +37,8 @@ use crate::csi::drivers::{Counts, Drivers};
 enum Command {
     /// A pod wants a volume. A repeated request updates what is known of it.
     Want(Box<ResolvedSpec>),
+    /// A pod is about to use these claims of its namespace.
+    WantClaims { pod: PodRef, names: BTreeSet<String>, reply: oneshot::Sender<u64> },
     /// The pod is being stopped: nothing more is set up for it.
     Stop(String),
     /// Nothing of the pod runs: its volumes may be torn down.
@@ -52,6 +57,7 @@ pub(crate) struct SharedVolumes {
     commands: mpsc::UnboundedSender<Command>,
     pods: Pods,
     in_use: watch::Receiver<Option<Vec<VolumeName>>>,
+    claims: watch::Receiver<ClaimSet>,
 }
 
 /// The published status of each pod.
@@ -69,14 +75,29 @@ impl SharedVolumes {
     pub(crate) fn new() -> (Self, Inbox) {
         let (commands, receiver) = mpsc::unbounded_channel();
         let (in_use_sender, in_use) = watch::channel(None);
+        let (claims_sender, claims) = watch::channel(ClaimSet::default());
         let pods = Pods::default();
-        let inbox = Inbox { commands: receiver, pods: pods.clone(), in_use: in_use_sender };
-        (Self { commands, pods, in_use }, inbox)
+        let inbox =
+            Inbox { commands: receiver, pods: pods.clone(), in_use: in_use_sender, claims: claims_sender };
+        (Self { commands, pods, in_use, claims }, inbox)
     }
 
     /// A pod wants a volume.
     pub(crate) fn want(&self, resolved: ResolvedSpec) {
         self.send(Command::Want(Box::new(resolved)));
+    }
+
+    /// A pod is about to use these claims of its namespace, and no others. The answer is the revision of a set of claims in use
+    /// that has them, as each later one until the pod is stopped or released.
+    pub(crate) fn want_claims(&self, pod: &PodRef, names: BTreeSet<String>) -> oneshot::Receiver<u64> {
+        let (reply, revision) = oneshot::channel();
+        self.send(Command::WantClaims { pod: pod.clone(), names, reply });
+        revision
+    }
+
+    /// The claims in use, and their changes.
+    pub(crate) fn claims(&self) -> watch::Receiver<ClaimSet> {
+        self.claims.clone()
     }
 
     /// A pod is being stopped: what is, or may be, mounted stays, and nothing more is set up for it.
@@ -141,4 +162,5 @@ pub(crate) struct Inbox {
     commands: mpsc::UnboundedReceiver<Command>,
     pods: Pods,
     in_use: watch::Sender<Option<Vec<VolumeName>>>,
+    claims: watch::Sender<ClaimSet>,
 }

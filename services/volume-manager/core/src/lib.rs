@@ -22,6 +22,7 @@
 //! | [`csi`] | how CSI drivers register and which calls, paths and files their volumes need |
 //! | [`claims`] | which PersistentVolume a volume has through its claim, and whether the pod may mount it here |
 //! | [`node_selector`] | whether a node matches a selector |
+//! | [`claims_in_use`] | which claims are in use on this node, and by what |
 //! | [`operations`] | which operations on volumes may run together, and when a failed one is retried |
 //! | [`wait_owner`] | who has to act before a volume can advance |
 //! | [`world`] | which actions come next for the volumes that the pods of the node share |
@@ -36,6 +37,7 @@
 
 pub mod claims;
 pub mod csi;
+pub mod claims_in_use;
 pub mod desire;
 pub mod envfile;
 pub mod expansion;

@@ -1,12 +1,14 @@
-//! hostPath as the source of a PersistentVolume (volumes.md §10.2): the path itself, without anything below `volumes`.
+//! hostPath as the source of a PersistentVolume (volumes.md §10.2): the path itself. Below `volumes`, there is only an empty folder
+//! with the name of the PersistentVolume, so that a restart finds the volume.
 
 use std::path::{Path, PathBuf};
 
 use keelson_volume_manager_core::hostpath::{self, CheckResult, FileKind, TypeCheck};
-use keelson_volume_manager_core::world::{Learned, MountLabel, Shape};
+use keelson_volume_manager_core::world::{FailureClass, Learned, MountLabel, Shape};
 use serde::Deserialize;
 
-use super::disk::{read_source, wrong_source};
+use super::disk::{pod_path, read_source, wrong_source};
+use super::host::FOLDER_MODE as POD_FOLDER_MODE;
 use super::{
     Abilities, Answer, FoundFolder, Identity, Plugin, PluginError, Reconstructed, SetUp, SetUpRequest,
     VolumePlace, VolumeSpec,
@@ -32,15 +34,16 @@ struct Source {
 /// The plugin.
 #[derive(Debug)]
 pub(crate) struct HostPath {
+    root: PathBuf,
     run_dir: PathBuf,
     mounter: Mounter,
 }
 
 impl HostPath {
-    /// The plugin. `run_dir` is the folder of the agent's sockets: no PersistentVolume leads into it, because admission,
+    /// The plugin. `root` is the agent's root folder. `run_dir` is the folder of the agent's sockets: no PersistentVolume leads into it, because admission,
     /// which decides on such paths, sees only those that a pod names itself (ADR 0004).
-    pub(crate) fn new(run_dir: PathBuf, mounter: Mounter) -> Self {
-        Self { run_dir, mounter }
+    pub(crate) fn new(root: PathBuf, run_dir: PathBuf, mounter: Mounter) -> Self {
+        Self { root, run_dir, mounter }
     }
 
     fn source(&self, volume: &VolumeSpec) -> Result<(String, String), PluginError> {
@@ -119,12 +122,19 @@ impl Plugin for HostPath {
     fn set_up<'a>(&'a self, volume: &'a VolumeSpec, _: SetUpRequest<'a>) -> Answer<'a, SetUp> {
         Box::pin(async move {
             let host_path = self.check(volume).await?;
+            // Nothing else on disk says after a restart that a pod uses the volume, whose claim has to stay bound.
+            let folder = pod_path(&self.root, NAME, &volume.pod.uid, &volume.inner_name);
+            let created = self.mounter.create_folders(&folder, POD_FOLDER_MODE).await;
+            created.map_err(|error| error.of_class(FailureClass::Uncertain))?;
             Ok(SetUp { host_path, learned: Learned::default() })
         })
     }
 
-    fn tear_down<'a>(&'a self, _: &'a VolumePlace) -> Answer<'a, ()> {
-        Box::pin(async { Ok(()) })
+    fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let folder = pod_path(&self.root, NAME, place.pod.as_str(), &place.inner_name);
+            self.mounter.clean_mount_point(&folder, true).await
+        })
     }
 
     fn reconstruct<'a>(&'a self, _: &'a FoundFolder) -> Answer<'a, Reconstructed> {
@@ -149,8 +159,12 @@ mod tests {
     use crate::mounter::testing::{TestFolder, mode, request, volume};
     use crate::walks::FsGroupWalks;
 
+    fn plugin(folder: &TestFolder) -> HostPath {
+        HostPath::new(folder.path().join("root"), folder.path().join("run"), folder.mounter())
+    }
+
     async fn set_up(folder: &TestFolder, path: &Path, kind: &str) -> Result<PathBuf, String> {
-        let plugin = HostPath::new(folder.path().join("run"), folder.mounter());
+        let plugin = plugin(folder);
         let spec = volume("uid", "hostPath", json!({"path": path, "type": kind}));
         plugin.identify(&spec).await.map_err(|error| error.message)?;
         let walks = FsGroupWalks::default();
@@ -190,5 +204,31 @@ mod tests {
             assert!(set_up(&folder, Path::new(path), "").await.is_err(), "{path}");
         }
         fs::remove_file(link).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_host_path_of_a_claim_has_an_empty_folder_as_long_as_a_pod_uses_it() {
+        let folder = TestFolder::new();
+        let data = folder.folder("data");
+        fs::write(data.join("file"), "kept").unwrap();
+        let marker = folder.path().join("root/pods/uid/volumes/kubernetes.io~host-path/pv");
+        let text = set_up(&folder, &data, "File").await.unwrap_err();
+        assert!(!marker.exists(), "{text}");
+        for _ in 0..2 {
+            assert_eq!(set_up(&folder, &data, "Directory").await, Ok(data.clone()));
+            assert_eq!(fs::read_dir(&marker).unwrap().count(), 0);
+        }
+        let place = VolumePlace {
+            volume: "kubernetes.io/host-path/uid-pv".into(),
+            pod: "uid".into(),
+            plugin: NAME.into(),
+            inner_name: "pv".into(),
+            is_block: false,
+        };
+        for _ in 0..2 {
+            plugin(&folder).tear_down(&place).await.unwrap();
+            assert!(!marker.exists());
+        }
+        assert_eq!(fs::read_to_string(data.join("file")).unwrap(), "kept");
     }
 }

@@ -9,6 +9,7 @@ use keelson_volume_manager_core::expansion::{Origin, is_expandable};
 use keelson_volume_manager_core::operations::{PodUid, VolumeName};
 use keelson_volume_manager_core::world::{MountLabel, WantedVolume};
 
+use super::claims::Claims;
 use crate::metrics::PluginLabel;
 use crate::plugins::{DevicePlace, Identity, Plugin, PluginError, VolumePlace, VolumeSpec};
 use crate::quantities::storage;
@@ -173,11 +174,14 @@ pub(super) struct Records {
     pub(super) refused: BTreeMap<(PodVolume, String), Refused>,
     /// Whether containers may only read a volume, by the name that the pod has for it.
     read_only: BTreeMap<(PodVolume, String), bool>,
+    /// The claims in use.
+    pub(super) claims: Claims,
 }
 
 impl Records {
     /// Records what a pod wants. A pod can have two names for one volume; it is set up read-only if both want that.
     pub(super) fn add_spec(&mut self, key: PodVolume, resolved: ResolvedSpec) {
+        self.claims.remember(&key, &resolved);
         let (name, read_only) = (resolved.spec.outer_name.clone(), resolved.identity.read_only);
         self.read_only.insert((key.clone(), name.clone()), read_only);
         let keeps_writing =
@@ -195,6 +199,7 @@ impl Records {
     /// Forgets what a pod wants.
     pub(super) fn release(&mut self, pod: &PodUid) {
         self.stopping.remove(pod);
+        self.claims.withdraw(pod);
         self.read_only.retain(|((_, other), _), _| other != pod);
         self.specs.retain(|(_, other), _| other != pod);
         self.errors.retain(|(_, other), _| other != pod);

@@ -1,6 +1,8 @@
 //! The task that owns the desired and the actual world.
 
-use std::collections::BTreeMap;
+mod finish;
+mod publish;
+
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,8 +13,7 @@ use keelson_service_kit::{Backoff, CancellationToken, EventRing, LoopHandle, now
 use keelson_volume_manager_core::csi::paths::may_be_of_driver;
 use keelson_volume_manager_core::operations::{Operations, PodUid};
 use keelson_volume_manager_core::world::{
-    Action, ActualWorld, AttachedBy, DesiredWorld, Learned, PodState, Situation, WorldPlan, plan_world,
-    volumes_in_use,
+    Action, ActualWorld, AttachedBy, DesiredWorld, Learned, Situation, WorldPlan, plan_world,
 };
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
@@ -21,13 +22,12 @@ use tokio::time::Instant;
 use super::labels;
 use super::operation::{Attached, Done, Inputs, carry_out, read_node, tear_down};
 use super::records::{Placed, PlacedDevice, PodVolume, Records, Refused, ResolvedSpec};
-use super::reports::{operation_of, record_failure};
 use super::restore::FoundVolumes;
-use super::status::{Clock, PodStatus, statuses};
+use super::status::Clock;
 use super::unknown::UnknownFolders;
 use super::{Command, Inbox};
 use crate::live_objects::LiveObjects;
-use crate::metrics::{OperationMetrics, PluginLabel};
+use crate::metrics::OperationMetrics;
 use crate::mounter::Mounter;
 use crate::node_facts::NodeFacts;
 use crate::plugins::{DevicePlace, PluginError, VolumePlace};
@@ -168,6 +168,7 @@ impl SharedVolumesTask {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Want(resolved) => self.want(*resolved),
+            Command::WantClaims { pod, names, reply } => self.records.claims.want(pod, names, reply),
             Command::Stop(uid) => {
                 self.stop(&uid.into());
                 self.retry_refused();
@@ -228,6 +229,7 @@ impl SharedVolumesTask {
     /// Drops the volumes of a pod of which nothing can be mounted, and sets the others up no more.
     fn stop(&mut self, pod: &PodUid) {
         self.records.stopping.insert(pod.clone());
+        self.records.claims.withdraw(pod);
         self.records.refused.retain(|((_, other), _), _| other != pod);
         let Records { specs, placed, errors, .. } = &mut self.records;
         specs.retain(|key, _| {
@@ -400,102 +402,6 @@ impl SharedVolumesTask {
         }
     }
 
-    fn finish(&mut self, ended: Option<Ended>) {
-        match ended {
-            Some(Ended::Operation { action, result, elapsed }) => {
-                self.finish_operation(&action, result, elapsed)
-            }
-            Some(Ended::Forced { place, result }) => {
-                let now = self.now();
-                self.unknown.finish(&place, result, &self.env.totals, now);
-            }
-            Some(Ended::NodeRead(result)) => self.finish_node_read(result),
-            None => {}
-        }
-    }
-
-    fn finish_operation(&mut self, action: &Action, result: Result<Done, PluginError>, elapsed: Duration) {
-        self.count(action, result.is_ok(), elapsed);
-        let now = self.now();
-        let key = action.pod().map(|pod| (action.volume().clone(), pod.clone()));
-        match result {
-            Ok(Done { learned, host_path }) => {
-                self.operations.finish(&action.key(), Ok(()), now);
-                self.actual.record_success(action, learned);
-                let Some(key) = key else { return };
-                self.records.errors.remove(&key);
-                match action {
-                    Action::SetUp { .. } => {
-                        if let Some(placed) = self.records.placed.get_mut(&key) {
-                            placed.host_path = host_path;
-                        }
-                    }
-                    Action::TearDown { .. } => {
-                        if let Some(placed) = self.records.placed.remove(&key) {
-                            self.unknown.forget(&placed.place);
-                        }
-                    }
-                    _ => {}
-                }
-            }
-            Err(error) => {
-                self.report(action, &error);
-                self.operations.finish(&action.key(), Err(error.message.clone()), now);
-                self.actual.record_failure(action, error.class);
-                if let Some(is_final) = error.is_final_expansion() {
-                    self.actual.record_expansion_error(action.volume(), is_final);
-                }
-                let Some(key) = key else { return };
-                let is_left =
-                    self.actual.volume(&key.0).is_some_and(|volume| volume.pods.contains_key(&key.1));
-                if matches!(action, Action::SetUp { .. }) && !is_left {
-                    self.records.placed.remove(&key);
-                }
-                if self.records.specs.contains_key(&key) {
-                    self.records.errors.insert(key, error);
-                }
-            }
-        }
-    }
-
-    /// Logs an error, and records one of a mount or an expansion as an event of the pod (volumes.md §3.9, §3.10, §4).
-    fn report(&self, action: &Action, error: &PluginError) {
-        let (volume, pod) = (action.volume(), action.pod());
-        let uid = pod.map(PodUid::as_str).unwrap_or_default();
-        tracing::warn!(
-            event = "volume_operation_failed",
-            volume = volume.as_str(),
-            uid,
-            "{} of a volume failed: {error}",
-            action.kind().map(|kind| kind.to_string()).unwrap_or_default()
-        );
-        let Some(resolved) = pod.and_then(|pod| self.records.spec(volume, pod)) else { return };
-        record_failure(&self.env.events, &resolved.spec, action, error);
-    }
-
-    fn count(&self, action: &Action, succeeded: bool, elapsed: Duration) {
-        let key = action.pod().map(|pod| (action.volume().clone(), pod.clone()));
-        let Some(operation) = operation_of(action, self.is_block(action, key.as_ref())) else { return };
-        let label = self.plugin_label(action, key.as_ref());
-        self.env.metrics.ended(label, operation, succeeded, elapsed);
-    }
-
-    fn is_block(&self, action: &Action, key: Option<&PodVolume>) -> bool {
-        let Records { specs, placed, devices, .. } = &self.records;
-        let of_spec = key.and_then(|key| specs.get(key)).map(|resolved| resolved.place().is_block);
-        let of_place = || key.and_then(|key| placed.get(key)).map(|placed| placed.place.is_block);
-        let of_device = || devices.get(action.volume()).map(|device| device.is_block);
-        of_spec.or_else(of_place).or_else(of_device).unwrap_or(false)
-    }
-
-    fn plugin_label(&self, action: &Action, key: Option<&PodVolume>) -> PluginLabel {
-        let Records { specs, placed, devices, .. } = &self.records;
-        let of_spec = key.and_then(|key| specs.get(key)).map(ResolvedSpec::label);
-        let of_place = || key.and_then(|key| placed.get(key)).map(|placed| placed.label.clone());
-        let of_device = || devices.get(action.volume()).map(|device| device.label.clone());
-        of_spec.or_else(of_place).or_else(of_device).unwrap_or_default()
-    }
-
     /// Reads the Node once after a restart, for the volumes that were found (volumes.md §3.6 step 5).
     fn read_node_if_needed(&mut self) {
         if !self.actual.awaits_node_status() || self.is_node_read_running {
@@ -513,17 +419,6 @@ impl SharedVolumesTask {
         });
     }
 
-    fn finish_node_read(&mut self, result: Result<Attached, PluginError>) {
-        self.is_node_read_running = false;
-        match result {
-            Ok(attached) => {
-                self.node_retry.reset();
-                self.actual.apply_node_status(&attached);
-            }
-            Err(error) => tracing::info!("the volumes found at startup wait for the Node: {error}"),
-        }
-    }
-
     /// Unmounts what was found at startup and is not known (volumes.md §3.16 step 5).
     fn unmount_unknown(&mut self) {
         if !self.is_populated || !self.actual.is_synced() {
@@ -537,54 +432,6 @@ impl SharedVolumesTask {
                 Ended::Forced { result: work.unwrap_or_else(|_| Err(panicked())), place }
             });
         }
-    }
-
-    /// Updates the numbers of desired and mounted volumes.
-    fn count_volumes(&mut self) {
-        let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
-        for resolved in self.records.specs.values() {
-            counts.entry(resolved.plugin.plugin_name(&resolved.spec)).or_default().0 += 1;
-        }
-        for ((volume, pod), placed) in &self.records.placed {
-            let state = self.actual.volume(volume).and_then(|volume| volume.pods.get(pod));
-            if state.is_some_and(|pod| pod.state == PodState::Mounted) {
-                counts.entry(placed.place.plugin.clone()).or_default().1 += 1;
-            }
-        }
-        self.counts.update(counts);
-    }
-
-    fn publish(&mut self, plan: &WorldPlan) {
-        self.count_volumes();
-        let mut new = statuses(&self.desired, &self.actual, &self.records, plan, self.clock);
-        for (pod, error) in self.unknown.folders.pods() {
-            let status = new.entry(pod.clone()).or_default();
-            status.may_have_mounts = true;
-            if !error.is_empty() {
-                error.clone_into(&mut status.teardown);
-            }
-        }
-        let mut pods = self.inbox.pods.lock();
-        for pod in new.keys() {
-            pods.entry(pod.as_str().to_owned()).or_default();
-        }
-        pods.retain(|uid, sender| {
-            let status = new.remove(&PodUid::from(uid.as_str())).unwrap_or_default();
-            let is_used = status != PodStatus::default() || sender.receiver_count() > 0;
-            sender.send_if_modified(|old| {
-                let is_new = *old != status;
-                *old = status;
-                is_new
-            });
-            is_used
-        });
-        drop(pods);
-        let in_use = volumes_in_use(&self.desired, &self.actual, &self.operations);
-        self.inbox.in_use.send_if_modified(|old| {
-            let is_new = *old != in_use;
-            *old = in_use;
-            is_new
-        });
     }
 }
 

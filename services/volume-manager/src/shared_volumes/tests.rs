@@ -1,9 +1,11 @@
 //! The task with a plugin whose answers the test gives.
 
 mod block;
+mod claims;
 mod drivers;
 mod expansion;
 mod labels;
+mod look_up;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -49,11 +51,18 @@ struct FakePlugin {
     calls: watch::Sender<Vec<String>>,
     script: Mutex<BTreeMap<String, Vec<End>>>,
     shape: Shape,
+    /// The threads on which the plugin was looked up by the name of a driver.
+    looked_up_on: Mutex<Vec<std::thread::ThreadId>>,
 }
 
 impl FakePlugin {
     fn new(shape: Shape) -> Arc<Self> {
-        Arc::new(Self { calls: watch::Sender::new(Vec::new()), script: Mutex::default(), shape })
+        Arc::new(Self {
+            calls: watch::Sender::new(Vec::new()),
+            script: Mutex::default(),
+            shape,
+            looked_up_on: Mutex::default(),
+        })
     }
 
     fn on(&self, call: &str, end: End) {
@@ -91,6 +100,11 @@ impl FakePlugin {
 impl Plugin for FakePlugin {
     fn name(&self) -> &'static str {
         "example.org/fake"
+    }
+
+    fn serves(&self, name: &str) -> bool {
+        self.looked_up_on.lock().unwrap().push(std::thread::current().id());
+        name == "example.org/driver"
     }
 
     fn field(&self) -> &'static str {

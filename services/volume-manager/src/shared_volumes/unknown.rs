@@ -25,6 +25,11 @@ impl UnknownFolders {
         self.places.insert(folder, (place, plugin));
     }
 
+    /// Where they are.
+    pub(super) fn places(&self) -> impl Iterator<Item = &VolumePlace> {
+        self.places.values().map(|(place, _)| place)
+    }
+
     /// The folders to unmount at `now`. They count as running until [`Self::finish`].
     pub(super) fn start(
         &mut self,
