@@ -1,7 +1,7 @@
-//! The pages of docs/api, made of the protos and their comments.
+//! Generates the pages of docs/api from the protos and their comments.
 //!
-//! `KEELSON_WRITE=1 cargo test -p keelson-proto --test docs` writes them; without it the test compares. The examples are run by
-//! `tests/tests/api_docs.rs` against a whole agent.
+//! `KEELSON_WRITE=1 cargo test -p keelson-proto --test docs` writes the pages; without the variable, the test compares them.
+//! `tests/tests/api_docs.rs` runs the examples against a whole agent.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use keelson_proto::CALLERS;
 use prost_reflect::{Cardinality, DescriptorPool, FileDescriptor, Kind, MessageDescriptor, MethodDescriptor};
 
-/// A page: its file, its title, the API, and an example.
+/// A page of one API: file name, service, API, description and example.
 struct Page {
     file: &'static str,
     service: &'static str,
@@ -91,7 +91,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api")
 }
 
-/// The comment before what stands at `path` of a file (descriptor.proto, `SourceCodeInfo`).
+/// The comment before the element at `path` of a file (descriptor.proto, `SourceCodeInfo`).
 fn comment(file: &FileDescriptor, path: &[i32]) -> String {
     let info = file.file_descriptor_proto().source_code_info.as_ref();
     let found = info.and_then(|info| info.location.iter().find(|location| location.path == path));
@@ -99,13 +99,13 @@ fn comment(file: &FileDescriptor, path: &[i32]) -> String {
     text.lines().map(str::trim).collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
-/// One line of a comment, for a table.
+/// A comment as one line for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('\n', " ").replace('|', "\\|")
 }
 
 fn page(pool: &DescriptorPool, page: &Page) -> String {
-    let api = pool.get_service_by_name(page.api).expect("the API is there");
+    let api = pool.get_service_by_name(page.api).expect("the API exists");
     let file = api.parent_file();
     let mut text = format!(
         "# {}\n\n{} Socket: `<run-dir>/{}/{}.sock`. Generated from [`{}`](../../proto/{}) and its comments.\n\n```sh\n{}\n```\n",
@@ -131,7 +131,7 @@ fn page(pool: &DescriptorPool, page: &Page) -> String {
     }
     let _ = write!(text, "\n## Messages\n");
     for name in messages {
-        let message = pool.get_message_by_name(&name).expect("it was reached");
+        let message = pool.get_message_by_name(&name).expect("the message exists");
         text.push_str(&table(&message));
     }
     text
@@ -157,7 +157,7 @@ fn section(file: &FileDescriptor, method: &MethodDescriptor) -> String {
     text
 }
 
-/// The names of a message and of all that it may hold, as far as they are ours.
+/// Adds to `found` the names of a message and of all our messages that it may contain.
 fn reach(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
     if message.is_map_entry() {
         message.fields().for_each(|field| reach_field(&field.kind(), found));
@@ -225,7 +225,7 @@ fn index() -> String {
 }
 
 #[test]
-fn the_pages_are_as_the_protos() {
+fn pages_of_docs_api_match_the_protos() {
     let pool = common::pool();
     let apis: Vec<String> = pool
         .services()
@@ -242,14 +242,14 @@ fn the_pages_are_as_the_protos() {
     pages.push((folder().join("README.md"), index()));
     for (path, text) in pages {
         if common::writes() {
-            std::fs::create_dir_all(folder()).expect("the docs can be written");
-            std::fs::write(&path, text).expect("the docs can be written");
+            std::fs::create_dir_all(folder()).expect("the folder can be created");
+            std::fs::write(&path, text).expect("the page can be written");
             continue;
         }
         let found = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             found == text,
-            "{} is not as the protos: KEELSON_WRITE=1 cargo test -p keelson-proto --test docs writes it",
+            "{} does not match the protos; rewrite it with: KEELSON_WRITE=1 cargo test -p keelson-proto --test docs",
             path.display()
         );
     }

@@ -1,7 +1,7 @@
-//! Who may ask init (architecture §2: no arrow leads to it but the person's).
+//! Only the command-line tool may call init (architecture §2).
 
 #[test]
-fn only_the_persons_tool_calls_init() {
+fn only_the_command_line_tool_may_call_init() {
     let methods: Vec<_> =
         keelson_proto::CALLERS.iter().filter(|(path, _)| path.contains("keelson.supervisor.")).collect();
     assert_eq!(methods.len(), 3, "{methods:?}");

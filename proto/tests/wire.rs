@@ -1,8 +1,8 @@
 //! The wire format of our APIs only grows: neighbours one release apart work together (architecture §3).
 //!
-//! `wire.txt` has a line for everything that crosses a socket. A line that is gone or differs is a break, and the test says which.
-//! New lines are added by `KEELSON_WRITE=1 cargo test -p keelson-proto --test wire`; one is taken out by hand, by whoever knows
-//! that no neighbour of the previous release needs it.
+//! `wire.txt` has a line for every method, field and enum value. The test fails if a line is missing or has changed.
+//! `KEELSON_WRITE=1 cargo test -p keelson-proto --test wire` adds new lines. Remove a line by hand only if no service of the previous
+//! release needs it.
 
 mod common;
 
@@ -73,16 +73,17 @@ fn the_wire_format_only_grows() {
     let broken: Vec<&String> = known.difference(&now).collect();
     assert!(
         broken.is_empty(),
-        "a neighbour of the previous release would misread this: what stood in the protos is gone or different: {broken:#?}"
+        "services of the previous release would misread messages, because these elements of the protos were removed or changed; \
+         restore them: {broken:#?}"
     );
     if common::writes() {
         let text: String = now.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(&path, text).expect("the sources can be written");
+        std::fs::write(&path, text).expect("wire.txt can be written");
         return;
     }
     let new: Vec<&String> = now.difference(&known).collect();
     assert!(
         new.is_empty(),
-        "KEELSON_WRITE=1 cargo test -p keelson-proto --test wire writes down what is new: {new:#?}"
+        "wire.txt lacks new elements; add them with: KEELSON_WRITE=1 cargo test -p keelson-proto --test wire: {new:#?}"
     );
 }

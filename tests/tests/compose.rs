@@ -129,7 +129,7 @@ impl Stack {
 
     fn keelson(&self, args: &[&str]) -> Output {
         let program = built_binaries().unwrap().join("keelson");
-        self.docker.as_ref().unwrap().beside(&program).unwrap().args(args).output().unwrap()
+        self.docker.as_ref().unwrap().command_in_network(&program).unwrap().args(args).output().unwrap()
     }
 
     fn keelson_ok(&self, args: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! The agent that is measured, on its private containerd.
+//! The measured agent with its private containerd.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -11,22 +11,22 @@ use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, eventually};
 
 use crate::pod_list::PodList;
-use crate::pods::{NAMESPACE, Pod, Staged, flood, markers};
+use crate::pods::{NAMESPACE, Pod, Staged, flooding_pod, markers};
 use crate::runtime::{self, Cri};
-use crate::usage::{Flow, Named};
-use crate::watch::{Seen, Watch};
+use crate::usage::{Named, WriteRate};
+use crate::watch::{SeenProcess, Watch};
 use crate::{cgroups, usage};
 
-/// `maxPods` of a kubelet.
-const USUAL_MAX_PODS: u32 = 110;
+/// The default `maxPods` of a kubelet.
+const DEFAULT_MAX_PODS: u32 = 110;
 
-/// What containerd and agent do after their last answer is over after this.
+/// How long to wait for the background work that containerd and the agent do after their last response.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// How long a pod's process may take to end, seen every so often.
+/// The interval at which the end of a pod's process is checked.
 const GONE_POLL: Duration = Duration::from_millis(2);
 
-/// Between two looks whether everything is removed.
+/// The interval at which the removal of all pods is checked.
 const REMOVED_POLL: Duration = Duration::from_millis(200);
 
 /// The agent and its folders.
@@ -35,37 +35,37 @@ pub struct Subject {
     agent: Agent,
     cri: Cri,
     pods: PodList,
-    /// Manifests wait here.
+    /// The folder in which manifests are written before they are put in place.
     staging: PathBuf,
-    /// How long all pods may take for anything.
+    /// How long one step may take for all pods.
     limit: Duration,
 }
 
-/// A run of pods, all of them up.
+/// Pods whose processes have all started.
 #[derive(Debug)]
-pub struct Up {
-    /// Just before the first manifest was put in place.
+pub struct StartedPods {
+    /// The time just before the first manifest was put in place.
     pub begun: Instant,
-    /// Their processes, in the order of their coming.
-    pub seen: Vec<Seen>,
+    /// The processes in the order in which they were seen.
+    pub seen: Vec<SeenProcess>,
 }
 
-/// How the agent came back after it was killed, counted from the kill.
+/// The times that the agent needed to recover, counted from its kill.
 #[derive(Debug, Clone, Copy)]
 pub struct Recovery {
-    /// pod-sync shows all pods as Ready. It may know that from before.
+    /// Until pod-sync lists all pods as Ready. It may know that from its checkpoint.
     pub ready: Duration,
-    /// The new pod-sync has seen every container running in the runtime.
+    /// Until the new pod-sync has seen every container running in the runtime.
     pub adopted: Duration,
 }
 
-/// How long so many pods may take for anything.
+/// How long one step may take for this number of pods.
 pub fn limit_for(pods: usize) -> Duration {
     Duration::from_secs(60) + Duration::from_secs(1) * u32::try_from(pods).unwrap_or(u32::MAX)
 }
 
 impl Subject {
-    /// Starts containerd and, once, the agent with all its folders in `folder`; leaves the agent stopped.
+    /// Starts containerd and the agent with all files in `folder`, then stops the agent again.
     pub async fn start(folder: &Path, pods: usize) -> anyhow::Result<Self> {
         let name = format!("bench-{:06x}", fastrand::u32(..1 << 24));
         let agent = Agent::builder(folder).node_name(&name).start().await?;
@@ -89,20 +89,20 @@ impl Subject {
         self.cri.clone()
     }
 
-    /// Lets the agent, which must be stopped, speak to the runtime at `endpoint`, and take `pods` pods.
+    /// Configures the agent for the runtime at `endpoint` and for `pods` pods. The agent must be stopped.
     pub fn configure(&self, endpoint: String, pods: usize) -> anyhow::Result<()> {
         let mut spec = self.agent.spec().clone();
         spec.runtime_endpoint = endpoint;
-        spec.max_pods = USUAL_MAX_PODS.max(u32::try_from(pods)?);
+        spec.max_pods = DEFAULT_MAX_PODS.max(u32::try_from(pods)?);
         spec.write()
     }
 
-    /// Ends the agent; pods keep running.
+    /// Stops the agent. Pods keep running.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         self.agent.stop().await
     }
 
-    /// Starts the agent and waits until it answers and has come to rest.
+    /// Starts the agent and waits until it answers and its start-up work is done.
     pub async fn resume(&mut self) -> anyhow::Result<()> {
         self.agent.start().await?;
         let pods = &self.pods;
@@ -112,18 +112,18 @@ impl Subject {
         Ok(())
     }
 
-    /// Puts the manifests of `pods` in place and waits until all their processes are there.
-    pub async fn up(&self, pods: &[Pod]) -> anyhow::Result<Up> {
+    /// Puts the manifests of `pods` in place and waits until all their processes run.
+    pub async fn start_pods(&self, pods: &[Pod]) -> anyhow::Result<StartedPods> {
         let staged = Staged::write(pods, &self.staging, self.agent.manifest_dir())?;
         let watch = Watch::start(markers(pods))?;
         let begun = Instant::now();
         staged.put_in_place()?;
         let seen = watch.until(begun + self.limit).await;
         if seen.len() < pods.len() {
-            let there: HashSet<&str> = seen.iter().map(|seen| seen.marker.as_str()).collect();
-            let missing = pods.iter().find(|pod| !there.contains(pod.marker.as_str()));
+            let started: HashSet<&str> = seen.iter().map(|seen| seen.marker.as_str()).collect();
+            let missing = pods.iter().find(|pod| !started.contains(pod.marker.as_str()));
             bail!(
-                "the agent has brought up {} of {} pods in {} s\n{}\n{}",
+                "the agent has started only {} of {} pods in {} s\n{}\n{}",
                 seen.len(),
                 pods.len(),
                 self.limit.as_secs(),
@@ -131,16 +131,16 @@ impl Subject {
                 self.log()
             );
         }
-        Ok(Up { begun, seen })
+        Ok(StartedPods { begun, seen })
     }
 
-    /// Starts a pod that writes its log as fast as it can, and waits until it flows.
-    pub async fn flood(&self) -> anyhow::Result<Flow> {
-        let up = self.up(&[flood()]).await?;
-        Flow::of(&up.seen).await
+    /// Starts a pod that writes its log as fast as it can, and waits until it writes at full rate.
+    pub async fn start_flood(&self) -> anyhow::Result<WriteRate> {
+        let up = self.start_pods(&[flooding_pod()]).await?;
+        WriteRate::start(&up.seen).await
     }
 
-    /// Waits until pod-sync shows each of `pods` as Ready.
+    /// Waits until pod-sync lists each of `pods` as Ready.
     pub async fn wait_ready(&self, pods: &[Pod]) -> anyhow::Result<()> {
         let ready = self.pods.wait_ready(pods, self.limit).await;
         if let Err(error) = ready {
@@ -149,8 +149,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Removes the manifest of `pod`. Returns how long its process keeps running.
-    pub async fn remove_one(&self, pod: &Pod, process: ProcessId) -> anyhow::Result<Duration> {
+    /// Removes the manifest of `pod`. Returns the time until its process has ended.
+    pub async fn remove_pod(&self, pod: &Pod, process: ProcessId) -> anyhow::Result<Duration> {
         ensure!(process.is_alive(), "the pod {} has ended before its manifest was removed", pod.name);
         let begun = Instant::now();
         self.agent.remove_manifest(&pod.file())?;
@@ -169,9 +169,8 @@ impl Subject {
         Ok(begun.elapsed())
     }
 
-    /// Removes the manifests that are left and waits until the agent has ended all pods and removed their
-    /// cgroups.
-    pub async fn remove_rest(&self) -> anyhow::Result<()> {
+    /// Removes all manifests and waits until the agent has ended all pods and removed their cgroups.
+    pub async fn remove_all_manifests(&self) -> anyhow::Result<()> {
         let folder = self.agent.manifest_dir();
         for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let path = entry?.path();
@@ -180,15 +179,15 @@ impl Subject {
         let deadline = Instant::now() + self.limit;
         loop {
             let sandboxes = runtime::ready_sandboxes(&mut self.cri()).await?;
-            let cgroups = cgroups::of_pods(&self.agent.spec().cgroup_root);
+            let cgroups = cgroups::pod_cgroups(&self.agent.spec().cgroup_root);
             if sandboxes == 0 && cgroups.is_empty() {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let example = cgroups.first().map(|path| format!(" such as {}", path.display()));
+                let example = cgroups.first().map(|path| format!(", such as {}", path.display()));
                 bail!(
                     "{} s after all manifests were removed, {sandboxes} sandboxes still run and {} cgroups of \
-                     pods are there{}\n{}",
+                     pods still exist{}\n{}",
                     self.limit.as_secs(),
                     cgroups.len(),
                     example.unwrap_or_default(),
@@ -199,19 +198,22 @@ impl Subject {
         }
     }
 
-    /// Removes what the stopped agent has left in containerd, and lets containerd come to rest.
-    pub async fn purge(&self) -> anyhow::Result<()> {
+    /// Removes the sandboxes that the stopped agent has left in containerd, and waits for containerd's background work.
+    pub async fn remove_sandboxes(&self) -> anyhow::Result<()> {
         runtime::remove_all(&mut self.cri()).await?;
         settle().await;
         Ok(())
     }
 
-    /// Kills init and all services at once and starts init again. Fails if a container was affected.
-    pub async fn recover(&mut self, pods: &[Pod], seen: &[Seen]) -> anyhow::Result<Recovery> {
+    /// Kills init and all services at once, starts init again and waits for the recovery.
+    ///
+    /// # Errors
+    /// The agent does not recover in time, or a container or process has changed.
+    pub async fn kill_and_recover(&mut self, pods: &[Pod], seen: &[SeenProcess]) -> anyhow::Result<Recovery> {
         let before = runtime::ids(&mut self.cri()).await?;
-        let services = self.services()?;
+        let services = self.service_processes()?;
         let begun = Instant::now();
-        // init first, so that it starts nothing again.
+        // init first, so that it restarts no service.
         if let Some(init) = services.get(ServiceName::Init.as_str()) {
             init.signal(Signal::KILL);
         }
@@ -222,8 +224,8 @@ impl Subject {
         let limit = self.limit;
         let list = self.pods.clone();
         let killed: Vec<ProcessId> = services.into_values().collect();
-        let watched = async {
-            // A process ends a moment after the signal; none of the old ones may answer.
+        let recovered = async {
+            // A process ends a moment after the signal. The killed services must not answer the requests below.
             let ended = || std::future::ready(!killed.iter().any(|process| process.is_alive()));
             eventually(limit, "the killed services have ended", ended).await?;
             list.wait_ready(pods, limit).await?;
@@ -231,52 +233,53 @@ impl Subject {
             list.wait_adopted(pods, limit).await?;
             Ok(Recovery { ready, adopted: begun.elapsed() })
         };
-        let took = match tokio::try_join!(self.agent.start(), watched) {
-            Ok(((), took)) => took,
+        let recovery = match tokio::try_join!(self.agent.start(), recovered) {
+            Ok(((), recovery)) => recovery,
             Err(error) => {
                 return Err(error.context(format!(
-                    "all services were killed and started again\n{}\n{}",
+                    "the agent has not recovered from a kill of all services\n{}\n{}",
                     self.explain(pods.first()).await,
                     self.log()
                 )));
             }
         };
-        // What the agent would wrongly do, it would do by now.
+        // If the agent wrongly restarts containers, it does so within this time.
         settle().await;
         let after = runtime::ids(&mut self.cri()).await?;
         let ended = seen.iter().filter(|seen| !seen.process.is_alive()).count();
         let (new, lost) = (after.difference(&before).count(), before.difference(&after).count());
         ensure!(
             ended + new + lost == 0,
-            "the restart of the agent was noticed: of {} processes {ended} have ended, {new} sandboxes and \
+            "the restart of the agent affected pods: of {} processes {ended} have ended, {new} sandboxes and \
              containers are new, {lost} are lost\n{}",
             seen.len(),
             self.log()
         );
-        Ok(took)
+        Ok(recovery)
     }
 
-    /// init and the services.
-    pub fn services(&self) -> anyhow::Result<Named> {
+    /// The processes of init and all services.
+    pub fn service_processes(&self) -> anyhow::Result<Named> {
         let of = |name: ServiceName| {
             let process = self.agent.service(name);
-            let process = process.with_context(|| format!("{name} does not run\n{}", self.log()))?;
+            let process = process.with_context(|| format!("{name} is not running\n{}", self.log()))?;
             Ok((name.to_string(), process))
         };
         ServiceName::ALL.into_iter().map(of).collect()
     }
 
-    /// KiB of each service.
+    /// The memory of each service in KiB (PSS).
     pub fn pss_kib(&self) -> anyhow::Result<BTreeMap<String, u64>> {
-        let services = self.services()?;
+        let services = self.service_processes()?;
         services.iter().map(|(name, process)| Ok((name.clone(), usage::pss_kib(*process)?))).collect()
     }
 
-    /// Ends and removes everything.
+    /// Stops the agent and containerd and removes everything.
     pub fn end(self) -> anyhow::Result<()> {
         self.agent.end()
     }
 
+    /// The output of `keelson explain pod`, or its error.
     async fn explain(&self, pod: Option<&Pod>) -> String {
         let Some(pod) = pod else { return String::new() };
         let name = self.pods.full_name(pod);
@@ -287,12 +290,13 @@ impl Subject {
         }
     }
 
+    /// The last lines of the agent's log.
     fn log(&self) -> String {
         format!("the end of the agent's log:\n{}", self.agent.log_tail())
     }
 }
 
-/// Waits until what was just asked for is over in the background, too.
+/// Waits for background work of containerd and the agent.
 async fn settle() {
     tokio::time::sleep(SETTLE).await;
 }
@@ -302,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_pods_may_take_longer() {
+    fn the_limit_grows_with_the_number_of_pods() {
         assert_eq!(limit_for(0), Duration::from_secs(60));
         assert_eq!(limit_for(250), Duration::from_secs(310));
     }

@@ -1,4 +1,4 @@
-//! The API of a server without TLS, over one connection.
+//! A client of the Kubernetes API over one connection to `kubectl proxy`.
 
 use std::path::Path;
 
@@ -17,11 +17,11 @@ pub struct Api {
 }
 
 impl Api {
-    /// Connects to the socket of a proxy.
+    /// Connects to the proxy's socket.
     pub async fn connect(socket: &Path) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(socket).await.context("cannot connect to kubectl proxy")?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // It ends with the sender, or is broken, which the next request says.
+        // The task ends when the sender is dropped. If the connection fails, the next request returns an error.
         drop(tokio::spawn(connection));
         Ok(Self { sender })
     }
@@ -32,7 +32,7 @@ impl Api {
         self.send(Method::PATCH, path, body).await.map(drop)
     }
 
-    /// Deletes an object, or all of a list.
+    /// Deletes an object or all objects of a list.
     pub async fn delete(&mut self, path: &str) -> anyhow::Result<()> {
         self.send(Method::DELETE, path, (String::new(), "application/json")).await.map(drop)
     }
@@ -40,7 +40,7 @@ impl Api {
     /// Reads an object or a list.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<Value> {
         let body = self.send(Method::GET, path, (String::new(), "application/json")).await?;
-        serde_json::from_slice(&body).with_context(|| format!("{path} is answered by what is no JSON"))
+        serde_json::from_slice(&body).with_context(|| format!("the response to GET {path} is not JSON"))
     }
 
     async fn send(
@@ -55,7 +55,7 @@ impl Api {
             .header("host", "localhost")
             .header("content-type", kind)
             .body(Full::from(body))?;
-        // The answer before may have been read to its end a moment earlier than the connection knows of it.
+        // After the end of a response body, the connection needs a moment to become ready for the next request.
         self.sender
             .ready()
             .await

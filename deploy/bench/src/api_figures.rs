@@ -1,19 +1,19 @@
-//! Figures of changes at a real API server.
+//! The figures of the benchmarks with a real API server: deletions and edits.
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::figures::{Times, counted, render, rounded, row};
+use crate::figures::{Times, pluralize, render, rounded, row};
 
-/// How long pods took to end that were all deleted through the API at once.
+/// The times until all pods that were deleted at once at an API server are gone. A list has one entry for each round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Deletions {
-    /// How many.
+    /// The number of pods.
     pub pods: usize,
-    /// One for each round.
+    /// The times of pods on the agent's node.
     pub times: Vec<Duration>,
-    /// The same for pods of no node.
+    /// The times of pods without a node.
     pub floor: Vec<Duration>,
 }
 
@@ -23,7 +23,7 @@ impl Deletions {
         (median(&self.times), median(&self.floor))
     }
 
-    /// One line.
+    /// The figures as one line of JSON.
     pub fn json(&self) -> String {
         let (deleted, floor) = self.medians();
         json!({
@@ -35,24 +35,24 @@ impl Deletions {
         .to_string()
     }
 
-    /// For a person.
+    /// The figures as a table for people.
     pub fn table(&self) -> String {
         let (deleted, floor) = self.medians();
-        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.len(), "round"));
+        let heading = format!("{}, {}", pluralize(self.pods, "pod"), pluralize(self.times.len(), "round"));
         render(&[
             [heading, "measured".to_owned(), "target".to_owned()],
-            row("deleted through the API until all are gone there", format!("{deleted:.2} s"), ""),
-            row("  the server alone, of pods that no node has", format!("{floor:.2} s"), ""),
+            row("deleted at the API server until all are gone there", format!("{deleted:.2} s"), ""),
+            row("  the server alone, with pods without a node", format!("{floor:.2} s"), ""),
         ])
     }
 }
 
-/// How long edits of ConfigMaps took to the files of pods.
+/// The times from edits of ConfigMaps to the files of pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edits {
-    /// Pods, each with a ConfigMap of its own.
+    /// The number of pods, each with its own ConfigMap.
     pub pods: usize,
-    /// One for each edit.
+    /// One time for each edit.
     pub times: Times,
 }
 
@@ -61,7 +61,7 @@ impl Edits {
         rounded(self.times.percentile(percent) * 1000.0)
     }
 
-    /// One line.
+    /// The figures as one line of JSON.
     pub fn json(&self) -> String {
         json!({
             "n": self.pods,
@@ -73,9 +73,9 @@ impl Edits {
         .to_string()
     }
 
-    /// For a person.
+    /// The figures as a table for people.
     pub fn table(&self) -> String {
-        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.len(), "edit"));
+        let heading = format!("{}, {}", pluralize(self.pods, "pod"), pluralize(self.times.len(), "edit"));
         let ms = |percent| format!("{:.0} ms", self.milliseconds(percent));
         render(&[
             [heading, "measured".to_owned(), "target".to_owned()],

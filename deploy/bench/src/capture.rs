@@ -1,4 +1,4 @@
-//! What the agent asks of the runtime for each pod, written down once while the requests pass by.
+//! Captures the CRI requests that the agent sends for each pod.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use k8s_cri::v1::{
 };
 use prost::Message;
 
-/// A gRPC message is preceded by a flag (compressed or not) and four bytes with its length.
+/// The length of the prefix of a gRPC message: a flag (compressed or not) and four bytes with the message's length.
 const PREFIX: usize = 5;
 
-/// A call that is written down.
+/// A captured call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// `RunPodSandbox`.
@@ -25,8 +25,8 @@ pub enum Call {
 }
 
 impl Call {
-    /// The call with this path; `None` for all others, which are only passed on.
-    pub fn of(path: &str) -> Option<Self> {
+    /// The call with this HTTP path; `None` for calls that are not captured.
+    pub fn from_path(path: &str) -> Option<Self> {
         match path.strip_prefix("/runtime.v1.RuntimeService/")? {
             "RunPodSandbox" => Some(Self::Sandbox),
             "CreateContainer" => Some(Self::Create),
@@ -36,16 +36,16 @@ impl Call {
     }
 }
 
-/// What was asked for one pod.
+/// The requests for one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CapturedPod {
-    /// Makes the sandbox.
+    /// The request that creates the sandbox.
     pub sandbox: RunPodSandboxRequest,
-    /// Makes the container; the sandbox's id is that of the captured run.
+    /// The request that creates the container. Its sandbox id is that of the captured run.
     pub create: CreateContainerRequest,
 }
 
-/// Where the requests are collected. Clones write to the same place.
+/// Collects captured calls. Clones share one collection.
 #[derive(Debug, Clone, Default)]
 pub struct Recorder {
     inner: Arc<Mutex<Recording>>,
@@ -53,24 +53,29 @@ pub struct Recorder {
 
 #[derive(Debug, Default)]
 struct Recording {
-    /// By the sandbox's id.
+    /// The requests by the id of the created sandbox.
     sandboxes: BTreeMap<String, RunPodSandboxRequest>,
-    /// By the container's id.
+    /// The requests by the id of the created container.
     containers: BTreeMap<String, CreateContainerRequest>,
+    /// The ids of the started containers, in order.
     started: Vec<String>,
-    problems: Vec<String>,
+    /// Why messages could not be decoded.
+    errors: Vec<String>,
 }
 
 impl Recorder {
-    /// Writes down a call that has succeeded: the bodies of request and response.
-    pub fn note(&self, call: Call, asked: &[u8], answered: &[u8]) {
+    /// Records a successful call. `request` and `response` are the bodies.
+    pub fn record(&self, call: Call, request: &[u8], response: &[u8]) {
         let mut recording = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = recording.note(call, asked, answered) {
-            recording.problems.push(format!("{error:#}"));
+        if let Err(error) = recording.record(call, request, response) {
+            recording.errors.push(format!("{error:#}"));
         }
     }
 
-    /// Hands out what was captured, which must be `count` whole pods.
+    /// Removes and returns the captured pods, in the order of their starts.
+    ///
+    /// # Errors
+    /// A message could not be decoded, or the calls are not those of exactly `count` pods with one container each.
     pub fn take(&self, count: usize) -> anyhow::Result<Vec<CapturedPod>> {
         let recording = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
         recording.pods(count)
@@ -78,37 +83,40 @@ impl Recorder {
 }
 
 impl Recording {
-    fn note(&mut self, call: Call, asked: &[u8], answered: &[u8]) -> anyhow::Result<()> {
+    fn record(&mut self, call: Call, request: &[u8], response: &[u8]) -> anyhow::Result<()> {
         match call {
             Call::Sandbox => {
-                let answer: RunPodSandboxResponse = decode(answered)?;
-                self.sandboxes.insert(answer.pod_sandbox_id, decode(asked)?);
+                let response: RunPodSandboxResponse = decode(response)?;
+                self.sandboxes.insert(response.pod_sandbox_id, decode(request)?);
             }
             Call::Create => {
-                let answer: CreateContainerResponse = decode(answered)?;
-                self.containers.insert(answer.container_id, decode(asked)?);
+                let response: CreateContainerResponse = decode(response)?;
+                self.containers.insert(response.container_id, decode(request)?);
             }
-            Call::Start => self.started.push(decode::<StartContainerRequest>(asked)?.container_id),
+            Call::Start => self.started.push(decode::<StartContainerRequest>(request)?.container_id),
         }
         Ok(())
     }
 
     fn pods(mut self, count: usize) -> anyhow::Result<Vec<CapturedPod>> {
-        if let Some(problem) = self.problems.first() {
-            bail!("a captured request cannot be read: {problem}");
+        if let Some(error) = self.errors.first() {
+            bail!("a captured message cannot be decoded: {error}");
         }
         let mut pods = Vec::new();
-        // In the order in which the agent has started them.
         for id in &self.started {
-            let create = self.containers.remove(id).context("a container was started but not created")?;
+            let create = self
+                .containers
+                .remove(id)
+                .context("the capture has the start of a container, but not its creation")?;
             let sandbox = self.sandboxes.remove(&create.pod_sandbox_id);
-            let sandbox = sandbox.context("a container was created in a sandbox that was not made")?;
+            let sandbox =
+                sandbox.context("the capture has a container, but not the creation of its sandbox")?;
             pods.push(CapturedPod { sandbox, create });
         }
         ensure!(
             pods.len() == count && self.sandboxes.is_empty() && self.containers.is_empty(),
-            "the agent has started {} containers for {count} pods, and {} sandboxes and {} containers were \
-             made in vain; a floor that repeats that would measure something else",
+            "the agent started {} containers for {count} pods and created {} sandboxes and {} containers that it did not use; \
+             replaying these requests would measure something else",
             pods.len(),
             self.sandboxes.len(),
             self.containers.len()
@@ -117,13 +125,15 @@ impl Recording {
     }
 }
 
-/// The message in a body; fields that this program does not know are an error, as they would not be
-/// replayed.
+/// Decodes the message in a body.
+///
+/// # Errors
+/// The message is compressed, invalid, or has fields that this program does not know and could not replay.
 fn decode<M: Message + Default>(body: &[u8]) -> anyhow::Result<M> {
     let (prefix, message) = body.split_at_checked(PREFIX).context("the body is shorter than its prefix")?;
     ensure!(prefix[0] == 0, "the message is compressed");
-    let decoded = M::decode(message).context("no such message")?;
-    ensure!(decoded.encoded_len() == message.len(), "the message has fields that are not known here");
+    let decoded = M::decode(message).context("the message is invalid")?;
+    ensure!(decoded.encoded_len() == message.len(), "the message has unknown fields");
     Ok(decoded)
 }
 
@@ -139,36 +149,36 @@ mod tests {
         body
     }
 
-    fn note_pod(recorder: &Recorder, name: &str) {
+    fn record_pod(recorder: &Recorder, name: &str) {
         let sandbox = RunPodSandboxRequest { runtime_handler: name.into(), ..Default::default() };
-        let made = RunPodSandboxResponse { pod_sandbox_id: format!("s-{name}") };
-        recorder.note(Call::Sandbox, &body(&sandbox), &body(&made));
+        let response = RunPodSandboxResponse { pod_sandbox_id: format!("s-{name}") };
+        recorder.record(Call::Sandbox, &body(&sandbox), &body(&response));
         let create = CreateContainerRequest { pod_sandbox_id: format!("s-{name}"), ..Default::default() };
-        let made = CreateContainerResponse { container_id: format!("c-{name}") };
-        recorder.note(Call::Create, &body(&create), &body(&made));
+        let response = CreateContainerResponse { container_id: format!("c-{name}") };
+        recorder.record(Call::Create, &body(&create), &body(&response));
     }
 
-    fn note_start(recorder: &Recorder, name: &str) {
+    fn record_start(recorder: &Recorder, name: &str) {
         let start = StartContainerRequest { container_id: format!("c-{name}") };
-        recorder.note(Call::Start, &body(&start), &[]);
+        recorder.record(Call::Start, &body(&start), &[]);
     }
 
     #[test]
-    fn only_three_calls_are_written_down() {
-        assert_eq!(Call::of("/runtime.v1.RuntimeService/RunPodSandbox"), Some(Call::Sandbox));
-        assert_eq!(Call::of("/runtime.v1.RuntimeService/CreateContainer"), Some(Call::Create));
-        assert_eq!(Call::of("/runtime.v1.RuntimeService/StartContainer"), Some(Call::Start));
-        assert_eq!(Call::of("/runtime.v1.RuntimeService/ListContainers"), None);
-        assert_eq!(Call::of("/containerd.services.events.v1.Events/Subscribe"), None);
+    fn only_the_three_calls_that_start_a_pod_are_captured() {
+        assert_eq!(Call::from_path("/runtime.v1.RuntimeService/RunPodSandbox"), Some(Call::Sandbox));
+        assert_eq!(Call::from_path("/runtime.v1.RuntimeService/CreateContainer"), Some(Call::Create));
+        assert_eq!(Call::from_path("/runtime.v1.RuntimeService/StartContainer"), Some(Call::Start));
+        assert_eq!(Call::from_path("/runtime.v1.RuntimeService/ListContainers"), None);
+        assert_eq!(Call::from_path("/containerd.services.events.v1.Events/Subscribe"), None);
     }
 
     #[test]
-    fn pods_come_out_whole_and_in_the_order_of_their_start() {
+    fn captured_pods_are_in_the_order_of_their_starts() {
         let recorder = Recorder::default();
-        note_pod(&recorder, "one");
-        note_pod(&recorder, "two");
-        note_start(&recorder, "two");
-        note_start(&recorder, "one");
+        record_pod(&recorder, "one");
+        record_pod(&recorder, "two");
+        record_start(&recorder, "two");
+        record_start(&recorder, "one");
         let pods = recorder.take(2).unwrap();
         let names: Vec<&str> = pods.iter().map(|pod| pod.sandbox.runtime_handler.as_str()).collect();
         assert_eq!(names, ["two", "one"]);
@@ -178,22 +188,22 @@ mod tests {
     #[test]
     fn a_container_that_was_never_started_is_an_error() {
         let recorder = Recorder::default();
-        note_pod(&recorder, "one");
+        record_pod(&recorder, "one");
         let error = recorder.take(1).unwrap_err().to_string();
         assert!(error.contains("started 0 containers for 1 pods"), "{error}");
     }
 
     #[test]
-    fn a_field_that_is_not_known_here_is_an_error() {
+    fn an_unknown_field_is_an_error() {
         let recorder = Recorder::default();
-        // Field 15, a number, which StartContainerRequest does not have.
-        recorder.note(Call::Start, &[0, 0, 0, 0, 2, 15 << 3, 1], &[]);
+        // Field 15 as a varint; StartContainerRequest has no such field.
+        recorder.record(Call::Start, &[0, 0, 0, 0, 2, 15 << 3, 1], &[]);
         let error = format!("{:#}", recorder.take(0).unwrap_err());
-        assert!(error.contains("not known here"), "{error}");
+        assert!(error.contains("unknown fields"), "{error}");
     }
 
     #[test]
-    fn a_body_that_is_cut_off_is_an_error() {
+    fn a_truncated_or_compressed_body_is_an_error() {
         assert!(decode::<StartContainerRequest>(&[0, 0]).is_err());
         assert!(decode::<StartContainerRequest>(&[1, 0, 0, 0, 0]).is_err());
     }

@@ -1,4 +1,4 @@
-//! Pod cgroups, in every hierarchy (cgroups(7)).
+//! The cgroups of pods in every hierarchy (cgroups(7)).
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use keelson_testkit::cgroup_hierarchies;
 
-/// The cgroups of pods below `root` (such as `/keelson-x`), one for each hierarchy: folders `pod<uid>`.
-pub fn of_pods(root: &str) -> Vec<PathBuf> {
-    cgroup_hierarchies().iter().flat_map(|point| of_pods_below(&point.join(relative(root)))).collect()
+/// The folders of all pod cgroups (`pod<uid>`) below the cgroup `root` (such as `/keelson-x`), in every hierarchy.
+pub fn pod_cgroups(root: &str) -> Vec<PathBuf> {
+    cgroup_hierarchies().iter().flat_map(|point| pod_cgroups_below(&point.join(relative(root)))).collect()
 }
 
-fn of_pods_below(top: &Path) -> Vec<PathBuf> {
+fn pod_cgroups_below(top: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![top.to_owned()];
     while let Some(folder) = open.pop() {
@@ -24,9 +24,9 @@ fn of_pods_below(top: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Removes the cgroups of pods below `root`, which must hold no process.
+/// Removes the cgroups of pods below `root`. They must have no processes.
 pub fn remove_pods(root: &str) -> anyhow::Result<()> {
-    for pod in of_pods(root) {
+    for pod in pod_cgroups(root) {
         for group in folders(&pod).into_iter().chain([pod]) {
             match fs::remove_dir(&group) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -40,12 +40,12 @@ pub fn remove_pods(root: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the cgroup that `parent`, the cgroup of a pod, is in: the agent keeps it for all pods.
-pub fn ensure_above(parent: &str) -> anyhow::Result<()> {
-    let Some(above) = relative(parent).parent() else { return Ok(()) };
-    for folder in cgroup_hierarchies().iter().map(|point| point.join(above)) {
+/// Creates the parent of a pod's cgroup. The agent creates it once for all pods.
+pub fn create_parent(pod_cgroup: &str) -> anyhow::Result<()> {
+    let Some(parent) = relative(pod_cgroup).parent() else { return Ok(()) };
+    for folder in cgroup_hierarchies().iter().map(|point| point.join(parent)) {
         fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot make the cgroup {}", folder.display()))?;
+            .with_context(|| format!("cannot create the cgroup {}", folder.display()))?;
     }
     Ok(())
 }
@@ -64,15 +64,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_found_at_every_level_and_not_looked_into() {
+    fn pod_cgroups_are_found_at_every_level_without_their_children() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         for folder in ["kubepods/besteffort/podb/pody", "kubepods/poda/c", "kubepods/burstable"] {
             fs::create_dir_all(scratch.path().join(folder)).unwrap();
         }
-        let mut found = of_pods_below(scratch.path());
+        let mut found = pod_cgroups_below(scratch.path());
         found.sort();
         let expected = ["kubepods/besteffort/podb", "kubepods/poda"].map(|path| scratch.path().join(path));
         assert_eq!(found, expected);
-        assert_eq!(of_pods_below(&scratch.path().join("nothing")), Vec::<PathBuf>::new());
+        assert_eq!(pod_cgroups_below(&scratch.path().join("nothing")), Vec::<PathBuf>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! An API server with the agent as its only node.
+//! A cluster of one API server and the agent as its only node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,26 +7,27 @@ use keelson_testkit::{Agent, KubeApiServer, KubeOptions, eventually};
 
 use crate::progress::Progress;
 
-/// The namespace of everything that is measured.
+/// The namespace of the measured objects.
 pub const NAMESPACE: &str = "bench";
-/// How long the node may take to be registered.
-const REGISTERED_WITHIN: Duration = Duration::from_secs(300);
+/// How long the registration of the node may take.
+const REGISTRATION_LIMIT: Duration = Duration::from_secs(300);
 
-/// Both of them; they end when they are dropped.
+/// The API server and the agent. Both end when they are dropped.
 pub struct Cluster {
-    /// The server.
+    /// The API server.
     pub server: KubeApiServer,
-    /// The node's agent, with a containerd of its own.
+    /// The node's agent with a private containerd.
     pub agent: Agent,
-    /// Name of the node.
+    /// The name of the node.
     pub node: String,
 }
 
 impl Cluster {
     /// Starts both in `folder` and waits until the node is registered.
     pub async fn start(folder: &Path, progress: &Progress) -> anyhow::Result<Self> {
-        progress.say(
-            "starting an API server, a private containerd and the agent; the first API server is built, which takes minutes",
+        progress.print(
+            "starting an API server, a private containerd and the agent; on the first run this builds the API server, which takes \
+             minutes",
         );
         let node = format!("bench-{:06x}", fastrand::u32(..1 << 24));
         let below = folder.join("kube");
@@ -36,7 +37,7 @@ impl Cluster {
         server.namespace(NAMESPACE)?;
         let kubeconfig = server.node_kubeconfig(&node)?;
         let agent = Agent::builder(folder).node_name(&node).kubeconfig(kubeconfig).start().await?;
-        eventually(REGISTERED_WITHIN, "the node is there", async || {
+        eventually(REGISTRATION_LIMIT, "the node is registered", async || {
             server.kubectl_json(&["get", "node", &node]).is_ok()
         })
         .await?;

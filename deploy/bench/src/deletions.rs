@@ -1,8 +1,8 @@
-//! How long pods take to go that are all deleted through the API at once: from just before the server is asked until it has none
-//! of them any more. Each has a token of its service account, as most pods of a cluster have, five seconds of grace, and a process
-//! that ends on SIGTERM.
+//! The time until pods that are deleted at once at a real API server are gone: from just before the request until the server has
+//! none of them. Like most pods of a cluster, each has a token of its service account. The grace period is five seconds, and the
+//! process ends on SIGTERM.
 //!
-//! The floor is the same number of pods that no node has: what the server itself takes.
+//! The floor is the same number of pods without a node: the time that the server itself needs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use crate::api_figures::Deletions;
 use crate::cluster::{Cluster, NAMESPACE};
 use crate::progress::Progress;
 
-/// How long all pods may take to come and to go.
+/// How long starting or deleting all pods may take.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Between two looks at the server.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval at which the pods are listed.
+const LIST_POLL: Duration = Duration::from_millis(20);
 
-/// Measures `rounds` rounds of `pods` pods, with everything in `folder`.
+/// Measures `rounds` rounds of `pods` pods with all files in `folder`.
 pub async fn measure(
     folder: &Path,
     pods: usize,
@@ -33,26 +33,27 @@ pub async fn measure(
     let mut api = Api::connect(proxy.socket()).await?;
     let (mut times, mut floor) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        progress.say(format!("round {} of {rounds}", round + 1));
+        progress.print(format!("round {} of {rounds}", round + 1));
         create(&server, pods, None)?;
-        floor.push(all_gone(&mut api).await?);
+        floor.push(delete_all(&mut api).await?);
         create(&server, pods, Some(&node))?;
         eventually(LIMIT, "all pods are ready", async || {
-            let list = api.get(&list()).await.unwrap_or_default();
+            let list = api.get(&list_path()).await.unwrap_or_default();
             let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
             items.len() == pods && items.iter().all(is_ready)
         })
         .await
         .with_context(|| agent.log_tail())?;
-        times.push(all_gone(&mut api).await.with_context(|| agent.log_tail())?);
+        times.push(delete_all(&mut api).await.with_context(|| agent.log_tail())?);
     }
-    progress.say("removing everything");
+    progress.print("removing everything");
     drop(proxy);
     agent.end()?;
     Ok(Deletions { pods, times, floor })
 }
 
-fn list() -> String {
+/// The path of the list of pods.
+fn list_path() -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/pods")
 }
 
@@ -66,16 +67,16 @@ fn create(server: &KubeApiServer, pods: usize, node: Option<&str>) -> anyhow::Re
     server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}))
 }
 
-/// Deletes all pods; how long it takes until none is there.
-async fn all_gone(api: &mut Api) -> anyhow::Result<Duration> {
+/// Deletes all pods. Returns the time until the server has none.
+async fn delete_all(api: &mut Api) -> anyhow::Result<Duration> {
     let begun = Instant::now();
-    api.delete(&list()).await?;
-    while api.get(&format!("{}?limit=1", list())).await?["items"]
+    api.delete(&list_path()).await?;
+    while api.get(&format!("{}?limit=1", list_path())).await?["items"]
         .as_array()
         .is_none_or(|items| !items.is_empty())
     {
-        ensure!(begun.elapsed() < LIMIT, "there are still pods after {LIMIT:?}");
-        tokio::time::sleep(LOOK).await;
+        ensure!(begun.elapsed() < LIMIT, "the API server still has pods {LIMIT:?} after their deletion");
+        tokio::time::sleep(LIST_POLL).await;
     }
     Ok(begun.elapsed())
 }

@@ -1,8 +1,7 @@
-//! A filesystem of the run's own, fresh and with a journal.
+//! A fresh ext4 filesystem with a journal for one run.
 //!
-//! ext4 without a journal does not give out an inode again within a minute of its deletion, and whoever makes a file
-//! passes over those of its block group one by one: what earlier rounds, or whatever ran on the machine before, have
-//! removed costs time then.
+//! ext4 without a journal does not reuse an inode within a minute of its deletion. Creating a file then skips the recently
+//! deleted inodes of the block group one by one, so files that earlier rounds or other programs have removed cost time.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,22 +9,23 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Sparse: only what is written takes room.
+/// The size of the image. The file is sparse, so it uses only the space that is written.
 const BYTES: u64 = 16 << 30;
 
-/// Makes the filesystem in `folder`, mounts it there and returns where. Whoever removes the folder unmounts it.
+/// Creates the filesystem in `folder`, mounts it there and returns the mount point. The caller unmounts it when it removes the
+/// folder.
 ///
 /// # Errors
-/// There is no mkfs.ext4 (Debian: e2fsprogs), or no free loop device.
+/// mkfs.ext4 is not installed (Debian: e2fsprogs), or there is no free loop device.
 pub fn mount_fresh(folder: &Path) -> anyhow::Result<PathBuf> {
     let (image, target) = (folder.join("disk.img"), folder.join("d"));
     File::create(&image)
         .and_then(|file| file.set_len(BYTES))
         .and_then(|()| fs::create_dir(&target))
-        .with_context(|| format!("cannot make {}", image.display()))?;
-    // Tables are written now, so that no kernel thread does it while something is measured.
-    let now = "lazy_itable_init=0,lazy_journal_init=0";
-    run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", now]).arg(&image))?;
+        .with_context(|| format!("cannot create {}", image.display()))?;
+    // Writes all tables now. By default, a kernel thread would do that during the measurement.
+    let not_lazy = "lazy_itable_init=0,lazy_journal_init=0";
+    run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", not_lazy]).arg(&image))?;
     run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&target))?;
     Ok(target)
 }
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_there_with_a_journal_and_gone_with_its_folder() {
+    fn the_filesystem_has_a_journal_and_is_unmounted_with_its_folder() {
         let scratch = Scratch::new().unwrap();
         let target = mount_fresh(scratch.path()).unwrap();
         fs::write(target.join("file"), "there").unwrap();
@@ -56,7 +56,7 @@ mod tests {
         let mounted = mounts();
         let device = mounted.lines().find(|text| text.contains(&line)).unwrap().split(' ').next().unwrap();
         let journal = Path::new("/proc/fs/jbd2").join(format!("{}-8", device.trim_start_matches("/dev/")));
-        assert!(journal.is_dir(), "{} is not there", journal.display());
+        assert!(journal.is_dir(), "{} does not exist", journal.display());
         let path = scratch.path().to_owned();
         drop(scratch);
         assert!(!path.exists() && !mounts().contains(&line));

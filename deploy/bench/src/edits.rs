@@ -1,5 +1,5 @@
-//! How long an edit of a ConfigMap takes to the file in a pod: from just before the API server is asked, by one edit after the
-//! other, to the new text in the volume on the host.
+//! The time from an edit of a ConfigMap to the file in a pod: from just before the request to the API server until the volume on
+//! the host has the new text. The edits are made one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use crate::cluster::{Cluster, NAMESPACE};
 use crate::figures::Times;
 use crate::progress::Progress;
 
-/// How long one edit may take; a kubelet without a watch polls about once a minute.
+/// How long one edit may take. A kubelet without a watch polls about once a minute.
 const EDIT_LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at the file.
-const LOOK: Duration = Duration::from_millis(1);
-/// Between two edits, so that none waits for what is still done for the one before.
+/// The interval at which the file is read.
+const FILE_POLL: Duration = Duration::from_millis(1);
+/// The pause between two edits, so that an edit does not wait for work that the previous one caused.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long all pods may take.
+/// How long a pod may take until it runs.
 const READY_LIMIT: Duration = Duration::from_secs(300);
 
-/// Measures `edits` edits in turn over `pods` pods with a ConfigMap each, with everything in `folder`.
+/// Measures `edits` edits, one pod after the other, of `pods` pods with a ConfigMap each. All files are in `folder`.
 pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progress) -> anyhow::Result<Edits> {
     let Cluster { server, agent, node } = Cluster::start(folder, progress).await?;
     let names: Vec<String> = (0..pods).map(|number| format!("edited-{number}")).collect();
@@ -32,16 +32,16 @@ pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progre
     server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
     let mut files = Vec::new();
     for name in &names {
-        let file = eventually_file(&server, &agent, name).await?;
+        let file = wait_for_file(&server, &agent, name).await?;
         files.push(file);
     }
-    progress.say(format!("{pods} pods have their files; editing"));
+    progress.print(format!("{pods} pods have their files; editing"));
     let proxy = server.proxy()?;
     let mut api = Api::connect(proxy.socket()).await?;
     let mut times = Vec::new();
     for number in 0..edits {
-        let which = number % names.len();
-        let (Some(name), Some(file)) = (names.get(which), files.get(which)) else {
+        let index = number % names.len();
+        let (Some(name), Some(file)) = (names.get(index), files.get(index)) else {
             bail!("there are no pods")
         };
         let text = format!("edit {number}");
@@ -50,12 +50,12 @@ pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progre
         api.patch(&path, &json!({"data": {"text": text}})).await?;
         while fs::read_to_string(file).unwrap_or_default() != text {
             ensure!(begun.elapsed() < EDIT_LIMIT, "{} has not changed in {EDIT_LIMIT:?}", file.display());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(FILE_POLL).await;
         }
         times.push(begun.elapsed());
         tokio::time::sleep(PAUSE).await;
     }
-    progress.say("removing everything");
+    progress.print("removing everything");
     drop(proxy);
     agent.end()?;
     Ok(Edits { pods, times: Times::new(times.into_iter()) })
@@ -64,7 +64,7 @@ pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progre
 fn config_map(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE},
-        "data": {"text": "as it was"},
+        "data": {"text": "before any edit"},
     })
 }
 
@@ -83,20 +83,20 @@ fn pod(name: &str, node: &str) -> Value {
     })
 }
 
-/// The file of a pod that runs.
-async fn eventually_file(server: &KubeApiServer, agent: &Agent, name: &str) -> anyhow::Result<PathBuf> {
+/// Waits until a pod runs and its volume has the file. Returns the path of the file on the host.
+async fn wait_for_file(server: &KubeApiServer, agent: &Agent, name: &str) -> anyhow::Result<PathBuf> {
     let mut found = None;
-    let what = format!("{name} runs and has its file");
-    eventually(READY_LIMIT, what, async || {
+    let condition = format!("{name} runs and has its file");
+    eventually(READY_LIMIT, condition, async || {
         let pod = server.kubectl_json(&["-n", NAMESPACE, "get", "pod", name]).unwrap_or_default();
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let volumes = agent.spec().root_dir.join("pods").join(uid).join("volumes");
         let file = volumes.join("kubernetes.io~configmap/files/text");
-        let is_there = pod["status"]["phase"] == "Running" && file.is_file();
-        found = is_there.then_some(file);
+        let is_running = pod["status"]["phase"] == "Running" && file.is_file();
+        found = is_running.then_some(file);
         found.is_some()
     })
     .await
     .with_context(|| agent.log_tail())?;
-    found.context("it has just been found")
+    found.context("the file has just been found")
 }

@@ -1,4 +1,4 @@
-//! From samples to figures, and how they are printed.
+//! The figures of the benchmark of starts and ends, computed from its samples, and the printing of all figures.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// The times of all pods of one run, from its beginning, in seconds.
+/// The times of all pods of one run in seconds since its begin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Times {
-    /// In order.
+    /// Sorted.
     seconds: Vec<f64>,
 }
 
@@ -18,50 +18,50 @@ pub struct Times {
 pub struct Idle {
     /// The length of each window.
     pub window: Duration,
-    /// By service.
+    /// The CPU use of each service.
     pub services: BTreeMap<String, f64>,
-    /// containerd's, while the agent runs.
+    /// The CPU use of containerd while the agent runs.
     pub runtime_with: f64,
-    /// containerd's, while the agent is stopped and the same pods run.
+    /// The CPU use of containerd while the same pods run and the agent is stopped.
     pub runtime_without: f64,
 }
 
-/// All that was measured.
+/// The samples of a whole benchmark. A list has one entry for each round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// How many pods.
+    /// The number of pods.
     pub pods: usize,
-    /// How many rounds.
+    /// The number of rounds.
     pub rounds: usize,
-    /// One for each round.
+    /// The start times of the agent's pods.
     pub agent: Vec<Times>,
-    /// One for each round.
+    /// The start times of the floor's pods.
     pub floor: Vec<Times>,
-    /// CPU seconds of each service from before the first manifest until all pods are Ready; one for each round.
+    /// The CPU seconds of each service from before the first manifest until all pods are Ready.
     pub start_cpu: Vec<BTreeMap<String, f64>>,
-    /// Seconds from the removal of one manifest until its process is gone.
+    /// The seconds from the removal of one manifest until its process is gone.
     pub gone: Vec<f64>,
-    /// Seconds from the kill of the whole agent until all pods are Ready again.
+    /// The seconds from the kill of the whole agent until all pods are Ready again.
     pub recovery: Vec<f64>,
-    /// Seconds from the same kill until every container was seen again.
+    /// The seconds from the same kill until every container was seen again.
     pub adoption: Vec<f64>,
-    /// By service.
+    /// The memory of each service (PSS).
     pub pss_kib: BTreeMap<String, u64>,
-    /// `None` when it was left out.
+    /// `None` if there were no idle windows.
     pub idle: Option<Idle>,
-    /// MB/s that a flood wrote while the floor's pods came up; one for each round with a flood.
+    /// The MB/s that a flood wrote while the floor's pods started. Empty without a flood.
     pub flood_floor: Vec<f64>,
-    /// The same while the agent's pods came up.
+    /// The MB/s that a flood wrote while the agent's pods started. Empty without a flood.
     pub flood_agent: Vec<f64>,
 }
 
 impl Times {
-    /// How many there are.
+    /// The number of times.
     pub fn len(&self) -> usize {
         self.seconds.len()
     }
 
-    /// Times in any order.
+    /// Collects times, which may be in any order.
     pub fn new(times: impl Iterator<Item = Duration>) -> Self {
         let mut seconds: Vec<f64> = times.map(|time| time.as_secs_f64()).collect();
         seconds.sort_by(f64::total_cmp);
@@ -80,7 +80,7 @@ impl Times {
     }
 }
 
-/// The middle of `values`, or the mean of the two in the middle; 0 without values.
+/// The median of `values`; 0 without values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -92,13 +92,13 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Three digits behind the point are more than can be repeated.
+/// Rounds to three decimal places, which is more than the repeatable precision.
 pub fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
 fn mib(kib: u64) -> f64 {
-    // A process's KiB fit into a float's 53 bits.
+    // Exact: the KiB of a process fit into the 53 bits of a float.
     kib as f64 / 1024.0
 }
 
@@ -107,14 +107,14 @@ impl Idle {
         self.services.values().sum()
     }
 
-    /// What the agent costs containerd.
+    /// The additional CPU use of containerd while the agent runs.
     fn runtime(&self) -> f64 {
         self.runtime_with - self.runtime_without
     }
 }
 
 impl Report {
-    /// Nothing measured yet.
+    /// A report without samples.
     pub fn new(pods: usize, rounds: usize) -> Self {
         Self {
             pods,
@@ -132,7 +132,7 @@ impl Report {
         }
     }
 
-    fn is_beside_flood(&self) -> bool {
+    fn has_flood(&self) -> bool {
         !self.flood_agent.is_empty()
     }
 
@@ -148,17 +148,17 @@ impl Report {
         self.up() / self.floor_up()
     }
 
-    /// CPU milliseconds per pod of `service` while the pods start; `None`: of all services.
+    /// The CPU milliseconds per pod of `service`, or of all services for `None`, while the pods start.
     fn start_cpu_ms(&self, service: Option<&str>) -> f64 {
         let of_round = |round: &BTreeMap<String, f64>| match service {
             Some(name) => round.get(name).copied().unwrap_or_default(),
             None => round.values().sum(),
         };
-        // A float counts the pods of a run.
+        // Exact: the number of pods fits into a float.
         median(self.start_cpu.iter().map(of_round)) * 1000.0 / self.pods as f64
     }
 
-    /// The same for each service.
+    /// [`Self::start_cpu_ms`] of each service.
     fn start_cpu_ms_each(&self) -> BTreeMap<String, f64> {
         let names = self.start_cpu.first().into_iter().flat_map(BTreeMap::keys);
         names.map(|name| (name.clone(), self.start_cpu_ms(Some(name)))).collect()
@@ -168,14 +168,14 @@ impl Report {
         mib(self.pss_kib.values().sum())
     }
 
-    /// One line.
+    /// The figures as one line of JSON.
     pub fn json(&self) -> String {
         let ms = |times: &[Times], percent| {
             rounded(median(times.iter().map(|times| times.percentile(percent))) * 1000.0)
         };
         let middle = |values: &[f64]| rounded(median(values.iter().copied()));
-        // Beside a flood nothing is measured at rest.
-        let at_rest = |value: f64| (!self.is_beside_flood()).then_some(value);
+        // With a flood, nothing is measured at rest.
+        let at_rest = |value: f64| (!self.has_flood()).then_some(value);
         let each = |times: &[Times]| times.iter().map(|times| rounded(times.last())).collect::<Vec<_>>();
         let pss = self.pss_kib.iter().map(|(name, kib)| (name.clone(), json!(rounded(mib(*kib)))));
         let start_cpu = self.start_cpu_ms_each().into_iter().map(|(name, ms)| (name, json!(rounded(ms))));
@@ -202,8 +202,8 @@ impl Report {
             "adopted_s": at_rest(middle(&self.adoption)),
             "pss_mib_total": at_rest(rounded(self.pss_total())),
             "pss_mib": pss.collect::<Value>(),
-            "flood_mb_s": self.is_beside_flood().then(|| middle(&self.flood_agent)),
-            "floor_flood_mb_s": self.is_beside_flood().then(|| middle(&self.flood_floor)),
+            "flood_mb_s": self.has_flood().then(|| middle(&self.flood_agent)),
+            "floor_flood_mb_s": self.has_flood().then(|| middle(&self.flood_floor)),
             "idle_seconds": self.idle.as_ref().map(|idle| idle.window.as_secs()),
             "idle_cpu_pct_total": idle(Idle::total),
             "idle_cpu_pct": cpu,
@@ -212,29 +212,30 @@ impl Report {
         .to_string()
     }
 
-    /// For a person: one figure a line, and what it should be.
+    /// The figures as a table for people, each with its target.
     pub fn table(&self) -> String {
         let ms = |times: &[Times], percent| {
             format!("{:.0} ms", median(times.iter().map(|times| times.percentile(percent))) * 1000.0)
         };
         let seconds = |values: &[f64]| format!("{:.3} s", median(values.iter().copied()));
         let target = Targets::of(self.pods);
-        let heading = format!("{}, medians of {}", counted(self.pods, "pod"), counted(self.rounds, "round"));
+        let heading =
+            format!("{}, medians of {}", pluralize(self.pods, "pod"), pluralize(self.rounds, "round"));
         let mut rows = vec![
             [heading, "measured".to_owned(), "target".to_owned()],
             row("up: manifests in place to the last process", format!("{:.3} s", self.up()), ""),
             row("  half of the pods", ms(&self.agent, 50), ""),
             row("  99 % of the pods", ms(&self.agent, 99), ""),
-            row("floor: the same requests straight at containerd", format!("{:.3} s", self.floor_up()), ""),
+            row("floor: the same requests directly to containerd", format!("{:.3} s", self.floor_up()), ""),
             row("  half of the pods", ms(&self.floor, 50), ""),
             row("up / floor", format!("{:.3}", self.ratio()), target.ratio),
             row("CPU of all services per started pod", format!("{:.1} ms", self.start_cpu_ms(None)), ""),
             row("gone: one manifest removed to its process gone", seconds(&self.gone), target.gone),
         ];
-        if self.is_beside_flood() {
-            let flow = |values: &[f64]| format!("{:.0} MB/s", median(values.iter().copied()));
-            rows.push(row("a container wrote its log meanwhile", flow(&self.flood_agent), ""));
-            rows.push(row("  while the floor was measured", flow(&self.flood_floor), ""));
+        if self.has_flood() {
+            let rate = |values: &[f64]| format!("{:.0} MB/s", median(values.iter().copied()));
+            rows.push(row("a container wrote its log meanwhile", rate(&self.flood_agent), ""));
+            rows.push(row("  while the floor was measured", rate(&self.flood_floor), ""));
             return render(&rows);
         }
         rows.extend([
@@ -257,8 +258,8 @@ impl Report {
     }
 }
 
-/// "1 pod", "2 pods".
-pub fn counted(count: usize, noun: &str) -> String {
+/// A count with a noun in singular or plural: "1 pod", "2 pods".
+pub fn pluralize(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -271,7 +272,7 @@ pub fn row(name: &str, measured: String, target: &str) -> [String; 3] {
     [name.to_owned(), measured, target.to_owned()]
 }
 
-/// What the figures should be; empty where nothing is set for so many pods.
+/// The targets of the figures; empty where there is none for this number of pods.
 struct Targets {
     ratio: &'static str,
     gone: &'static str,
@@ -301,7 +302,7 @@ impl Targets {
     }
 }
 
-/// Names to the left, figures to the right, under a heading with a line.
+/// Formats a table: names are aligned left, figures right. The first row is the heading, with a line below it.
 pub fn render(rows: &[[String; 3]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let (first, second, third) = (width(0), width(1), width(2));
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_times_of_pods_by_nearest_rank() {
+    fn percentiles_are_measured_times_by_nearest_rank() {
         let ten = times(&[10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!([1, 50, 51, 99, 100].map(|p| ten.percentile(p)), [0.001, 0.005, 0.006, 0.01, 0.01]);
         assert_eq!(times(&[7]).percentile(50), 0.007);
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_is_the_middle_or_between_the_two_in_the_middle() {
+    fn the_median_of_an_even_number_of_values_is_the_mean_of_the_middle_two() {
         let of = |values: &[f64]| median(values.iter().copied());
         assert_eq!(of(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(of(&[4.0, 1.0, 2.0, 8.0]), 3.0);
@@ -396,12 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn one_is_singular() {
-        assert_eq!([counted(1, "pod"), counted(2, "pod")], ["1 pod", "2 pods"]);
+    fn a_noun_with_count_one_is_singular() {
+        assert_eq!([pluralize(1, "pod"), pluralize(2, "pod")], ["1 pod", "2 pods"]);
     }
 
     #[test]
-    fn without_idle_windows_their_figures_are_null() {
+    fn figures_of_skipped_idle_windows_are_null() {
         let value: Value = serde_json::from_str(&Report { idle: None, ..report() }.json()).unwrap();
         for name in ["idle_seconds", "idle_cpu_pct_total", "idle_cpu_pct", "runtime_idle_cpu_pct"] {
             assert_eq!(value.get(name), Some(&Value::Null), "{name}");
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_flood_the_table_says_how_much_it_wrote_and_nothing_of_a_rest() {
+    fn figures_with_a_flood_have_its_write_rates_and_nothing_at_rest() {
         let flooded = Report { flood_floor: vec![30.0, 50.0], flood_agent: vec![35.0], ..report() };
         let table = flooded.table();
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -426,14 +427,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_its_columns_in_line() {
+    fn the_columns_of_the_table_are_aligned() {
         let expected = "\
 2 pods, medians of 3 rounds                       measured   target
 -------------------------------------------------------------------
 up: manifests in place to the last process         0.220 s
   half of the pods                                  110 ms
   99 % of the pods                                  220 ms
-floor: the same requests straight at containerd    0.200 s
+floor: the same requests directly to containerd    0.200 s
   half of the pods                                  100 ms
 up / floor                                           1.100     1.10
 CPU of all services per started pod                16.0 ms

@@ -1,5 +1,5 @@
-//! The files of the host that containers mount. The agent makes them for its pods; for the floor they are
-//! created again, next to the agent's, before the clock starts.
+//! The host files that containers mount. The agent creates them for its pods. The floor gets copies of them in another folder
+//! before its time is measured.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -8,34 +8,34 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
-/// What the agent puts into a file for a pod (etc-hosts, a termination message) is small.
+/// The largest file that is copied. The files that the agent creates for a pod (etc-hosts, a termination message) are small.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Other places for the agent's folders.
+/// Maps paths in some folders to paths in other folders.
 #[derive(Debug, Clone)]
-pub struct Elsewhere {
-    /// From, to.
+pub struct PathMap {
+    /// Pairs of source and target.
     folders: Vec<(PathBuf, PathBuf)>,
 }
 
-impl Elsewhere {
-    /// Each first folder is replaced by the second.
+impl PathMap {
+    /// Maps the first folder of each pair to the second.
     pub fn new(folders: Vec<(PathBuf, PathBuf)>) -> Self {
         Self { folders }
     }
 
-    /// Where `path` is found instead; `None` when it is in none of the folders.
-    pub fn of(&self, path: &Path) -> Option<PathBuf> {
+    /// The path that `path` is mapped to; `None` if it is in none of the source folders.
+    pub fn map(&self, path: &Path) -> Option<PathBuf> {
         self.folders.iter().find_map(|(from, to)| Some(to.join(path.strip_prefix(from).ok()?)))
     }
 
-    /// The folders that everything is in.
+    /// The target folders.
     pub fn targets(&self) -> impl Iterator<Item = &Path> {
         self.folders.iter().map(|(_, to)| to.as_path())
     }
 }
 
-/// A file or folder as it was.
+/// The content, owner and mode of a file or folder, and the path of its copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFile {
     path: PathBuf,
@@ -47,7 +47,7 @@ pub struct HostFile {
 }
 
 impl HostFile {
-    /// Reads what is at `path`, to be made again at `target`.
+    /// Reads the file or folder at `path`. [`Self::create`] creates the copy at `target`.
     pub fn read(path: &Path, target: PathBuf) -> anyhow::Result<Self> {
         let meta = fs::symlink_metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
         let content = if meta.is_dir() {
@@ -60,17 +60,17 @@ impl HostFile {
         Ok(Self { path: target, mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid(), content })
     }
 
-    /// A folder that root owns.
+    /// A folder with mode 0755 that root owns.
     pub fn folder(path: PathBuf) -> Self {
         Self { path, mode: 0o755, uid: 0, gid: 0, content: None }
     }
 
-    /// Makes it, with the folders that lead to it.
-    pub fn make(&self) -> anyhow::Result<()> {
-        self.try_make().with_context(|| format!("cannot make {}", self.path.display()))
+    /// Creates the copy and its parent folders.
+    pub fn create(&self) -> anyhow::Result<()> {
+        self.try_create().with_context(|| format!("cannot create {}", self.path.display()))
     }
 
-    fn try_make(&self) -> std::io::Result<()> {
+    fn try_create(&self) -> std::io::Result<()> {
         if let Some(content) = &self.content {
             fs::create_dir_all(self.path.parent().unwrap_or(&self.path))?;
             fs::write(&self.path, content)?;
@@ -82,7 +82,7 @@ impl HostFile {
     }
 }
 
-/// Removes a folder, if there is one, with all that is in it.
+/// Removes a folder with its content, if it exists.
 pub fn remove_folder(path: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -97,15 +97,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_paths_in_the_folders_are_found_elsewhere() {
-        let elsewhere = Elsewhere::new(vec![("/a/kubelet".into(), "/f/kubelet".into())]);
-        assert_eq!(elsewhere.of(Path::new("/a/kubelet/pods/x")), Some("/f/kubelet/pods/x".into()));
-        assert_eq!(elsewhere.of(Path::new("/a/kubelets")), None);
-        assert_eq!(elsewhere.of(Path::new("/etc/hosts")), None);
+    fn only_paths_in_source_folders_are_mapped() {
+        let path_map = PathMap::new(vec![("/a/kubelet".into(), "/f/kubelet".into())]);
+        assert_eq!(path_map.map(Path::new("/a/kubelet/pods/x")), Some("/f/kubelet/pods/x".into()));
+        assert_eq!(path_map.map(Path::new("/a/kubelets")), None);
+        assert_eq!(path_map.map(Path::new("/etc/hosts")), None);
     }
 
     #[test]
-    fn a_file_and_a_folder_are_made_again_as_they_were() {
+    fn copies_have_the_content_and_the_mode_of_the_original() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
         fs::create_dir_all(from.join("volume")).unwrap();
@@ -114,8 +114,8 @@ mod tests {
         fs::set_permissions(from.join("hosts"), fs::Permissions::from_mode(0o640)).unwrap();
         for name in ["volume", "hosts"] {
             let file = HostFile::read(&from.join(name), to.join("deep").join(name)).unwrap();
-            file.make().unwrap();
-            file.make().unwrap();
+            file.create().unwrap();
+            file.create().unwrap();
         }
         let mode = |path: &str| fs::metadata(to.join("deep").join(path)).unwrap().mode() & 0o7777;
         assert_eq!((mode("volume"), mode("hosts")), (0o2777, 0o640));

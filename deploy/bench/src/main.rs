@@ -1,21 +1,19 @@
-//! `keelson-bench`: how fast the agent brings pods up and down, and what it costs while it has nothing to
-//! do.
+//! `keelson-bench`: measures how fast the agent starts and stops pods, and what it costs while it is idle.
 //!
-//! - **Floor.** Once, a recording proxy is between agent and containerd. The requests of the agent for each
-//!   pod is then sent straight to containerd by 8 workers: no agent on this machine can be faster than that.
-//! - **Alternating rounds.** Floor and agent take turns, and the figures are medians over the rounds. The
-//!   agent is stopped while the floor runs, because it would end pods that it does not know.
-//! - **Seen from outside.** A pod is up when its process is in /proc and gone when it is not; the agent's
-//!   own status counts only where it is the question (recovery). Memory is PSS, CPU is utime + stime.
-//! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
-//!   containerd, in the agent's as one more pod, whose log the agent rotates.
-//! - **Deletions**, when asked for, instead: N pods are deleted at a real API server at once, until it has none of them any more.
-//! - **Volumes**, when asked for, instead: what projected volumes, and volumes of a CSI driver, cost beyond the driver's own calls.
-//! - **On a disk of its own**, when asked for: what the machine's filesystem went through before does not count then.
-//! - **Edits**, when asked for, instead of all that: a ConfigMap is edited at a real API server, and the file in a pod's volume
-//!   is looked at on the host.
-//! - **Nothing left.** Between runs, processes, sandboxes and pod cgroups are gone; in the end also the
-//!   private containerd, its network and every folder, whatever has gone wrong.
+//! - **Floor.** A recording proxy between agent and containerd captures the requests for each pod once. Eight workers then send
+//!   these requests directly to containerd. No agent on this host can be faster than that.
+//! - **Alternating rounds.** Floor and agent take turns, and the figures are medians over the rounds. The agent is stopped while
+//!   the floor runs, because it would end pods that it does not know.
+//! - **Observed from outside.** A pod is up when its process is in /proc, and gone when it is not. The agent's own status is used
+//!   only to measure recovery. Memory is PSS, CPU time is utime + stime.
+//! - **`--flood`:** meanwhile, a container writes its log as fast as it can. For the floor it is started directly at containerd,
+//!   for the agent it is one more pod, whose log the agent rotates.
+//! - **`--own-disk`:** all files are on a fresh filesystem, so that the history of the host's filesystem does not matter.
+//! - **`--deletions`** measures instead how long a real API server takes to lose N pods that are deleted at once.
+//! - **`--volumes`** measures instead what projected volumes and volumes of a CSI driver cost beyond the driver's own calls.
+//! - **`--edits`** measures instead the time from an edit of a ConfigMap at a real API server to the file in a pod's volume.
+//! - **Nothing is left behind.** Between runs, processes, sandboxes and pod cgroups are removed; at the end, also after an error,
+//!   the private containerd, its network and every folder.
 //!
 //! `cargo xtask bench` builds and runs it.
 
@@ -56,44 +54,44 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::progress::Progress;
 use crate::run::Plan;
 
-/// Measures the agent against the same requests straight at containerd.
+/// Compares the agent with the same requests sent directly to containerd.
 #[derive(Debug, Parser)]
 #[command(name = "keelson-bench", version)]
 struct Arguments {
-    /// Pods
+    /// Number of pods
     #[arg(short, long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     n: u32,
     /// Print one line of JSON instead of the table
     #[arg(long)]
     json: bool,
-    /// Length of an idle window, in which CPU time is counted
+    /// Length of each idle window in which CPU time is counted
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
-    /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
+    /// Measure only the time from COUNT edits of ConfigMaps at an API server to the files of N pods
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["flood", "idle_seconds", "no_idle", "rounds"])]
     edits: Option<u32>,
-    /// Measure only how long N pods take to go that are deleted through an API server at once
+    /// Measure only the time until N pods that are deleted at once at an API server are gone
     #[arg(long, conflicts_with_all = ["edits", "flood", "idle_seconds", "no_idle"])]
     deletions: bool,
-    /// Measure only volumes: N pods with projected ones, and pods with claims of a CSI driver
+    /// Measure only volumes: N pods with projected volumes, and pods with claims of a CSI driver
     #[arg(long, conflicts_with_all = ["deletions", "edits", "flood", "idle_seconds", "no_idle"])]
     volumes: bool,
-    /// Leave the idle windows out
+    /// Skip the idle windows
     #[arg(long)]
     no_idle: bool,
-    /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
+    /// Measure only starts and ends of pods, while a container writes its log as fast as it can
     #[arg(long)]
     flood: bool,
-    /// Keep all files on a fresh ext4 with a journal instead of the machine's own filesystem
+    /// Keep all files on a fresh ext4 with a journal instead of the host's filesystem
     #[arg(long)]
     own_disk: bool,
-    /// Runs of the agent and of the floor, in turns
+    /// Number of alternating runs of the floor and the agent
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
 }
 
 fn main() -> ExitCode {
-    match measure(&Arguments::parse()) {
+    match run_benchmark(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -102,7 +100,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(arguments: &Arguments) -> anyhow::Result<()> {
+/// Measures and prints the result; ends early on a signal.
+fn run_benchmark(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = Plan {
         pods: usize::try_from(arguments.n)?,
         rounds: usize::try_from(arguments.rounds)?,
@@ -110,7 +109,7 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         flood: arguments.flood,
     };
     let progress = Progress::start();
-    // Outlives the runtime: what a cancelled start still makes in the folder ends before the folder does.
+    // Dropped after the runtime: a cancelled start may still create files in the folder until the runtime has ended.
     let scratch = Scratch::new()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -123,53 +122,54 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let result = runtime.block_on(async {
         tokio::select! {
-            // Dropping the run ends and removes everything that it has started.
-            result = measured(&folder, &plan, arguments, &progress) => result,
-            result = interrupted() => match result {
+            // Dropping the measurement ends and removes everything that it has started.
+            result = measure(&folder, &plan, arguments, &progress) => result,
+            result = wait_for_signal() => match result {
                 Ok(name) => bail!("ended by {name}; everything was removed"),
                 Err(error) => Err(error),
             },
         }
     });
     drop(runtime);
-    let printed = result?;
+    let output = result?;
     match arguments.json {
-        true => println!("{}", printed.json),
-        false => print!("{}", printed.table),
+        true => println!("{}", output.json),
+        false => print!("{}", output.table),
     }
     Ok(())
 }
 
-/// What was measured, in both forms.
-struct Printed {
+/// The figures, in both formats.
+struct Output {
     json: String,
     table: String,
 }
 
-async fn measured(
+/// Runs the benchmark that the arguments select.
+async fn measure(
     folder: &Path,
     plan: &Plan,
     arguments: &Arguments,
     progress: &Progress,
-) -> anyhow::Result<Printed> {
+) -> anyhow::Result<Output> {
     if arguments.deletions {
         let deletions = deletions::measure(folder, plan.pods, plan.rounds, progress).await?;
-        return Ok(Printed { json: deletions.json(), table: deletions.table() });
+        return Ok(Output { json: deletions.json(), table: deletions.table() });
     }
     if arguments.volumes {
         let volumes = volumes::measure(folder, plan.pods, plan.rounds, progress).await?;
-        return Ok(Printed { json: volumes.json(), table: volumes.table() });
+        return Ok(Output { json: volumes.json(), table: volumes.table() });
     }
     if let Some(edits) = arguments.edits {
         let edits = edits::measure(folder, plan.pods, usize::try_from(edits)?, progress).await?;
-        return Ok(Printed { json: edits.json(), table: edits.table() });
+        return Ok(Output { json: edits.json(), table: edits.table() });
     }
     let report = run::run(folder, plan, progress).await?;
-    Ok(Printed { json: report.json(), table: report.table() })
+    Ok(Output { json: report.json(), table: report.table() })
 }
 
-/// Waits for a signal that asks us to end; returns its name.
-async fn interrupted() -> anyhow::Result<&'static str> {
+/// Waits for a signal that asks this process to end; returns its name.
+async fn wait_for_signal() -> anyhow::Result<&'static str> {
     let listen = |kind| signal(kind).context("cannot listen to signals");
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;

@@ -1,4 +1,4 @@
-//! The pods as pod-sync lists them.
+//! The state of pods as pod-sync reports it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,16 +12,16 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::pods::{NAMESPACE, Pod};
 
-/// Between two questions whether all pods are Ready.
+/// The interval at which [`PodList::wait_ready`] lists the pods.
 const READY_POLL: Duration = Duration::from_millis(10);
 
-/// Between two questions whether one pod is adopted.
+/// The interval at which [`PodList::wait_adopted`] checks one pod.
 const ADOPTED_POLL: Duration = Duration::from_millis(2);
 
-/// How long pod-sync may take to answer.
-const LIST_LIMIT: Duration = Duration::from_secs(10);
+/// The deadline of a call to pod-sync.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// The pods of pod-sync.
+/// A client of pod-sync.
 #[derive(Debug, Clone)]
 pub struct PodList {
     client: PodSyncClient<Channel>,
@@ -47,7 +47,7 @@ struct ConditionView {
 }
 
 impl PodList {
-    /// The pods of the pod-sync at this socket.
+    /// A client for the socket of pod-sync. It connects at the first call.
     ///
     /// # Errors
     /// The path of the socket cannot be part of a URI.
@@ -56,14 +56,14 @@ impl PodList {
         Ok(Self { client: PodSyncClient::new(endpoint.connect_lazy()), node: node.to_owned() })
     }
 
-    /// The name that a pod from a manifest has on this node.
+    /// The name of the pod on this node: the name in the manifest, followed by the node's name.
     pub fn full_name(&self, pod: &Pod) -> String {
         format!("{}-{}", pod.name, self.node)
     }
 
-    /// The names of the pods that are Ready.
+    /// The names of all pods that are Ready.
     pub async fn ready(&self) -> anyhow::Result<HashSet<String>> {
-        tokio::time::timeout(LIST_LIMIT, self.list_ready()).await.context("ListPods hangs")?
+        tokio::time::timeout(CALL_LIMIT, self.list_ready()).await.context("ListPods has no answer in time")?
     }
 
     async fn list_ready(&self) -> anyhow::Result<HashSet<String>> {
@@ -81,7 +81,7 @@ impl PodList {
     /// Waits until all of these pods are Ready.
     ///
     /// # Errors
-    /// They are not within `limit`.
+    /// They are not all Ready within `limit`.
     pub async fn wait_ready(&self, pods: &[Pod], limit: Duration) -> anyhow::Result<()> {
         let begun = Instant::now();
         loop {
@@ -100,10 +100,10 @@ impl PodList {
         }
     }
 
-    /// Waits until pod-sync has seen each container running, which it does not know from before its start.
+    /// Waits until pod-sync has seen each container running since its own start.
     ///
     /// # Errors
-    /// It has not within `limit`, or it does not answer.
+    /// It has not seen all within `limit`, or it does not answer.
     pub async fn wait_adopted(&self, pods: &[Pod], limit: Duration) -> anyhow::Result<()> {
         let begun = Instant::now();
         for pod in pods {
@@ -127,15 +127,16 @@ impl PodList {
             name: self.full_name(pod),
             uid: String::new(),
         };
-        let answer = tokio::time::timeout(LIST_LIMIT, client.explain_pod(request)).await;
-        let steps = answer.context("ExplainPod hangs")??.into_inner().steps;
+        let answer = tokio::time::timeout(CALL_LIMIT, client.explain_pod(request)).await;
+        let steps = answer.context("ExplainPod has no answer in time")??.into_inner().steps;
         Ok(steps.iter().any(|step| step.name == "container" && step.state == "done"))
     }
 }
 
-/// Whether the condition Ready of this Pod is True.
+/// Whether the condition Ready of a Pod is True.
 fn is_ready(pod_json: &[u8]) -> anyhow::Result<bool> {
-    let pod: PodView = serde_json::from_slice(pod_json).context("pod-sync lists something that is no pod")?;
+    let pod: PodView =
+        serde_json::from_slice(pod_json).context("pod-sync lists a pod that is not valid JSON")?;
     Ok(pod
         .status
         .conditions
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_condition_ready_makes_a_pod_ready() {
+    fn a_pod_is_ready_only_if_its_condition_ready_is_true() {
         let with = |kind: &str, status: &str| {
             let pod = format!(
                 r#"{{"spec":{{}},"status":{{"conditions":[{{"type":"{kind}","status":"{status}"}}]}}}}"#

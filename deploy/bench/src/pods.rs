@@ -1,4 +1,4 @@
-//! The pods that are measured: small, equal, and distinguishable from outside.
+//! The pods of the benchmarks. They are small and equal, and the arguments of their processes identify them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,51 +9,51 @@ use keelson_testkit::BUSYBOX_IMAGE;
 /// The namespace of the pods.
 pub const NAMESPACE: &str = "default";
 
-/// The lowest marker. With what is added it stays below 2^32, the most that busybox can sleep.
+/// The lowest marker. All markers are below 2^32, the most seconds that busybox can sleep.
 const LOWEST_MARKER: u64 = 1_000_000_000;
 
 /// One pod of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Its name in the manifest.
+    /// The name in the manifest.
     pub name: String,
-    /// The number of seconds that its process sleeps; no other process has it as an argument.
+    /// The number of seconds that its process sleeps. No other process has it as an argument.
     pub marker: String,
-    /// What is special about it.
+    /// The kind of the pod.
     pub kind: Kind,
 }
 
-/// What is special about a pod.
+/// The kind of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing: it sleeps and has an emptyDir.
+    /// It sleeps and has an emptyDir.
     Plain,
-    /// It writes its log instead of sleeping, and ends that only when it is killed.
-    Floods,
-    /// It has [`PROJECTED`] projected volumes, each of [`OBJECTS`] and of fields of the pod.
+    /// It writes its log until it is killed, instead of sleeping.
+    FloodsLog,
+    /// It has [`PROJECTED`] projected volumes, each with [`OBJECTS`] and a field of the pod.
     Projected,
-    /// It has a claim of its own name.
+    /// It has a volume of a claim with the pod's name.
     Claim,
 }
 
-/// The projected volumes of a pod.
+/// The number of projected volumes of a [`Kind::Projected`] pod.
 pub const PROJECTED: usize = 5;
 /// The name of the ConfigMap and of the Secret in projected volumes.
 pub const OBJECTS: &str = "bench-objects";
 
-/// A pod that writes its log as fast as it can.
-pub fn flood() -> Pod {
-    let mut pods = fresh(1);
-    Pod { kind: Kind::Floods, ..pods.remove(0) }
+/// A new pod that writes its log as fast as it can.
+pub fn flooding_pod() -> Pod {
+    let mut pods = new_pods(1);
+    Pod { kind: Kind::FloodsLog, ..pods.remove(0) }
 }
 
-/// Pods of one kind with new names.
-pub fn fresh_of(kind: Kind, count: usize) -> Vec<Pod> {
-    fresh(count).into_iter().map(|pod| Pod { kind, ..pod }).collect()
+/// Pods of one kind with names that no other pod of this run has.
+pub fn new_pods_of(kind: Kind, count: usize) -> Vec<Pod> {
+    new_pods(count).into_iter().map(|pod| Pod { kind, ..pod }).collect()
 }
 
-/// Pods with new names: no two pods of a run have the same name.
-pub fn fresh(count: usize) -> Vec<Pod> {
+/// Plain pods with names that no other pod of this run has.
+pub fn new_pods(count: usize) -> Vec<Pod> {
     let first = LOWEST_MARKER + fastrand::u64(..2_000_000) * 1_000;
     numbered(first, count)
 }
@@ -76,12 +76,12 @@ impl Pod {
         format!("{}.yaml", self.name)
     }
 
-    /// The manifest. With zero grace its end does not wait for a process that, as PID 1, ignores SIGTERM.
+    /// The manifest. The grace period is zero, because the process, as PID 1, ignores SIGTERM.
     pub fn manifest(&self) -> String {
         let Self { name, marker, kind } = self;
         let (mounts, volumes) = self.more_volumes();
-        let command = if *kind == Kind::Floods {
-            // Lines of 4000 bytes, each with the marker behind it.
+        let command = if *kind == Kind::FloodsLog {
+            // Lines of 4000 zeros and the marker.
             format!(r#"["/bin/sh", "-c", "exec yes \"$(printf %04000d 0)\" \"$0\"", "{marker}"]"#)
         } else {
             format!(r#"["/bin/sleep", "{marker}"]"#)
@@ -109,10 +109,10 @@ spec:
         )
     }
 
-    /// The lines of its mounts and of its volumes in addition to the emptyDir.
+    /// The lines of the mounts and of the volumes, without those of the emptyDir.
     fn more_volumes(&self) -> (String, String) {
         let volumes: Vec<(String, String)> = match self.kind {
-            Kind::Plain | Kind::Floods => Vec::new(),
+            Kind::Plain | Kind::FloodsLog => Vec::new(),
             Kind::Claim => {
                 vec![("claim".to_owned(), format!("persistentVolumeClaim: {{claimName: {}}}", self.name))]
             }
@@ -133,26 +133,26 @@ fn projected() -> String {
     )
 }
 
-/// Manifests that wait next to the manifest folder, on the same filesystem.
+/// Manifests in a folder on the same filesystem as the manifest folder, ready to be moved there.
 #[derive(Debug)]
 pub struct Staged {
     moves: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Staged {
-    /// Writes the manifests of `pods` into `beside`.
-    pub fn write(pods: &[Pod], beside: &Path, manifest_dir: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(beside).with_context(|| format!("cannot make {}", beside.display()))?;
+    /// Writes the manifests of `pods` into the folder `staging`.
+    pub fn write(pods: &[Pod], staging: &Path, manifest_dir: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(staging).with_context(|| format!("cannot create {}", staging.display()))?;
         let mut moves = Vec::new();
         for pod in pods {
-            let from = beside.join(pod.file());
+            let from = staging.join(pod.file());
             fs::write(&from, pod.manifest()).with_context(|| format!("cannot write {}", from.display()))?;
             moves.push((from, manifest_dir.join(pod.file())));
         }
         Ok(Self { moves })
     }
 
-    /// Renames one after another into the manifest folder.
+    /// Moves the manifests into the manifest folder, one after the other.
     pub fn put_in_place(self) -> anyhow::Result<()> {
         for (from, to) in self.moves {
             fs::rename(&from, &to).with_context(|| format!("cannot move a manifest to {}", to.display()))?;
@@ -168,8 +168,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pod_has_a_marker_that_busybox_can_sleep() {
-        let pods = fresh(1_000);
+    fn markers_are_different_and_fit_into_32_bits() {
+        let pods = new_pods(1_000);
         let different: BTreeSet<String> = markers(&pods).into_iter().collect();
         assert_eq!(different.len(), 1_000);
         let highest = numbered(LOWEST_MARKER + 1_999_999 * 1_000, 1_000).pop().unwrap();
@@ -177,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_names_pod_and_marker() {
+    fn a_manifest_has_the_name_and_the_marker_of_its_pod() {
         let text = numbered(7, 1)[0].manifest();
         assert!(text.contains("  name: bench-7\n") && text.contains(r#"["/bin/sleep", "7"]"#), "{text}");
     }
 
     #[test]
-    fn a_claim_has_the_name_of_its_pod_and_projected_volumes_are_five() {
+    fn manifests_have_the_claim_or_the_projected_volumes_of_their_kind() {
         let manifest = |kind| Pod { kind, ..numbered(7, 1).remove(0) }.manifest();
         let text = manifest(Kind::Claim);
         assert!(text.contains("persistentVolumeClaim: {claimName: bench-7}"), "{text}");
@@ -196,18 +196,18 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_has_its_marker_as_the_last_argument() {
-        let flood = flood();
+    fn the_marker_is_the_last_argument_of_a_flooding_pod() {
+        let flood = flooding_pod();
         let wanted = format!(r#"\"$0\"", "{}"]"#, flood.marker);
         assert!(flood.manifest().contains(&wanted), "{}", flood.manifest());
     }
 
     #[test]
-    fn staged_manifests_appear_only_when_they_are_put_in_place() {
+    fn staged_manifests_appear_when_they_are_put_in_place() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let folder = scratch.path().join("manifests");
         fs::create_dir(&folder).unwrap();
-        let staged = Staged::write(&numbered(1, 3), &scratch.path().join("beside"), &folder).unwrap();
+        let staged = Staged::write(&numbered(1, 3), &scratch.path().join("staging"), &folder).unwrap();
         let count = || fs::read_dir(&folder).unwrap().count();
         assert_eq!(count(), 0);
         staged.put_in_place().unwrap();

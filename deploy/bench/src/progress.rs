@@ -1,9 +1,9 @@
-//! Saying on standard error how far it is.
+//! Progress of the benchmark on standard error.
 
 use std::fmt::Display;
 use std::time::Instant;
 
-/// The time since the start, before each line.
+/// Prints lines with the time since its start.
 #[derive(Debug)]
 pub struct Progress {
     start: Instant,
@@ -16,7 +16,7 @@ impl Progress {
     }
 
     /// Prints a line.
-    pub fn say(&self, what: impl Display) {
-        eprintln!("[{:7.1} s] {what}", self.start.elapsed().as_secs_f64());
+    pub fn print(&self, message: impl Display) {
+        eprintln!("[{:7.1} s] {message}", self.start.elapsed().as_secs_f64());
     }
 }

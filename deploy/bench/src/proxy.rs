@@ -1,5 +1,5 @@
-//! A socket between agent and containerd: every call passes through as it is, streams and foreign services
-//! too, and the calls that make a pod are written down.
+//! The recording proxy between agent and containerd. It forwards every call unchanged, including streams and other services, and
+//! records the calls that start a pod.
 
 use std::error::Error;
 use std::future::ready;
@@ -18,12 +18,12 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::capture::{Call, Recorder};
 
-type Failure = Box<dyn Error + Send + Sync>;
+type ProxyError = Box<dyn Error + Send + Sync>;
 
-/// A body that is passed on as it comes, or one that was read whole.
-type Passed = Either<Incoming, Full<Bytes>>;
+/// A body that is forwarded as a stream, or one that was read completely.
+type ForwardedBody = Either<Incoming, Full<Bytes>>;
 
-/// A listening proxy; it ends, with all connections, when it is dropped.
+/// A listening proxy. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Proxy {
     socket: PathBuf,
@@ -31,7 +31,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on `socket` and passes calls on to `upstream`.
+    /// Listens on `socket` and forwards calls to `upstream`.
     pub fn start(socket: PathBuf, upstream: &Path, recorder: Recorder) -> anyhow::Result<Self> {
         let listener =
             UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
@@ -39,7 +39,7 @@ impl Proxy {
         Ok(Self { socket, accepting })
     }
 
-    /// As CRI's endpoint is written.
+    /// The address of the proxy as a CRI endpoint.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
@@ -48,13 +48,13 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        // It is in a folder that is removed anyway.
+        // An error does not matter: the folder of the socket is removed later.
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
 async fn accept(listener: UnixListener, upstream: PathBuf, recorder: Recorder) {
-    // Dropped with this task, which ends the connections.
+    // Dropped with this task, which closes the connections.
     let mut connections = JoinSet::new();
     loop {
         // Both arms are cancel-safe: neither accepting nor joining loses anything when it is dropped.
@@ -77,15 +77,18 @@ async fn accept(listener: UnixListener, upstream: PathBuf, recorder: Recorder) {
     }
 }
 
-/// Serves one connection with one connection to containerd, until either ends; fails without the latter.
-async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Result<(), Failure> {
+/// Forwards one connection to a connection of its own to containerd until either side closes.
+///
+/// # Errors
+/// containerd cannot be reached.
+async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Result<(), ProxyError> {
     let to = UnixStream::connect(&upstream).await?;
     let (sender, driver) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(to)).await?;
     let service = service_fn(move |request| forward(sender.clone(), recorder.clone(), request));
     let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service);
-    // When one side has ended, with or without an error, the other has no peer any more.
+    // When one side has closed, with or without an error, dropping the other loses nothing.
     tokio::select! {
         _ = server => {}
         _ = driver => {}
@@ -93,26 +96,27 @@ async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Res
     Ok(())
 }
 
+/// Forwards one call, and records it if it starts a pod.
 async fn forward(
-    mut upstream: SendRequest<Passed>,
+    mut upstream: SendRequest<ForwardedBody>,
     recorder: Recorder,
     request: Request<Incoming>,
-) -> Result<Response<impl Body<Data = Bytes, Error = Failure>>, Failure> {
-    let Some(call) = Call::of(request.uri().path()) else {
+) -> Result<Response<impl Body<Data = Bytes, Error = ProxyError>>, ProxyError> {
+    let Some(call) = Call::from_path(request.uri().path()) else {
         let response = upstream.send_request(request.map(Either::Left)).await?;
         return Ok(response.map(Either::Left));
     };
     let (head, body) = request.into_parts();
-    let asked = body.collect().await?.to_bytes();
-    let request = Request::from_parts(head, Either::Right(Full::new(asked.clone())));
+    let request_body = body.collect().await?.to_bytes();
+    let request = Request::from_parts(head, Either::Right(Full::new(request_body.clone())));
     let (head, body) = upstream.send_request(request).await?.into_parts();
     let body = body.collect().await?;
     let trailers = body.trailers().cloned();
-    let answered = body.to_bytes();
-    // Without a message there was an error, which the trailers tell.
-    if !answered.is_empty() {
-        recorder.note(call, &asked, &answered);
+    let response_body = body.to_bytes();
+    // A response without a message is an error; its status is in the trailers.
+    if !response_body.is_empty() {
+        recorder.record(call, &request_body, &response_body);
     }
-    let body = Full::new(answered).with_trailers(ready(trailers.map(Ok)));
+    let body = Full::new(response_body).with_trailers(ready(trailers.map(Ok)));
     Ok(Response::from_parts(head, Either::Right(body)))
 }

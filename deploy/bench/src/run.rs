@@ -1,4 +1,4 @@
-//! The order of things: capture, rounds, rest, recovery.
+//! The benchmark of starts and ends: capture, rounds, idle windows, recovery.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,44 +7,44 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use keelson_testkit::process::ProcessId;
 
-use crate::agent::{Subject, Up, limit_for};
+use crate::agent::{StartedPods, Subject, limit_for};
 use crate::capture::Recorder;
-use crate::figures::{Idle, Report, Times, counted};
+use crate::figures::{Idle, Report, Times, pluralize};
 use crate::floor::Floor;
 use crate::pods::{self, Pod};
 use crate::progress::Progress;
 use crate::proxy::Proxy;
-use crate::usage::{self, Flow, Named};
-use crate::watch::{Seen, Watch};
+use crate::usage::{self, Named, WriteRate};
+use crate::watch::{SeenProcess, Watch};
 
-/// Pods that have just started still use resources; memory is measured after this time.
+/// How long to wait before memory and idle CPU are measured: pods that have just started still cause work.
 const REST: Duration = Duration::from_secs(10);
 
-/// The name under which containerd's CPU time is kept.
+/// The key of containerd's CPU time.
 const RUNTIME: &str = "containerd";
 
 /// What is measured.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// How many pods.
+    /// The number of pods.
     pub pods: usize,
-    /// How often.
+    /// The number of rounds.
     pub rounds: usize,
-    /// The length of an idle window; `None`: no idle windows.
+    /// The length of an idle window; `None` for no idle windows.
     pub idle: Option<Duration>,
-    /// Whether a container writes its log meanwhile, as fast as it can. Then nothing is measured at rest.
+    /// Whether a container writes its log meanwhile as fast as it can. If so, nothing is measured at rest.
     pub flood: bool,
 }
 
-/// The floors: pods that are started directly at containerd.
+/// The pods that are started directly at containerd.
 struct Floors {
     pods: Floor,
     flood: Option<Floor>,
 }
 
-/// Measures, with everything in `folder`.
+/// Runs the benchmark with all files in `folder`.
 pub async fn run(folder: &Path, plan: &Plan, progress: &Progress) -> anyhow::Result<Report> {
-    progress.say("starting a private containerd and the agent");
+    progress.print("starting a private containerd and the agent");
     let mut subject = Subject::start(folder, plan.pods).await?;
     let floors = capture(&mut subject, folder, plan, progress).await?;
     let mut report = Report::new(plan.pods, plan.rounds);
@@ -52,42 +52,42 @@ pub async fn run(folder: &Path, plan: &Plan, progress: &Progress) -> anyhow::Res
         let name = format!("round {round} of {}", plan.rounds);
         let (times, flood) =
             floor_round(&subject, &floors, plan).await.with_context(|| format!("{name}, floor"))?;
-        progress.say(format!("{name}: floor: the last of {} up after {:.3} s", plan.pods, times.last()));
+        progress.print(format!("{name}: floor: the last of {} up after {:.3} s", plan.pods, times.last()));
         report.floor.push(times);
         report.flood_floor.extend(flood);
 
         subject.resume().await?;
-        let flood = if plan.flood { Some(subject.flood().await?) } else { None };
-        let pods = pods::fresh(plan.pods);
-        let services = subject.services()?;
+        let flood = if plan.flood { Some(subject.start_flood().await?) } else { None };
+        let pods = pods::new_pods(plan.pods);
+        let services = subject.service_processes()?;
         let cpu_before = usage::cpu_seconds(&services)?;
-        let up = subject.up(&pods).await?;
-        report.flood_agent.extend(flood.map(Flow::megabytes_per_second).transpose()?);
+        let up = subject.start_pods(&pods).await?;
+        report.flood_agent.extend(flood.map(WriteRate::megabytes_per_second).transpose()?);
         let times = times_of(&up.seen, up.begun);
-        progress.say(format!("{name}: agent: the last of {} up after {:.3} s", plan.pods, times.last()));
+        progress.print(format!("{name}: agent: the last of {} up after {:.3} s", plan.pods, times.last()));
         report.agent.push(times);
         subject.wait_ready(&pods).await?;
         report.start_cpu.push(usage::since(&cpu_before, usage::cpu_seconds(&services)?));
         if round == plan.rounds && !plan.flood {
-            at_rest(&mut subject, plan, &pods, &up, &mut report, progress).await?;
+            measure_at_rest(&mut subject, plan, &pods, &up, &mut report, progress).await?;
         }
         let gone = take_down(&mut subject, &pods, &up).await?;
-        progress.say(format!("{name}: one pod gone after {:.3} s; all are gone", gone.as_secs_f64()));
+        progress.print(format!("{name}: one pod gone after {:.3} s; all are gone", gone.as_secs_f64()));
         report.gone.push(gone.as_secs_f64());
     }
-    progress.say("removing everything");
+    progress.print("removing everything");
     subject.end()?;
     Ok(report)
 }
 
-/// One run of the agent through the recording proxy.
+/// Runs the agent once through the recording proxy and returns the floors made of its requests.
 async fn capture(
     subject: &mut Subject,
     folder: &Path,
     plan: &Plan,
     progress: &Progress,
 ) -> anyhow::Result<Floors> {
-    progress.say(format!("capturing the requests for {}", counted(plan.pods, "pod")));
+    progress.print(format!("capturing the requests for {}", pluralize(plan.pods, "pod")));
     let recorder = Recorder::default();
     let upstream = subject.agent().containerd().socket().to_owned();
     let proxy = Proxy::start(folder.join("proxy.sock"), &upstream, recorder.clone())?;
@@ -95,91 +95,90 @@ async fn capture(
     subject.resume().await?;
     let spec = subject.agent().spec().clone();
     let flood = if plan.flood {
-        subject.flood().await.context("the flood through the recording proxy")?;
-        Some(Floor::of(recorder.take(1)?, &spec, &folder.join("flood"))?)
+        subject.start_flood().await.context("starting the flood through the recording proxy")?;
+        Some(Floor::new(recorder.take(1)?, &spec, &folder.join("flood"))?)
     } else {
         None
     };
-    let pods = pods::fresh(plan.pods);
-    let up = subject.up(&pods).await.context("the run through the recording proxy")?;
-    progress.say("all are up");
+    let pods = pods::new_pods(plan.pods);
+    let up = subject.start_pods(&pods).await.context("starting the pods through the recording proxy")?;
+    progress.print("all are up");
     subject.wait_ready(&pods).await?;
-    progress.say("all are Ready; removing them");
-    let floor = Floor::of(recorder.take(plan.pods)?, &spec, &folder.join("floor"))?;
-    ensure!(floor.markers().len() == plan.pods, "the captured requests do not start what the manifests say");
+    progress.print("all are Ready; removing them");
+    let floor = Floor::new(recorder.take(plan.pods)?, &spec, &folder.join("floor"))?;
+    ensure!(floor.markers().len() == plan.pods, "some captured requests start a process without a marker");
     take_down(subject, &pods, &up).await?;
     drop(proxy);
     subject.configure(subject.agent().containerd().endpoint(), plan.pods)?;
     Ok(Floors { pods: floor, flood })
 }
 
-/// The captured requests straight at containerd, then all of it removed. Beside a flood also what that wrote meanwhile, in
-/// MB/s.
+/// Starts the pods of the floor directly at containerd and removes them again. Returns their start times and, with a flood, the
+/// rate at which it wrote meanwhile, in MB/s.
 async fn floor_round(
     subject: &Subject,
     floors: &Floors,
     plan: &Plan,
 ) -> anyhow::Result<(Times, Option<f64>)> {
     let flood = match &floors.flood {
-        Some(flood) => Some(Flow::of(&replayed(subject, flood, 1).await?.seen).await?),
+        Some(flood) => Some(WriteRate::start(&replay_floor(subject, flood, 1).await?.seen).await?),
         None => None,
     };
-    let up = replayed(subject, &floors.pods, plan.pods).await?;
-    let wrote = flood.map(Flow::megabytes_per_second).transpose()?;
-    subject.purge().await?;
+    let up = replay_floor(subject, &floors.pods, plan.pods).await?;
+    let rate = flood.map(WriteRate::megabytes_per_second).transpose()?;
+    subject.remove_sandboxes().await?;
     ensure_ended(&up.seen)?;
     floors.pods.clean_up()?;
     floors.flood.iter().try_for_each(Floor::clean_up)?;
-    Ok((times_of(&up.seen, up.begun), wrote))
+    Ok((times_of(&up.seen, up.begun), rate))
 }
 
-/// The requests of one floor, until all their processes are there.
-async fn replayed(subject: &Subject, floor: &Floor, pods: usize) -> anyhow::Result<Up> {
+/// Replays the requests of one floor and waits until all their processes exist.
+async fn replay_floor(subject: &Subject, floor: &Floor, pods: usize) -> anyhow::Result<StartedPods> {
     floor.prepare()?;
     let watch = Watch::start(floor.markers())?;
     let begun = floor.replay(&subject.cri()).await?;
     let seen = watch.until(begun + limit_for(pods)).await;
     ensure!(seen.len() == pods, "only {} of {pods} processes were seen", seen.len());
-    Ok(Up { begun, seen })
+    Ok(StartedPods { begun, seen })
 }
 
 /// Measures how long one pod takes to end, then removes the others and stops the agent.
-async fn take_down(subject: &mut Subject, pods: &[Pod], up: &Up) -> anyhow::Result<Duration> {
+async fn take_down(subject: &mut Subject, pods: &[Pod], up: &StartedPods) -> anyhow::Result<Duration> {
     let first = pods.first().context("there are no pods")?;
-    let gone = subject.remove_one(first, process_of(first, up)?).await?;
-    subject.remove_rest().await?;
+    let gone = subject.remove_pod(first, process_of(first, up)?).await?;
+    subject.remove_all_manifests().await?;
     ensure_ended(&up.seen)?;
     subject.stop().await?;
-    subject.purge().await?;
+    subject.remove_sandboxes().await?;
     Ok(gone)
 }
 
-/// What the agent costs while nothing happens, and how it comes back after it was killed. Leaves the agent
-/// running and all pods as they were.
-async fn at_rest(
+/// Measures memory, idle CPU and the recovery after a kill. Leaves the agent and all pods running.
+async fn measure_at_rest(
     subject: &mut Subject,
     plan: &Plan,
     pods: &[Pod],
-    up: &Up,
+    up: &StartedPods,
     report: &mut Report,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    progress.say(format!("{} s of rest before memory is read", REST.as_secs()));
+    progress.print(format!("waiting {} s before memory is measured", REST.as_secs()));
     tokio::time::sleep(REST).await;
     report.pss_kib = subject.pss_kib()?;
     let with = match plan.idle {
         Some(window) => {
-            progress.say(format!("idle for {} s with the agent", window.as_secs()));
-            let mut processes = subject.services()?;
+            progress.print(format!("idle for {} s with the agent", window.as_secs()));
+            let mut processes = subject.service_processes()?;
             processes.insert(RUNTIME.to_owned(), containerd(subject)?);
             Some(cpu_percent(&processes, window).await?)
         }
         None => None,
     };
     for _ in 0..plan.rounds {
-        let took = subject.recover(pods, &up.seen).await?;
-        let (ready, adopted) = (took.ready.as_secs_f64(), took.adopted.as_secs_f64());
-        progress.say(format!(
+        let recovery = subject.kill_and_recover(pods, &up.seen).await?;
+        let (ready, adopted) = (recovery.ready.as_secs_f64(), recovery.adopted.as_secs_f64());
+        progress.print(format!(
             "all services killed: Ready again after {ready:.3} s, adopted after {adopted:.3} s"
         ));
         report.recovery.push(ready);
@@ -187,7 +186,7 @@ async fn at_rest(
     }
     let (Some(window), Some(mut services)) = (plan.idle, with) else { return Ok(()) };
     subject.stop().await?;
-    progress.say(format!("idle for {} s without the agent", window.as_secs()));
+    progress.print(format!("idle for {} s without the agent", window.as_secs()));
     tokio::time::sleep(REST).await;
     let alone = Named::from([(RUNTIME.to_owned(), containerd(subject)?)]);
     let runtime_without = cpu_percent(&alone, window).await?.values().sum();
@@ -197,7 +196,7 @@ async fn at_rest(
     subject.wait_ready(pods).await
 }
 
-/// CPU time over `window`, in percent of one core.
+/// Measures the CPU use of each process over `window`, in percent of one core.
 async fn cpu_percent(processes: &Named, window: Duration) -> anyhow::Result<BTreeMap<String, f64>> {
     let before = usage::cpu_seconds(processes)?;
     let begun = Instant::now();
@@ -211,17 +210,18 @@ fn containerd(subject: &Subject) -> anyhow::Result<ProcessId> {
     subject.agent().containerd().process().context("containerd has ended")
 }
 
-fn process_of(pod: &Pod, up: &Up) -> anyhow::Result<ProcessId> {
+fn process_of(pod: &Pod, up: &StartedPods) -> anyhow::Result<ProcessId> {
     let seen = up.seen.iter().find(|seen| seen.marker == pod.marker);
     Ok(seen.with_context(|| format!("no process of {} was seen", pod.name))?.process)
 }
 
-fn ensure_ended(seen: &[Seen]) -> anyhow::Result<()> {
+fn ensure_ended(seen: &[SeenProcess]) -> anyhow::Result<()> {
     let alive = seen.iter().filter(|seen| seen.process.is_alive()).count();
-    ensure!(alive == 0, "{alive} processes of removed pods are still there");
+    ensure!(alive == 0, "{alive} processes of removed pods still run");
     Ok(())
 }
 
-fn times_of(seen: &[Seen], begun: Instant) -> Times {
+/// The times from `begun` until each process was seen.
+fn times_of(seen: &[SeenProcess], begun: Instant) -> Times {
     Times::new(seen.iter().map(|seen| seen.at.saturating_duration_since(begun)))
 }

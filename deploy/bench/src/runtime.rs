@@ -1,4 +1,4 @@
-//! What containerd has, asked of CRI itself.
+//! Direct CRI calls to containerd: its sandboxes and containers, and their removal.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,31 +14,31 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-/// containerd under load needs seconds for a call.
+/// The deadline of a call. containerd under load needs seconds for one.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// Calls of one kind that are under way at the same time.
+/// The number of concurrent calls.
 pub const WORKERS: usize = 8;
 
 /// A client of containerd's CRI.
 pub type Cri = RuntimeServiceClient<Channel>;
 
-/// Awaits a call, with a deadline and a name for its error.
+/// Awaits a call with a deadline. `name` is the name of the call in errors.
 pub async fn call<T>(
     name: &str,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> anyhow::Result<T> {
     let answer = tokio::time::timeout(CALL_LIMIT, call).await;
-    let answer = answer.with_context(|| format!("{name} hangs"))?;
+    let answer = answer.with_context(|| format!("{name} has no answer after {} s", CALL_LIMIT.as_secs()))?;
     Ok(answer.map_err(|status| anyhow::anyhow!("{name}: {}", status.message()))?.into_inner())
 }
 
-/// Connects, so that the first call that is timed need not.
+/// Makes a first call, so that later timed calls find an open connection.
 pub async fn connect(cri: &mut Cri) -> anyhow::Result<()> {
     call("Version", cri.version(VersionRequest::default())).await.map(drop)
 }
 
-/// The ids of all sandboxes and containers, whatever their state.
+/// The ids of all sandboxes and containers in any state.
 pub async fn ids(cri: &mut Cri) -> anyhow::Result<BTreeSet<String>> {
     let sandboxes = call("ListPodSandbox", cri.list_pod_sandbox(ListPodSandboxRequest::default())).await?;
     let containers = call("ListContainers", cri.list_containers(ListContainersRequest::default())).await?;
@@ -46,14 +46,17 @@ pub async fn ids(cri: &mut Cri) -> anyhow::Result<BTreeSet<String>> {
     Ok(sandboxes.chain(containers.containers.into_iter().map(|container| container.id)).collect())
 }
 
-/// How many sandboxes are still running.
+/// The number of running sandboxes.
 pub async fn ready_sandboxes(cri: &mut Cri) -> anyhow::Result<usize> {
     let list = call("ListPodSandbox", cri.list_pod_sandbox(ListPodSandboxRequest::default())).await?;
     let ready = |state| state == PodSandboxState::SandboxReady as i32;
     Ok(list.items.iter().filter(|sandbox| ready(sandbox.state)).count())
 }
 
-/// Stops and removes every sandbox with its containers; then nothing is left.
+/// Stops and removes every sandbox with its containers.
+///
+/// # Errors
+/// A call fails, or containerd still has sandboxes or containers afterwards.
 pub async fn remove_all(cri: &mut Cri) -> anyhow::Result<()> {
     let list = call("ListPodSandbox", cri.list_pod_sandbox(ListPodSandboxRequest::default())).await?;
     let mut ids = list.items.into_iter().map(|sandbox| sandbox.id);

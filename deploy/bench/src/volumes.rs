@@ -1,8 +1,8 @@
-//! What volumes cost: volume-manager's CPU time for projected volumes, and how much longer pods with volumes of a CSI driver take to
-//! come and to go than the driver's own calls.
+//! The benchmark of volumes: the CPU time of volume-manager for projected volumes, and the time that volumes of a CSI driver add to
+//! starts and ends of pods, compared with the time of the driver's own calls.
 //!
-//! The driver is `csi-test-driver` of the tests. It takes [`CALL`] for each call, does one at a time and writes down how long each
-//! one took, so its own time is the sum of that.
+//! The driver is `csi-test-driver` of the tests. It handles one call at a time, takes [`CALL`] for each and logs how long each one
+//! took. The sum is the driver's own time.
 
 use std::fs;
 use std::path::Path;
@@ -16,32 +16,32 @@ use keelson_tests::csi_driver::{CsiDriver, CsiDriverSpec};
 use serde_json::{Value, json};
 
 use crate::agent::{Subject, limit_for};
-use crate::pods::{Kind, NAMESPACE, OBJECTS, PROJECTED, Pod, fresh_of};
+use crate::pods::{Kind, NAMESPACE, OBJECTS, PROJECTED, Pod, new_pods_of};
 use crate::progress::Progress;
 use crate::usage::{self, Named};
 use crate::volume_figures::{CsiStart, VolumeFigures};
 
-/// The driver's program, next to the agent's.
+/// The driver's program, which is in the folder of the agent's binaries.
 const PROGRAM: &str = "csi-test-driver";
-/// Its name.
+/// The driver's name.
 const DRIVER: &str = "bench.csi.example.org";
-/// How long it takes for a call, at least: such as a driver's that asks a storage system nearby.
+/// The least duration of a driver's call, similar to that of a driver with a storage system in the same network.
 const CALL: Duration = Duration::from_millis(50);
-/// Pods that are started one by one with a CSI volume, and as many without, in each round.
+/// The number of pods with a CSI volume, and of pods without, that are started one by one in each round.
 const PAIRS: usize = 5;
-/// Pods with a claim each that are removed at once, at most.
+/// The largest number of pods with a claim each that are removed at once.
 const CLAIMS: usize = 50;
-/// Between two looks whether all volumes are released.
-const LOOK: Duration = Duration::from_millis(10);
+/// The interval at which the release of all volumes is checked.
+const RELEASED_POLL: Duration = Duration::from_millis(10);
 
-/// Measures with `pods` pods, with everything in `folder`.
+/// Runs the benchmark with `pods` pods and all files in `folder`.
 pub async fn measure(
     folder: &Path,
     pods: usize,
     rounds: usize,
     progress: &Progress,
 ) -> anyhow::Result<VolumeFigures> {
-    progress.say("starting a private containerd, the agent and a CSI driver");
+    progress.print("starting a private containerd, the agent and a CSI driver");
     let mut subject = Subject::start(folder, pods).await?;
     subject.configure(subject.agent().containerd().endpoint(), pods)?;
     subject.resume().await?;
@@ -50,13 +50,13 @@ pub async fn measure(
     for round in 1..=rounds {
         let bench = Round { subject: &subject, driver: &driver };
         progress
-            .say(format!("round {round} of {rounds}: {pods} pods with {PROJECTED} projected volumes each"));
-        figures.projected_cpu.push(bench.projected(pods).await.context("projected volumes")?);
+            .print(format!("round {round} of {rounds}: {pods} pods with {PROJECTED} projected volumes each"));
+        figures.projected_cpu.push(bench.projected_cpu(pods).await.context("projected volumes")?);
         progress
-            .say(format!("round {round} of {rounds}: {PAIRS} pods with a CSI volume and {PAIRS} without"));
-        figures.starts.extend(bench.starts().await.context("starts with a CSI volume")?);
+            .print(format!("round {round} of {rounds}: {PAIRS} pods with a CSI volume and {PAIRS} without"));
+        figures.starts.extend(bench.csi_starts().await.context("starts with a CSI volume")?);
         let count = figures.claims;
-        progress.say(format!(
+        progress.print(format!(
             "round {round} of {rounds}: {count} pods without and with a claim, removed at once"
         ));
         figures.plain_gone.push(bench.plain_gone(count).await.context("pods without a claim")?);
@@ -64,7 +64,7 @@ pub async fn measure(
         figures.claims_gone.push(gone);
         figures.claims_calls.push(calls);
     }
-    progress.say("removing everything");
+    progress.print("removing everything");
     subject.stop().await?;
     drop(driver);
     subject.end()?;
@@ -73,9 +73,13 @@ pub async fn measure(
 
 async fn start_driver(subject: &Subject, folder: &Path) -> anyhow::Result<CsiDriver> {
     let spec = subject.agent().spec();
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (program, registry) = (built_binaries()?.join(PROGRAM), spec.root_dir.join("plugins_registry"));
-    ensure!(program.is_file(), "there is no {}; run: cargo xtask bench --volumes", program.display());
+    ensure!(
+        program.is_file(),
+        "{} does not exist; `cargo xtask bench --volumes` builds it",
+        program.display()
+    );
     let millis = CALL.as_millis().to_string();
     let arguments = ["--stage", "--call-millis", &millis];
     let driver =
@@ -84,84 +88,84 @@ async fn start_driver(subject: &Subject, folder: &Path) -> anyhow::Result<CsiDri
     Ok(driver)
 }
 
+/// One round of the benchmark.
 struct Round<'a> {
     subject: &'a Subject,
     driver: &'a CsiDriver,
 }
 
 impl Round<'_> {
-    /// The CPU seconds of volume-manager for each volume.
-    async fn projected(&self, pods: usize) -> anyhow::Result<f64> {
+    /// Starts pods with projected volumes. Returns the CPU seconds of volume-manager per volume.
+    async fn projected_cpu(&self, pods: usize) -> anyhow::Result<f64> {
         self.subject.agent().write_manifest("objects.yaml", &objects())?;
-        let pods = fresh_of(Kind::Projected, pods);
+        let pods = new_pods_of(Kind::Projected, pods);
         let service = Named::from([(ServiceName::VolumeManager.to_string(), self.volume_manager()?)]);
         let before = usage::cpu_seconds(&service)?;
-        self.subject.up(&pods).await?;
+        self.subject.start_pods(&pods).await?;
         self.subject.wait_ready(&pods).await?;
         let used: f64 = usage::since(&before, usage::cpu_seconds(&service)?).values().sum();
-        self.subject.remove_rest().await?;
+        self.subject.remove_all_manifests().await?;
         self.until_released().await?;
-        // So few volumes are counted exactly.
+        // Exact: the number of volumes fits into a float.
         Ok(used / (pods.len() * PROJECTED) as f64)
     }
 
     fn volume_manager(&self) -> anyhow::Result<ProcessId> {
-        self.subject.agent().service(ServiceName::VolumeManager).context("volume-manager does not run")
+        self.subject.agent().service(ServiceName::VolumeManager).context("volume-manager is not running")
     }
 
-    /// Pods without and with a CSI volume in turns, one by one.
-    async fn starts(&self) -> anyhow::Result<Vec<CsiStart>> {
-        let (plain, with) = (fresh_of(Kind::Plain, PAIRS), fresh_of(Kind::Claim, PAIRS));
-        // They are bound while the first pod, which has no claim, starts.
+    /// Starts pods one by one, alternately without and with a CSI volume.
+    async fn csi_starts(&self) -> anyhow::Result<Vec<CsiStart>> {
+        let (plain, with) = (new_pods_of(Kind::Plain, PAIRS), new_pods_of(Kind::Claim, PAIRS));
+        // The claims are bound while the first pod, which has no claim, starts.
         self.subject.agent().write_manifest("storage.yaml", &storage(&with))?;
         let mut starts = Vec::new();
         for (plain, with) in plain.iter().zip(&with) {
             let without = self.start_one(plain).await?;
-            let calls = self.calls()?;
+            let before = self.driver_time()?;
             let with = self.start_one(with).await?;
-            starts.push(CsiStart { without, with, calls: self.calls()? - calls });
+            starts.push(CsiStart { without, with, calls: self.driver_time()? - before });
         }
-        self.subject.remove_rest().await?;
+        self.subject.remove_all_manifests().await?;
         self.until_released().await?;
         Ok(starts)
     }
 
-    /// From just before the manifest is in place to the process.
+    /// Starts a pod. Returns the time from just before its manifest is put in place until its process is seen.
     async fn start_one(&self, pod: &Pod) -> anyhow::Result<Duration> {
         let pods = std::slice::from_ref(pod);
-        let up = self.subject.up(pods).await?;
+        let up = self.subject.start_pods(pods).await?;
         let seen = up.seen.first().context("no process was seen")?.at;
         self.subject.wait_ready(pods).await?;
         Ok(seen.saturating_duration_since(up.begun))
     }
 
-    /// Pods without a claim, from just before the first manifest is removed until nothing of them is left.
+    /// Starts and removes pods without a claim. Returns the time that the removal takes.
     async fn plain_gone(&self, count: usize) -> anyhow::Result<Duration> {
-        self.all_gone(&fresh_of(Kind::Plain, count)).await
-    }
-
-    /// The same for pods with a claim each, and the time of the driver's own calls meanwhile.
-    async fn claims_gone(&self, count: usize) -> anyhow::Result<(Duration, Duration)> {
-        let pods = fresh_of(Kind::Claim, count);
-        self.subject.agent().write_manifest("storage.yaml", &storage(&pods))?;
-        self.subject.up(&pods).await?;
+        let pods = new_pods_of(Kind::Plain, count);
+        self.subject.start_pods(&pods).await?;
         self.subject.wait_ready(&pods).await?;
-        let calls = self.calls()?;
-        let gone = self.remove_all(&pods).await?;
-        let calls = self.calls()? - calls;
-        self.subject.remove_rest().await?;
-        Ok((gone, calls))
-    }
-
-    async fn all_gone(&self, pods: &[Pod]) -> anyhow::Result<Duration> {
-        self.subject.up(pods).await?;
-        self.subject.wait_ready(pods).await?;
-        let gone = self.remove_all(pods).await?;
-        self.subject.remove_rest().await?;
+        let gone = self.remove_pods(&pods).await?;
+        self.subject.remove_all_manifests().await?;
         Ok(gone)
     }
 
-    async fn remove_all(&self, pods: &[Pod]) -> anyhow::Result<Duration> {
+    /// Starts and removes pods with a claim each. Returns the time that the removal takes and the time of the driver's own calls
+    /// meanwhile.
+    async fn claims_gone(&self, count: usize) -> anyhow::Result<(Duration, Duration)> {
+        let pods = new_pods_of(Kind::Claim, count);
+        self.subject.agent().write_manifest("storage.yaml", &storage(&pods))?;
+        self.subject.start_pods(&pods).await?;
+        self.subject.wait_ready(&pods).await?;
+        let before = self.driver_time()?;
+        let gone = self.remove_pods(&pods).await?;
+        let calls = self.driver_time()? - before;
+        self.subject.remove_all_manifests().await?;
+        Ok((gone, calls))
+    }
+
+    /// Removes the manifests of `pods`. Returns the time from just before the first removal until all volumes are released.
+    async fn remove_pods(&self, pods: &[Pod]) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         for pod in pods {
             self.subject.agent().remove_manifest(&pod.file())?;
@@ -184,18 +188,18 @@ impl Round<'_> {
                 self.staged()?,
                 self.subject.agent().log_tail()
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(RELEASED_POLL).await;
         }
         Ok(())
     }
 
-    /// The time that the driver has spent on calls so far.
-    fn calls(&self) -> anyhow::Result<Duration> {
+    /// The total time that the driver has spent in calls so far.
+    fn driver_time(&self) -> anyhow::Result<Duration> {
         let micros = self.driver.calls()?.iter().filter_map(|call| call["micros"].as_u64()).sum();
         Ok(Duration::from_micros(micros))
     }
 
-    /// The volumes that the driver has staged.
+    /// The number of volumes that the driver has staged.
     fn staged(&self) -> anyhow::Result<usize> {
         let calls = self.driver.calls()?;
         let count = |method: &str| {
@@ -209,7 +213,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// The ConfigMap and the Secret of projected volumes.
+/// The manifests of the ConfigMap and the Secret in projected volumes.
 fn objects() -> String {
     let object = |kind: &str, key: &str| {
         json!({
@@ -220,7 +224,7 @@ fn objects() -> String {
     documents(&[object("ConfigMap", "text"), object("Secret", "key")])
 }
 
-/// A PersistentVolume of the driver and a claim for each pod.
+/// The manifests of a PersistentVolume of the driver and a claim for each pod.
 fn storage(pods: &[Pod]) -> String {
     let objects: Vec<Value> = pods.iter().flat_map(|pod| [volume(&pod.name), claim(&pod.name)]).collect();
     documents(&objects)
@@ -247,6 +251,7 @@ fn claim(name: &str) -> Value {
     })
 }
 
+/// The objects as one YAML stream.
 fn documents(objects: &[Value]) -> String {
     objects.iter().map(|object| format!("{object}\n---\n")).collect()
 }

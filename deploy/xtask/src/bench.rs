@@ -1,4 +1,4 @@
-//! `cargo xtask bench`.
+//! `cargo xtask bench`: builds and runs the benchmark.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -10,49 +10,50 @@ use clap::Args;
 
 use crate::{cargo, packages, quickstart, require_root, run_command};
 
-/// The program that measures; it speaks gRPC, so it cannot be a part of this one.
+/// The benchmark. It is a separate program because it needs gRPC, which xtask must be built without.
 const PROGRAM: &str = "keelson-bench";
 
-/// The CSI driver whose volumes are measured.
+/// The CSI driver of the volume benchmark.
 const CSI_DRIVER: &str = "csi-test-driver";
 
-/// What is measured; passed on to the program.
+/// The arguments of `cargo xtask bench`, which are passed on to the benchmark.
 #[derive(Debug, Args)]
 pub struct BenchArguments {
-    /// Pods [default: 50]
+    /// Number of pods [default: 50]
     #[arg(short, long, value_name = "N")]
     n: Option<u32>,
     /// Print one line of JSON instead of the table
     #[arg(long)]
     json: bool,
-    /// Length of an idle window, in which CPU time is counted [default: 120]
+    /// Length of each idle window in which CPU time is counted [default: 120]
     #[arg(long, value_name = "SECONDS")]
     idle_seconds: Option<u64>,
-    /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
+    /// Measure only the time from COUNT edits of ConfigMaps at an API server to the files of N pods
     #[arg(long, value_name = "COUNT")]
     edits: Option<u32>,
-    /// Measure only how long N pods take to go that are deleted through an API server at once
+    /// Measure only the time until N pods that are deleted at once at an API server are gone
     #[arg(long)]
     deletions: bool,
-    /// Measure only volumes: N pods with projected ones, and pods with claims of a CSI driver
+    /// Measure only volumes: N pods with projected volumes, and pods with claims of a CSI driver
     #[arg(long)]
     volumes: bool,
-    /// Leave the idle windows out
+    /// Skip the idle windows
     #[arg(long)]
     no_idle: bool,
-    /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
+    /// Measure only starts and ends of pods, while a container writes its log as fast as it can
     #[arg(long)]
     flood: bool,
-    /// Keep all files on a fresh ext4 with a journal instead of the machine's own filesystem
+    /// Keep all files on a fresh ext4 with a journal instead of the host's filesystem
     #[arg(long)]
     own_disk: bool,
-    /// Runs of the agent and of the floor, in turns [default: 3]
+    /// Number of alternating runs of the floor and the agent [default: 3]
     #[arg(long, value_name = "COUNT")]
     rounds: Option<u32>,
 }
 
 impl BenchArguments {
-    fn pass_on(&self) -> Vec<OsString> {
+    /// The arguments for the benchmark's command line.
+    fn to_command_line(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = Vec::new();
         let mut add = |flag: &str, value: Option<String>| {
             arguments.push(flag.into());
@@ -92,12 +93,15 @@ impl BenchArguments {
     }
 }
 
-/// Builds the agent and the program, and becomes the program, which so gets Ctrl-C itself.
+/// Builds the agent and the benchmark, then replaces this process by the benchmark, so that it receives Ctrl-C itself.
+///
+/// # Errors
+/// This process does not run as root, a build fails, or the benchmark cannot be run.
 pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
     require_root("bench")?;
     packages::install_to_run()?;
     let folder = quickstart::build("release")?;
-    // Built apart: in one build its features would be switched on in the agent, too.
+    // A separate build: a common one would enable the benchmark's features in the agent, too.
     run_command(cargo().args(["build", "--release", "--locked", "--package", PROGRAM]))?;
     if arguments.volumes {
         let bin = ["--package", "keelson-tests", "--bin", CSI_DRIVER];
@@ -105,7 +109,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
     }
     let program = folder.join(PROGRAM);
     let mut command = Command::new(&program);
-    command.args(arguments.pass_on()).env("KEELSON_BIN_DIR", &folder);
+    command.args(arguments.to_command_line()).env("KEELSON_BIN_DIR", &folder);
     Err(command.exec()).with_context(|| format!("cannot run {}", program.display()))
 }
 
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_said_is_passed_on() {
+    fn only_given_arguments_are_passed_to_the_benchmark() {
         let none = BenchArguments {
             n: None,
             json: false,
@@ -127,7 +131,7 @@ mod tests {
             own_disk: false,
             rounds: None,
         };
-        assert_eq!(none.pass_on(), Vec::<OsString>::new());
+        assert_eq!(none.to_command_line(), Vec::<OsString>::new());
         let all = BenchArguments {
             n: Some(1),
             json: true,
@@ -141,6 +145,6 @@ mod tests {
             rounds: Some(5),
         };
         let expected = "-n 1 --json --idle-seconds 9 --edits 7 --deletions --volumes --no-idle --flood --own-disk --rounds 5";
-        assert_eq!(all.pass_on(), expected.split(' ').collect::<Vec<_>>());
+        assert_eq!(all.to_command_line(), expected.split(' ').collect::<Vec<_>>());
     }
 }

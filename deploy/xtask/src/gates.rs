@@ -1,4 +1,4 @@
-//! `cargo xtask fmt`, `lint` and `ci`: what every change has to pass.
+//! `cargo xtask fmt`, `lint` and `ci`: the gates that every change must pass.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,23 +6,23 @@ use std::fs;
 use anyhow::{Context as _, bail};
 use clap::Args;
 
-use crate::{ask_cargo, cargo, check, packages, run_command, test, workspace};
+use crate::{cargo, cargo_stdout, check, packages, run_command, test, workspace};
 
-/// The tests marked `#[ignore]`, each with its reason: package and test, name, reason.
+/// The list of the tests marked `#[ignore]`. Each line has the test binary, the test's name and the reason.
 const IGNORED_TESTS: &str = ".ci/ignored-tests.txt";
 
-/// How `cargo xtask fmt` runs.
+/// The arguments of `cargo xtask fmt`.
 #[derive(Debug, Args)]
 pub struct FmtArguments {
-    /// Only report what is not formatted
+    /// Only report files that are not formatted
     #[arg(long)]
     check: bool,
 }
 
-/// Formats the sources.
+/// Formats the source code.
 ///
 /// # Errors
-/// With `--check`: a file is not formatted.
+/// rustfmt fails, or `--check` is given and a file is not formatted.
 pub fn fmt(arguments: &FmtArguments) -> anyhow::Result<()> {
     let mut command = cargo();
     command.args(["fmt", "--all"]);
@@ -35,9 +35,9 @@ pub fn fmt(arguments: &FmtArguments) -> anyhow::Result<()> {
 /// Runs clippy, cargo-deny and the checks of the workspace.
 ///
 /// # Errors
-/// One of them has a finding.
+/// One of them finds a violation or cannot run.
 pub fn lint() -> anyhow::Result<()> {
-    gate("clippy");
+    print_gate("clippy");
     run_command(cargo().args([
         "clippy",
         "--locked",
@@ -47,10 +47,11 @@ pub fn lint() -> anyhow::Result<()> {
         "-D",
         "warnings",
     ]))?;
-    gate("bans, licences, sources");
-    run_command(cargo().args(["deny", "--locked", "check", "bans", "licenses", "sources"]))
-        .context("cargo-deny found something, or is missing: cargo install --locked cargo-deny")?;
-    gate("rules of the workspace");
+    print_gate("bans, licences, sources");
+    run_command(cargo().args(["deny", "--locked", "check", "bans", "licenses", "sources"])).context(
+        "cargo-deny reported errors or is not installed; install it with: cargo install --locked cargo-deny",
+    )?;
+    print_gate("rules of the workspace");
     check::run()
 }
 
@@ -59,29 +60,29 @@ pub fn lint() -> anyhow::Result<()> {
 /// # Errors
 /// The first gate that fails.
 pub fn ci() -> anyhow::Result<()> {
-    gate("packages");
+    print_gate("packages");
     packages::install_to_test(false)?;
-    gate("format");
+    print_gate("format");
     fmt(&FmtArguments { check: true })?;
     lint()?;
-    gate("ignored tests");
+    print_gate("ignored tests");
     check_ignored_tests()?;
-    gate("tests");
+    print_gate("tests");
     test::run(&test::TestArguments::default())?;
-    gate("all gates are green");
+    print_gate("all gates passed");
     Ok(())
 }
 
-fn gate(name: &str) {
+fn print_gate(name: &str) {
     println!("\n=== {name}");
 }
 
-/// The tests marked `#[ignore]` are those of the list.
+/// Checks that [`IGNORED_TESTS`] lists exactly the tests marked `#[ignore]`.
 fn check_ignored_tests() -> anyhow::Result<()> {
     let text = fs::read_to_string(workspace().join(IGNORED_TESTS))
         .with_context(|| format!("cannot read {IGNORED_TESTS}"))?;
     let listed = listed(&text)?;
-    let found = ask_cargo(&[
+    let found = cargo_stdout(&[
         "nextest",
         "list",
         "--workspace",
@@ -97,18 +98,18 @@ fn check_ignored_tests() -> anyhow::Result<()> {
         return Ok(());
     }
     bail!(
-        "{IGNORED_TESTS} has to list {missing:?}, each with its reason, and not {gone:?}, which are not ignored"
+        "{IGNORED_TESTS} does not match the tests marked #[ignore]; add {missing:?}, each with its reason, and remove {gone:?}"
     )
 }
 
-/// The tests of the list, as `package test`.
+/// Parses the list; returns each test as `binary test`.
 fn listed(text: &str) -> anyhow::Result<BTreeSet<String>> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| {
             let mut words = line.split_whitespace();
             match (words.next(), words.next(), words.next()) {
-                (Some(package), Some(test), Some(_)) => Ok(format!("{package} {test}")),
+                (Some(binary), Some(test), Some(_)) => Ok(format!("{binary} {test}")),
                 _ => bail!("this line of {IGNORED_TESTS} has no reason: {line}"),
             }
         })
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_ignored_test_is_listed_with_its_reason() {
+    fn a_line_without_a_reason_for_ignoring_the_test_is_an_error() {
         let text = "# package test reason\n\nkeelson-tests::soak runs_for_an_hour\ttakes an hour\n";
         assert_eq!(
             listed(text).unwrap(),

@@ -31,28 +31,28 @@ struct Arguments {
 enum Task {
     /// Install what is missing, build, and run the agent with example pods in the background (needs root)
     Quickstart,
-    /// Stop what quickstart has started and remove everything it has made (needs root)
+    /// Stop the quickstart and remove everything it created (needs root)
     Down,
-    /// Two nodes and etcd in containers, as compose.yaml has them (needs root and Docker)
+    /// Run the two nodes and the etcd of compose.yaml in containers (needs root and Docker)
     Compose {
         #[command(subcommand)]
         task: compose::ComposeTask,
     },
-    /// Install the Debian packages that a build, a run and the tests need, without starting any daemon
+    /// Install the Debian packages that building, running and testing need, without starting any daemon
     Packages,
     /// Run the tests
     Test(test::TestArguments),
-    /// Test that services of this release work among those of the one before (needs root)
+    /// Test that services of this release work with services of the previous release (needs root)
     Skew(skew::SkewArguments),
-    /// Fuzz the readers of untrusted text (needs cargo-fuzz and a C++ compiler)
+    /// Fuzz the parsers of untrusted text (needs cargo-fuzz and a C++ compiler)
     Fuzz(fuzz::FuzzArguments),
-    /// Measure the agent against the same requests straight at containerd (needs root)
+    /// Compare the agent with the same requests sent directly to containerd (needs root)
     Bench(bench::BenchArguments),
-    /// Make the Debian packages
+    /// Build the Debian packages
     Deb(deb::DebArguments),
-    /// Check the rules that a compiler does not know: pure cores, allowed calls, layers of modules, citations, the ledger
+    /// Check the rules that the compiler cannot: pure cores, allowed calls, module layers, test names, citations, the ledger
     Check,
-    /// Format the sources
+    /// Format the source code
     Fmt(gates::FmtArguments),
     /// Run clippy, cargo-deny and our own checks
     Lint,
@@ -85,35 +85,41 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder of the workspace that this program was built from.
+/// The root folder of the workspace that this program was built from.
 fn workspace() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.ancestors().nth(2).unwrap_or(own).to_owned()
 }
 
-/// The cargo that runs this program, in the workspace's folder.
+/// A command that runs cargo in the workspace's root folder: the cargo that started this program, if one did.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace());
     command
 }
 
-/// What cargo prints for `args`.
-fn ask_cargo(args: &[&str]) -> anyhow::Result<String> {
+/// Returns what cargo prints to stdout when run with `args`.
+///
+/// # Errors
+/// Cargo cannot be run, fails, or prints something that is not UTF-8.
+fn cargo_stdout(args: &[&str]) -> anyhow::Result<String> {
     let output = cargo().args(args).output().context("cannot run cargo")?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cargo {}: {}", args.join(" "), error.trim());
-    String::from_utf8(output.stdout).context("cargo printed no text")
+    String::from_utf8(output.stdout).context("the output of cargo is not UTF-8")
 }
 
-/// Runs `command` with its output as ours.
+/// Runs `command`; its output goes to this program's stdout and stderr.
+///
+/// # Errors
+/// The command cannot be run or fails.
 fn run_command(command: &mut Command) -> anyhow::Result<()> {
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?} ended with {status}");
     Ok(())
 }
 
-/// Fails unless this process is root's.
+/// Fails unless this process runs as root. `task` is the name of the subcommand, for the error.
 fn require_root(task: &str) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),

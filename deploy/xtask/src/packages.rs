@@ -1,4 +1,4 @@
-//! Installing what is missing from Debian's packages, without starting any daemon.
+//! Installs missing programs from Debian packages, without starting any daemon.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,26 +10,27 @@ use keelson_testkit::{Component, find_file};
 
 use crate::progress::Step;
 
-/// Asked by Debian's maintainer scripts before they start a daemon (invoke-rc.d(8)); 101 forbids it.
+/// The script that Debian's maintainer scripts run before they start a daemon (invoke-rc.d(8)); exit code 101 forbids the start.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// The line by which a policy that an interrupted run has left is known as ours.
-const POLICY_MARK: &str = "# Left by `cargo xtask`, which was interrupted; it may be removed.";
+/// The line that marks a policy as ours, so that a later run removes it if this one is interrupted.
+const POLICY_MARK: &str = "# Left by `cargo xtask`, which was interrupted; you can remove this file.";
 
-/// Installs what is missing to build and to run; does nothing when all is there.
+/// Installs the packages that are missing for building and running. Does nothing if all are installed.
 pub fn install_to_run() -> anyhow::Result<()> {
     install_missing(&Component::TO_RUN)
 }
 
-/// Installs what is missing to build, to run and to test; with `long` also what the tests need that take minutes.
+/// Installs the packages that are missing for building, running and testing; with `long` also those for the tests that take
+/// minutes.
 pub fn install_to_test(long: bool) -> anyhow::Result<()> {
-    let of_long: &[Component] = if long { &Component::TO_TEST_LONG } else { &[] };
-    install_missing(&[&Component::TO_RUN[..], &Component::TO_TEST, of_long].concat())
+    let for_long: &[Component] = if long { &Component::TO_TEST_LONG } else { &[] };
+    install_missing(&[&Component::TO_RUN[..], &Component::TO_TEST, for_long].concat())
 }
 
 fn install_missing(components: &[Component]) -> anyhow::Result<()> {
     let policy = Policy { path: PathBuf::from(POLICY) };
-    policy.forget_interrupted();
+    policy.remove_leftover();
     let absent = components.iter().filter(|component| component.find().is_err());
     let missing: Vec<&str> = absent.map(|component| component.package()).collect();
     if missing.is_empty() {
@@ -38,19 +39,19 @@ fn install_missing(components: &[Component]) -> anyhow::Result<()> {
     let list = missing.join(" ");
     ensure!(
         rustix::process::geteuid().is_root(),
-        "packages are missing; install them as root with: apt-get install -y {list}"
+        "Debian packages are missing; install them as root with: apt-get install -y {list}"
     );
     ensure!(
         find_file("apt-get").is_ok(),
-        "this is no Debian; install what these Debian packages have, then run this again: {list}"
+        "there is no apt-get; install the programs of these Debian packages in another way, then run this again: {list}"
     );
     let mut step = Step::start(&format!("Installing {list}"));
-    let _interrupts = HeldInterrupts::hold();
+    let _interrupts = IgnoredInterrupts::ignore();
     let _policy = policy.forbid_daemons()?;
     step.run(apt().args(["update", "--quiet"]))?;
     step.run(apt().args(["install", "--quiet", "--yes", "--no-install-recommends"]).args(&missing))?;
     for component in components {
-        component.find().context("installing the packages did not help")?;
+        component.find().context("a program is still missing after the packages were installed")?;
     }
     step.done("installed");
     Ok(())
@@ -62,18 +63,19 @@ fn apt() -> Command {
     command
 }
 
-/// Where the policy is.
+/// The policy script of the host.
 struct Policy {
     path: PathBuf,
 }
 
-/// Removes our policy again.
+/// Removes our policy script when it is dropped.
 struct PolicyGuard<'a> {
+    /// `None` if the host has a policy of its own.
     path: Option<&'a Path>,
 }
 
 impl Policy {
-    /// Forbids daemons unless the machine has a policy already, which then decides.
+    /// Writes a policy that forbids starting daemons. A policy that the host already has stays in effect instead.
     fn forbid_daemons(&self) -> anyhow::Result<PolicyGuard<'_>> {
         if self.path.exists() {
             return Ok(PolicyGuard { path: None });
@@ -85,10 +87,10 @@ impl Policy {
         Ok(PolicyGuard { path: Some(&self.path) })
     }
 
-    /// Removes a policy of ours that was never removed.
-    fn forget_interrupted(&self) {
+    /// Removes our policy script if an interrupted run has left it.
+    fn remove_leftover(&self) {
         if fs::read_to_string(&self.path).is_ok_and(|text| text.contains(POLICY_MARK)) {
-            // Without the right to remove it there is no right to install either, which says so.
+            // If this process may not remove it, it may not install packages either, and that error is reported.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -104,13 +106,13 @@ impl Drop for PolicyGuard<'_> {
     }
 }
 
-/// While it lives, Ctrl-C ends apt-get but not us, so that the policy is removed.
-struct HeldInterrupts;
+/// While this value exists, Ctrl-C ends apt-get but not this program, so that the policy script is removed.
+struct IgnoredInterrupts;
 
-impl HeldInterrupts {
-    fn hold() -> Self {
-        extern "C" fn ignore(_signal: libc::c_int) {}
-        let handler: extern "C" fn(libc::c_int) = ignore;
+impl IgnoredInterrupts {
+    fn ignore() -> Self {
+        extern "C" fn do_nothing(_signal: libc::c_int) {}
+        let handler: extern "C" fn(libc::c_int) = do_nothing;
         // SAFETY: the handler does nothing, which is async-signal-safe; a handler, unlike SIG_IGN, is not
         // inherited by the programs that we run.
         unsafe {
@@ -120,7 +122,7 @@ impl HeldInterrupts {
     }
 }
 
-impl Drop for HeldInterrupts {
+impl Drop for IgnoredInterrupts {
     fn drop(&mut self) {
         // SAFETY: the default action is always a valid disposition.
         unsafe {
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policy_is_there_only_while_packages_are_installed() {
+    fn the_policy_script_exists_only_during_an_installation() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let policy = Policy { path: scratch.path().join("policy-rc.d") };
         let guard = policy.forbid_daemons().unwrap();
@@ -144,21 +146,21 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_of_the_machine_stays_as_it_is() {
+    fn a_policy_script_of_the_host_is_never_changed() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let policy = Policy { path: scratch.path().join("policy-rc.d") };
         fs::write(&policy.path, "#!/bin/sh\nexit 101\n").unwrap();
         drop(policy.forbid_daemons().unwrap());
-        policy.forget_interrupted();
+        policy.remove_leftover();
         assert!(policy.path.exists());
     }
 
     #[test]
-    fn what_an_interrupted_run_left_is_removed() {
+    fn a_policy_script_of_an_interrupted_run_is_removed() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let policy = Policy { path: scratch.path().join("policy-rc.d") };
         std::mem::forget(policy.forbid_daemons().unwrap());
-        policy.forget_interrupted();
+        policy.remove_leftover();
         assert!(!policy.path.exists());
     }
 }

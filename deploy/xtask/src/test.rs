@@ -1,4 +1,4 @@
-//! `cargo xtask test`.
+//! `cargo xtask test`: builds and runs the tests.
 
 use std::ffi::OsString;
 
@@ -7,36 +7,38 @@ use keelson_testkit::find_file;
 
 use crate::{cargo, packages, run_command};
 
-/// What is run.
+/// The arguments of `cargo xtask test`.
 #[derive(Debug, Default, Args)]
 pub struct TestArguments {
-    /// Also the tests that take minutes (those marked #[ignore])
+    /// Also run the tests that take minutes (those marked #[ignore])
     #[arg(long)]
     long: bool,
-    /// More arguments for `cargo nextest run`, or for `cargo test` where there is no nextest
+    /// More arguments for `cargo nextest run`, or for `cargo test` if nextest is not installed
     #[arg(last = true)]
     more: Vec<OsString>,
 }
 
-/// Runs every test, or with `--long` also the ignored ones.
+/// Runs all tests; the ignored ones only with `--long`.
 pub fn run(arguments: &TestArguments) -> anyhow::Result<()> {
     packages::install_to_test(arguments.long)?;
-    // The whole-agent tests start the services' binaries.
-    // With the tests, so that both are built with the same features of their dependencies, once.
+    // The whole-agent tests start the services' binaries. Building both together builds each dependency once, with one set of
+    // features.
     run_command(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let nextest = find_file("cargo-nextest").is_ok() || cargo_bin_has_nextest();
     if nextest {
         let mut command = cargo();
         command.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
         if arguments.long {
-            // `cargo xtask skew` is a command of its own, because it needs the release before.
+            // The skew tests need the previous release: `cargo xtask skew` runs them.
             command.args(["--run-ignored", "all", "-E", "not binary(skew)"]);
         }
         run_command(command.args(&arguments.more))?;
-        // Examples in the documentation are tests, too, and nextest does not run them.
+        // nextest does not run the examples in the documentation.
         return run_command(cargo().args(["test", "--workspace", "--doc"]));
     }
-    eprintln!("cargo-nextest is not installed; `cargo test` is slower and runs test files one by one");
+    eprintln!(
+        "cargo-nextest is not installed; using `cargo test`, which is slower and runs one test binary at a time"
+    );
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]).args(&arguments.more);
     if arguments.long {
@@ -45,7 +47,7 @@ pub fn run(arguments: &TestArguments) -> anyhow::Result<()> {
     run_command(&mut command)
 }
 
-/// Whether `cargo install` has put nextest beside cargo, in a folder that is not in PATH.
+/// Whether nextest is in cargo's own bin folder, which may not be in PATH.
 fn cargo_bin_has_nextest() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
     let home =

@@ -1,30 +1,30 @@
-//! Log lines in the formats of CRI and of Docker. The bytes are read three times: as one line, as a file, and as what a
-//! container has written, which a runtime then writes into a log in either format.
+//! Log lines in the formats of CRI and Docker. The bytes are used in three ways: as one line, as a log file, and as the output of
+//! a container, for which the log of a runtime is generated in both formats.
 
 use jiff::Timestamp;
 use keelson_runtime_shim_core::log;
 use serde_json::{Value, json};
 
-use crate::Met;
+use crate::Outcome;
 
-/// Bytes of a rendered time: `2026-01-02T03:04:05.000000000` and a zone.
+/// The lengths in bytes of a rendered time: `2026-01-02T03:04:05.000000000` and a zone.
 const WIDTHS: [usize; 2] = [30, 35];
 
-/// Checks `bytes` as a log.
+/// Checks `bytes` as a line, as a log file and as the output of a container.
 ///
 /// # Panics
-/// Something does not hold.
-pub fn check(bytes: &[u8]) -> Met {
+/// A property is violated.
+pub fn check(bytes: &[u8]) -> Outcome {
     let line = bytes.split(|b| *b == b'\n').next().unwrap_or_default();
-    let met = no_byte_is_lost(line);
-    tails_agree(bytes);
-    messages_are_short(bytes);
-    pieces_become_one(bytes);
-    pieces_of_docker_become_one(bytes);
-    met
+    let outcome = assert_no_byte_is_lost(line);
+    assert_tails_agree(bytes);
+    assert_termination_messages_are_limited(bytes);
+    assert_cri_pieces_form_lines(bytes);
+    assert_docker_pieces_form_lines(bytes);
+    outcome
 }
 
-fn no_byte_is_lost(line: &[u8]) -> Met {
+fn assert_no_byte_is_lost(line: &[u8]) -> Outcome {
     let parsed = log::parse(line);
     let mut shown = Vec::new();
     log::render(&parsed, false, false, &mut shown);
@@ -42,7 +42,7 @@ fn no_byte_is_lost(line: &[u8]) -> Met {
             "{line:?} is {parsed:?}"
         );
         assert_eq!(timed, shown, "{line:?}");
-        return Met::Refused;
+        return Outcome::Rejected;
     }
     let head = [parsed.timestamp, b" ", parsed.stream, b" "].concat();
     match line.strip_prefix(head.as_slice()) {
@@ -51,20 +51,20 @@ fn no_byte_is_lost(line: &[u8]) -> Met {
                 rest.strip_suffix(&*parsed.content).unwrap_or_else(|| panic!("{line:?} is {parsed:?}"));
             let tags = tags.strip_suffix(b" ").unwrap_or(tags);
             assert!(!tags.contains(&b' '), "{line:?} is {parsed:?}");
-            let says_partial = tags == b"P" || tags.starts_with(b"P:");
-            assert_eq!(parsed.partial, says_partial, "{line:?} is {parsed:?}");
+            let is_tagged_partial = tags == b"P" || tags.starts_with(b"P:");
+            assert_eq!(parsed.partial, is_tagged_partial, "{line:?} is {parsed:?}");
         }
-        None => is_of_docker(line, &parsed),
+        None => assert_docker_fields_match(line, &parsed),
     }
     if !parsed.timestamp.is_empty() {
-        the_moment_stays(parsed.timestamp, &timed[..timed.len() - shown.len() - 1]);
+        assert_same_time(parsed.timestamp, &timed[..timed.len() - shown.len() - 1]);
     }
-    Met::Good
+    Outcome::Accepted
 }
 
-/// A line of Docker's says what was read of it, and nothing of what it says in `log` is missing.
-fn is_of_docker(line: &[u8], parsed: &log::LogLine<'_>) {
-    // What cannot be read here, as a number that is too large, is in a member that nobody looks at.
+/// Compares a parsed line of Docker with the members of its JSON object.
+fn assert_docker_fields_match(line: &[u8], parsed: &log::LogLine<'_>) {
+    // serde_json rejects some lines that the parser accepts, such as one with a huge number in another member.
     let Ok(json) = serde_json::from_slice::<Value>(line) else { return };
     let member = |name: &str| json[name].as_str().map(str::as_bytes);
     assert_eq!(member("time"), Some(parsed.timestamp), "{line:?} is {parsed:?}");
@@ -75,8 +75,8 @@ fn is_of_docker(line: &[u8], parsed: &log::LogLine<'_>) {
     assert_eq!(parsed.partial, !written.ends_with(b"\n"), "{line:?} is {parsed:?}");
 }
 
-/// What is shown of a time is the same moment with a fixed width; anything else is shown as it is.
-fn the_moment_stays(written: &[u8], shown: &[u8]) {
+/// Asserts that a time is shown as the same time in a fixed width, and any other text unchanged.
+fn assert_same_time(written: &[u8], shown: &[u8]) {
     if written == shown {
         return;
     }
@@ -85,8 +85,8 @@ fn the_moment_stays(written: &[u8], shown: &[u8]) {
     assert_eq!(moment(written), moment(shown), "{written:?} became {shown:?}");
 }
 
-/// Where the last lines of a file begin is the same however it is looked at.
-fn tails_agree(file: &[u8]) {
+/// Asserts that all ways to find the beginning of the last lines of a file agree.
+fn assert_tails_agree(file: &[u8]) {
     let body = file.strip_suffix(b"\n").unwrap_or(file);
     let newlines: Vec<usize> = (0..body.len()).filter(|i| body[*i] == b'\n').collect();
     assert_eq!(log::tail_start(file, 0), Some(file.len()));
@@ -94,13 +94,17 @@ fn tails_agree(file: &[u8]) {
         if lines > 0 {
             let expected = newlines.len().checked_sub(lines).map(|first| newlines[first] + 1);
             assert_eq!(log::tail_start(file, lines), expected, "the last {lines} lines of {file:?}");
-            assert_eq!(by_blocks(body, lines, 5), expected, "the last {lines} lines of {file:?} by blocks");
+            assert_eq!(
+                tail_start_by_blocks(body, lines, 5),
+                expected,
+                "the last {lines} lines of {file:?} by blocks"
+            );
         }
     }
 }
 
-/// As the reader of a large file looks for its tail: a block at a time, from the end.
-fn by_blocks(body: &[u8], lines: usize, size: usize) -> Option<usize> {
+/// Finds the beginning of the last lines in blocks from the end, as the reader of a large file does.
+fn tail_start_by_blocks(body: &[u8], lines: usize, size: usize) -> Option<usize> {
     let (mut left, mut end) = (lines, body.len());
     while end > 0 {
         let start = end.saturating_sub(size);
@@ -112,8 +116,8 @@ fn by_blocks(body: &[u8], lines: usize, size: usize) -> Option<usize> {
     None
 }
 
-/// A termination message has at most so many lines and bytes (a byte that is no text is shown as three).
-fn messages_are_short(file: &[u8]) {
+/// Asserts that a termination message respects its limits of lines and bytes. An invalid byte becomes three bytes of UTF-8.
+fn assert_termination_messages_are_limited(file: &[u8]) {
     for (lines, bytes) in [(1, 4), (2, 16), (80, 2048)] {
         let message = log::termination_tail(file, lines, bytes);
         assert!(message.len() <= 3 * bytes, "{} bytes of {file:?}", message.len());
@@ -121,8 +125,8 @@ fn messages_are_short(file: &[u8]) {
     }
 }
 
-/// A runtime writes lines in pieces of limited length; put together they are what the container wrote.
-fn pieces_become_one(bytes: &[u8]) {
+/// Asserts that the pieces in which a CRI runtime writes long lines are shown as the output of the container.
+fn assert_cri_pieces_form_lines(bytes: &[u8]) {
     let Some((seed, written)) = bytes.split_first() else { return };
     let size = usize::from(seed % 16) + 1;
     let mut file = Vec::new();
@@ -138,11 +142,11 @@ fn pieces_become_one(bytes: &[u8]) {
             file.extend([b"2026-01-02T03:04:05.6Z stdout ", tag, b" ", piece, b"\n"].concat());
         }
     }
-    is_shown_as_written(&file, written, size);
+    assert_shown_as_written(&file, written, size);
 }
 
-/// The same of Docker, which writes text only.
-fn pieces_of_docker_become_one(bytes: &[u8]) {
+/// The same for Docker, which writes valid UTF-8 only.
+fn assert_docker_pieces_form_lines(bytes: &[u8]) {
     let Some((seed, written)) = bytes.split_first() else { return };
     let written = String::from_utf8_lossy(written);
     let size = usize::from(seed % 16) + 1;
@@ -156,10 +160,10 @@ fn pieces_of_docker_become_one(bytes: &[u8]) {
             file.push(b'\n');
         }
     }
-    is_shown_as_written(&file, written.as_bytes(), size);
+    assert_shown_as_written(&file, written.as_bytes(), size);
 }
 
-fn is_shown_as_written(file: &[u8], written: &[u8], size: usize) {
+fn assert_shown_as_written(file: &[u8], written: &[u8], size: usize) {
     let (mut shown, mut timed, mut continued) = (Vec::new(), Vec::new(), false);
     for line in file.split_inclusive(|b| *b == b'\n') {
         let line = log::parse(line.strip_suffix(b"\n").unwrap_or(line));

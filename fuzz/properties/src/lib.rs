@@ -1,16 +1,16 @@
-//! What must hold for any bytes that the readers of untrusted text are given: one function per fuzz target, which
-//! panics when it does not hold.
+//! The properties that parsers of untrusted text must have for any input. Each fuzz target has a function that checks an input
+//! and panics if a property is violated.
 //!
-//! | target | reads | beyond "does not panic" |
+//! | target | input | properties, in addition to "does not panic" |
 //! |---|---|---|
-//! | [`manifest`] | the bytes of a manifest file | what was read is written and read again as the same; errors say where |
-//! | [`pod`] | choices, of which it makes a pod | what validation lets through can be asked of a container runtime; a refusal names its field |
-//! | [`quantity`] | resource amounts | what is printed reads as the same amount; suffixes, signs and zeros do what they say |
-//! | [`cri_log`] | the lines of container logs | no byte is lost, pieces of a long line are one line again, tails agree |
-//! | [`mountinfo`] | `/proc/self/mountinfo` | what the kernel would write of a mount is read as that mount |
+//! | [`manifest`] | the bytes of a manifest file | documents survive writing and parsing again; errors have a line |
+//! | [`pod`] | choices from which a pod is built | container runtime requests for a valid pod are well formed; errors name the field |
+//! | [`quantity`] | resource quantities | a printed quantity parses as the same amount; suffixes, signs and zeros have their meaning |
+//! | [`cri_log`] | lines of container logs | no byte is lost, the pieces of a long line form one line, all ways to find a tail agree |
+//! | [`mountinfo`] | `/proc/self/mountinfo` | the line that the kernel writes for a mount parses as that mount |
 //!
-//! The fuzzer runs them (`cargo xtask fuzz`), and the tests of this crate run them over the corpora that it has left,
-//! so that every build on a stable toolchain meets what was ever found.
+//! The fuzzer runs these functions (`cargo xtask fuzz`). The tests of this crate run them over the corpora in the repository, so
+//! every build on a stable toolchain checks all inputs that were ever found.
 
 pub mod cri_log;
 pub mod manifest;
@@ -18,21 +18,21 @@ pub mod mountinfo;
 pub mod pod;
 pub mod quantity;
 
-/// What an input has turned out to be, so that a run can tell how often each was met.
+/// The outcome of a check, so that tests can verify that a corpus has inputs of each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Met {
-    /// It was read, and everything that must hold of it was looked at.
-    Good,
-    /// The reader has refused it, with an error that was looked at.
-    Refused,
-    /// It is nothing that the reader is ever given.
-    Foreign,
+pub enum Outcome {
+    /// The parser accepted the input, and all properties hold.
+    Accepted,
+    /// The parser rejected the input, and the properties of its error hold.
+    Rejected,
+    /// The parser was not called, because it never gets such an input.
+    Skipped,
 }
 
-/// A target: its name, which is also that of its corpus, and its check.
-pub type Target = (&'static str, fn(&[u8]) -> Met);
+/// A target: its name, which its corpus has, too, and its check.
+pub type Target = (&'static str, fn(&[u8]) -> Outcome);
 
-/// Every target.
+/// All targets.
 pub const TARGETS: [Target; 5] = [
     ("manifest", manifest::check),
     ("pod", pod::check),

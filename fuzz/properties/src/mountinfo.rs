@@ -1,5 +1,5 @@
-//! mountinfo (proc_pid_mountinfo(5)). The bytes are read as such a text, and as the description of a few mounts of
-//! which the kernel's text is made.
+//! mountinfo (proc_pid_mountinfo(5)). The bytes are used in two ways: as the text of a mountinfo file, and as the description of
+//! mounts for which the kernel's text is generated.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use keelson_mountinfo::{self as mountinfo, Mount, RootNeeds};
 use keelson_volume_manager_core::names::is_canonical;
 
-use crate::Met;
+use crate::Outcome;
 
-/// Checks `bytes` as mounts.
+/// Checks `bytes` as a mountinfo file and as a description of mounts.
 ///
 /// # Panics
-/// Something does not hold.
-pub fn check(bytes: &[u8]) -> Met {
-    mounts_are_read_as_the_kernel_writes_them(bytes);
+/// A property is violated.
+pub fn check(bytes: &[u8]) -> Outcome {
+    assert_kernel_lines_parse_as_their_mounts(bytes);
     let mounts = mountinfo::parse(bytes);
-    let mut alone = Vec::new();
+    let mut line_by_line = Vec::new();
     for line in bytes.split(|byte| *byte == b'\n') {
         let parsed = mountinfo::parse(line);
         assert!(parsed.len() <= 1, "{line:?} is {parsed:?}");
@@ -29,25 +29,27 @@ pub fn check(bytes: &[u8]) -> Met {
             );
             assert!(mount.point.as_os_str().len() <= line.len(), "{line:?} is {mount:?}");
         }
-        alone.extend(parsed);
+        line_by_line.extend(parsed);
     }
-    assert_eq!(alone, mounts, "a line does not depend on the others");
-    what_lies_below_is_below(&mounts);
-    if mounts.is_empty() { Met::Refused } else { Met::Good }
+    assert_eq!(line_by_line, mounts, "a line is parsed differently together with others");
+    assert_queries_agree_with_the_mounts(&mounts);
+    if mounts.is_empty() { Outcome::Rejected } else { Outcome::Accepted }
 }
 
-fn what_lies_below_is_below(mounts: &[Mount]) {
+fn assert_queries_agree_with_the_mounts(mounts: &[Mount]) {
     for folder in mounts.iter().map(|m| m.point.as_path()).chain([Path::new("/"), Path::new("/a")]).take(8) {
         let found = mountinfo::below(mounts, folder).count();
         let expected = mounts.iter().filter(|m| m.point != folder && m.point.starts_with(folder)).count();
         assert_eq!(found, expected, "below {folder:?}");
-        let holding = |m: &&Mount| folder.starts_with(&m.point);
+        let contains_folder = |m: &&Mount| folder.starts_with(&m.point);
         match mountinfo::root_needs(mounts, folder) {
-            RootNeeds::Nothing => assert!(mounts.iter().filter(holding).any(|m| m.shared), "{folder:?}"),
+            RootNeeds::Nothing => {
+                assert!(mounts.iter().filter(contains_folder).any(|m| m.shared), "{folder:?}")
+            }
             RootNeeds::Sharing => {
                 assert!(mounts.iter().any(|m| m.point == folder && !m.shared), "{folder:?}");
             }
-            // A mount of its own, the newest of those on it, would need no other.
+            // A folder that is a mount point already needs no bind mount.
             RootNeeds::BindAndSharing => {
                 let own = mounts.iter().rfind(|m| m.point == folder);
                 assert!(own.is_none(), "{folder:?} is {own:?}");
@@ -61,13 +63,13 @@ fn what_lies_below_is_below(mounts: &[Mount]) {
     }
 }
 
-fn mounts_are_read_as_the_kernel_writes_them(bytes: &[u8]) {
+fn assert_kernel_lines_parse_as_their_mounts(bytes: &[u8]) {
     let mounts: Vec<Mount> = bytes.split(|b| *b == 0).take(32).map(mount).collect();
     let text: Vec<u8> = mounts.iter().enumerate().flat_map(|(number, mount)| line(number, mount)).collect();
     assert_eq!(mountinfo::parse(&text), mounts, "{text:?}");
 }
 
-/// A mount of any path; its first byte says what it is.
+/// A mount with any path. The first byte selects its type and whether it is shared.
 fn mount(bytes: &[u8]) -> Mount {
     let (seed, path) = bytes.split_first().unwrap_or((&0, b""));
     let point = PathBuf::from(OsString::from_vec([b"/", path].concat()));
@@ -76,8 +78,8 @@ fn mount(bytes: &[u8]) -> Mount {
     Mount { root: "/".into(), point, shared: seed & 4 != 0, fs_type, super_options }
 }
 
-/// The line of a mount: blanks, tabs, newlines and backslashes as three octal digits, and optional fields before
-/// and behind the one that counts.
+/// The line that the kernel writes for a mount: blanks, tabs, newlines and backslashes are three octal digits. Optional fields
+/// surround the field `shared`.
 fn line(number: usize, mount: &Mount) -> Vec<u8> {
     let mut point = Vec::new();
     for byte in mount.point.as_os_str().as_bytes() {

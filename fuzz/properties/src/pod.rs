@@ -1,7 +1,7 @@
-//! Pods as somebody may write them, field by field: what validation lets through can be asked of a container runtime.
+//! Pods that are built field by field: the container runtime requests for a valid pod are well formed.
 //!
-//! The bytes are choices: each takes one value of a short list for one field, and the first of each list, which is what a byte
-//! of 0 and the end of the bytes stand for, is a good one or none at all.
+//! The bytes are choices. Each byte selects the value of one field from a short list. The first value of each list is valid or
+//! leaves the field out; a byte of 0 selects it, and so does the end of the bytes.
 
 mod choices;
 
@@ -18,36 +18,37 @@ use keelson_pod_sync_core::config::{
 };
 use keelson_pod_sync_core::runtime_version::ImageVolumeSupport;
 
-use crate::Met;
+use crate::Outcome;
 use crate::pod::choices::Choices;
 
-/// Where the manifest is said to be.
+/// The path of the manifest in errors.
 const PATH: &str = "/manifests/fuzz.json";
-/// The largest id that a validated pod may name.
+/// The largest user or group id in a valid pod.
 const MAX_ID: i64 = i32::MAX as i64;
-/// The longest name of a host that the kernel takes.
+/// The length of the longest host name that the kernel accepts.
 const MAX_HOST_NAME: usize = 64;
 
-/// Makes a pod of the choices in `bytes`, has it validated, and asks for everything that a good one needs.
+/// Builds a pod from the choices in `bytes` and validates it. For a valid pod, builds and checks all requests to a container
+/// runtime.
 ///
 /// # Panics
-/// A pod that was validated cannot be asked for because of what is written in it.
-pub fn check(bytes: &[u8]) -> Met {
+/// The requests for a valid pod fail because of a value in the pod, or are not well formed, or an error has no field.
+pub fn check(bytes: &[u8]) -> Outcome {
     let manifest = choices::pod(&mut Choices::new(bytes)).to_string();
     match parse_file(manifest.as_bytes(), PATH, &StaticRules::standalone("node")) {
         Ok(content) => {
             for pod in &content.pods {
                 let typed = serde_json::from_slice(&pod.json).expect("a validated pod is a Pod");
-                can_be_asked_for(&typed);
+                assert_requests_are_well_formed(&typed);
             }
-            Met::Good
+            Outcome::Accepted
         }
         Err(errors) => {
-            assert!(!errors.is_empty(), "refused for nothing: {manifest}");
+            assert!(!errors.is_empty(), "rejected without an error: {manifest}");
             for error in errors {
                 assert!(!error.field.is_empty() && !error.message.is_empty(), "{error:?} of {manifest}");
             }
-            Met::Refused
+            Outcome::Rejected
         }
     }
 }
@@ -55,12 +56,13 @@ pub fn check(bytes: &[u8]) -> Met {
 /// The addresses of the node.
 const NODE_IPS: [&str; 1] = ["192.168.0.1"];
 
-/// Whether all that a validated pod asks of a runtime is well formed.
+/// Asserts that all requests to a container runtime for a valid pod are well formed.
 ///
 /// # Panics
-/// It is not.
-pub(crate) fn can_be_asked_for(pod: &Pod) {
-    let resolv_conf = ResolvConf::parse("nameserver 10.0.0.2\nsearch example.org\n").expect("it is good");
+/// One is not.
+pub(crate) fn assert_requests_are_well_formed(pod: &Pod) {
+    let resolv_conf = ResolvConf::parse("nameserver 10.0.0.2\nsearch example.org\n")
+        .expect("the text is a valid resolv.conf");
     let cluster_dns = ["10.96.0.10".to_owned()];
     let node_ips = NODE_IPS.map(str::to_owned);
     let users = Some(UserNamespace { host_id: 65_536, length: 65_536 });
@@ -78,11 +80,11 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
         ..SandboxInputs::default()
     };
     match sandbox_plan(pod, &sandbox) {
-        Ok(spec) => sandbox_is_well_formed(&spec),
-        Err(error) => assert!(may_be(&error, pod), "{error} of {pod:?}"),
+        Ok(spec) => assert_sandbox_is_well_formed(&spec),
+        Err(error) => assert!(is_allowed(&error, pod), "{error} of {pod:?}"),
     }
     for (kind, container) in pod.containers() {
-        container_can_be_asked_for(pod, kind, container, users);
+        assert_container_request_is_well_formed(pod, kind, container, users);
     }
 }
 
@@ -97,8 +99,8 @@ fn machine() -> MachineInputs<'static> {
     }
 }
 
-/// Whether the request for one container is well formed.
-fn container_can_be_asked_for(
+/// Asserts that the request for one container is well formed.
+fn assert_container_request_is_well_formed(
     pod: &Pod,
     kind: ContainerKind,
     container: &Container,
@@ -145,33 +147,33 @@ fn container_can_be_asked_for(
         },
         assigned: &AssignedResources::default(),
     };
-    let named = format!("{kind:?} {container:?}");
+    let described = format!("{kind:?} {container:?}");
     let envs = match environment(pod, container, &inputs) {
         Ok(envs) => envs,
-        Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
+        Err(error) => return assert!(is_allowed(&error, pod), "{error} of {described}"),
     };
     let prepared = match subpaths(pod, container, &envs) {
         Ok(prepared) => prepared,
-        Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
+        Err(error) => return assert!(is_allowed(&error, pod), "{error} of {described}"),
     };
     let prepared =
         prepared.into_iter().map(|sub| (sub.index, format!("/volumes/{}/{}", sub.volume, sub.path)));
     let prepared: BTreeMap<_, _> = prepared.collect();
     inputs.volumes.subpaths = &prepared;
     match container_plan(pod, container, &inputs) {
-        Ok(spec) => container_is_well_formed(&spec, container, kind),
-        Err(error) => assert!(may_be(&error, pod), "{error} of {named}"),
+        Ok(spec) => assert_container_is_well_formed(&spec, container, kind),
+        Err(error) => assert!(is_allowed(&error, pod), "{error} of {described}"),
     }
 }
 
-/// Whether an error is about what there is, and not about what is written in the pod.
-fn may_be(error: &ConfigError, pod: &Pod) -> bool {
+/// Whether an error may occur for a valid pod: it depends on the environment and not only on the values in the pod.
+fn is_allowed(error: &ConfigError, pod: &Pod) -> bool {
     match error {
-        // No API server looks whether the container is there.
+        // API servers do not validate that the container exists.
         ConfigError::Resource { container, .. } => pod.container(container).is_none(),
-        // Only the image says who would run, and only the environment what an expression becomes.
+        // The user depends on the image, and the value of an expression on the environment variables.
         ConfigError::NonRoot { .. } | ConfigError::SubPath { .. } => true,
-        // Only the claim says whether a volume is a block device.
+        // The claim determines whether a volume is a block device.
         ConfigError::VolumeDevice { .. } => true,
         ConfigError::FqdnTooLong { .. }
         | ConfigError::ObjectMissing { .. }
@@ -179,13 +181,13 @@ fn may_be(error: &ConfigError, pod: &Pod) -> bool {
         | ConfigError::KeyMissing { .. }
         | ConfigError::FileKeyMissing { .. }
         | ConfigError::FileUnreadable { .. } => true,
-        // Everything that these ask for is there.
+        // These need something that exists here.
         ConfigError::UserNamespaces
         | ConfigError::VolumeMissing { .. }
         | ConfigError::SubPathNotPrepared { .. }
         | ConfigError::RecursiveReadOnly { .. }
         | ConfigError::ImageVolume { .. } => false,
-        // These are about the form alone.
+        // These depend only on the values in the pod.
         ConfigError::HostnameOverride { .. }
         | ConfigError::FieldPath { .. }
         | ConfigError::Divisor { .. }
@@ -193,10 +195,10 @@ fn may_be(error: &ConfigError, pod: &Pod) -> bool {
     }
 }
 
-/// Has every object, with every key.
+/// A lookup in which every object exists and has all of [`KEYS`].
 struct EveryObject;
 
-/// The keys that pods name here.
+/// The valid keys in the choices.
 const KEYS: [&str; 3] = ["key", "a.b", "K_1"];
 
 impl ObjectLookup for EveryObject {
@@ -215,12 +217,12 @@ impl FileLookup for EveryObject {
     }
 }
 
-/// A word that stands in a line of a file, such as resolv.conf or /etc/hosts.
+/// Whether a text is a single word in a line of a file such as resolv.conf or /etc/hosts.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-fn sandbox_is_well_formed(spec: &SandboxSpec) {
+fn assert_sandbox_is_well_formed(spec: &SandboxSpec) {
     let dns = &spec.dns;
     for word in dns.servers.iter().chain(&dns.searches).chain(&dns.options) {
         assert!(is_word(word), "{word:?} in {dns:?}");
@@ -250,15 +252,19 @@ fn sandbox_is_well_formed(spec: &SandboxSpec) {
     }
 }
 
-fn container_is_well_formed(spec: &ContainerSpec, container: &Container, kind: ContainerKind) {
+fn assert_container_is_well_formed(spec: &ContainerSpec, container: &Container, kind: ContainerKind) {
     assert!(is_word(&spec.name) && !spec.name.contains('/'), "{kind:?} {:?}", spec.name);
     for (name, _) in &spec.envs {
         assert!(!name.is_empty() && !name.contains(['=', '\0']), "{name:?} of {container:?}");
     }
-    let mut places = std::collections::BTreeSet::new();
+    let mut mount_points = std::collections::BTreeSet::new();
     for mount in &spec.mounts {
         assert!(!mount.container_path.is_empty(), "{mount:?}");
-        assert!(places.insert(mount.container_path.clone()), "two mounts at {:?}", mount.container_path);
+        assert!(
+            mount_points.insert(mount.container_path.clone()),
+            "two mounts at {:?}",
+            mount.container_path
+        );
         assert!(mount.image.is_some() || !mount.host_path.split('/').any(|part| part == ".."), "{mount:?}");
         assert!(!mount.recursive_read_only || mount.readonly, "{mount:?}");
     }

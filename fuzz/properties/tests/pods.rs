@@ -1,18 +1,18 @@
-//! Pods of random choices, on every build: see `keelson_fuzz_properties::pod`.
+//! Checks pods of random choices on every build; see `keelson_fuzz_properties::pod`.
 
-use keelson_fuzz_properties::{Met, pod};
+use keelson_fuzz_properties::{Outcome, pod};
 use keelson_testkit::Reached;
 use proptest::prelude::*;
 
 #[test]
-fn what_validation_lets_through_can_be_asked_of_a_container_runtime() {
+fn container_runtime_requests_for_valid_pods_are_well_formed() {
     let reached = &Reached::default();
-    // Most choices are the first, which is a good one: a pod of random ones alone is hardly ever let through. The rarer of the
-    // two outcomes is that of every third pod.
+    // Most choices are the first value, which is valid, because a pod of random values only is hardly ever accepted. The rarer
+    // of the two outcomes is that of every third pod.
     let choice = prop_oneof![24 => Just(0_u8), 1 => any::<u8>()];
     proptest!(ProptestConfig::with_cases(3000), |(bytes in prop::collection::vec(choice, 0..300))| {
-        let met = pod::check(&bytes);
-        reached.case([("good", met == Met::Good), ("refused", met == Met::Refused)]);
+        let outcome = pod::check(&bytes);
+        reached.case([("accepted", outcome == Outcome::Accepted), ("rejected", outcome == Outcome::Rejected)]);
     });
     reached.assert_each();
 }

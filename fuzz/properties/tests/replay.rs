@@ -1,17 +1,18 @@
-//! Every input that a fuzzer has kept, once more on the toolchain at hand.
+//! Checks every input of the corpora in the repository on the current toolchain.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic shows where the test fails.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-use keelson_fuzz_properties::{Met, TARGETS};
+use keelson_fuzz_properties::{Outcome, TARGETS};
 
-/// More than this does not belong into a repository.
+/// The largest allowed size of all corpora in the repository, in bytes.
 const MAX_CORPUS: u64 = 512 << 10;
 
+/// The folder `fuzz`.
 fn fuzz() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -24,39 +25,42 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_input_of_the_corpora_keeps_its_promises() {
+fn all_properties_hold_for_every_input_of_the_corpora() {
     let mut failed = Vec::new();
     for (name, check) in TARGETS {
-        let mut met: BTreeMap<Met, usize> = BTreeMap::new();
+        let mut outcomes: BTreeMap<Outcome, usize> = BTreeMap::new();
         for file in files(&fuzz().join("corpus").join(name)) {
             let bytes = fs::read(&file).unwrap();
             match catch_unwind(|| check(&bytes)) {
-                Ok(outcome) => *met.entry(outcome).or_default() += 1,
+                Ok(outcome) => *outcomes.entry(outcome).or_default() += 1,
                 Err(_) => failed.push(file),
             }
         }
-        println!("{name}: {met:?}");
-        for outcome in [Met::Good, Met::Refused] {
-            assert!(met.contains_key(&outcome), "no input of {name} is {outcome:?}: {met:?}");
+        println!("{name}: {outcomes:?}");
+        for outcome in [Outcome::Accepted, Outcome::Rejected] {
+            assert!(outcomes.contains_key(&outcome), "no input of {name} is {outcome:?}: {outcomes:?}");
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
 #[test]
-fn the_corpora_are_small_and_each_belongs_to_a_target() {
+fn each_target_has_a_corpus_and_all_corpora_together_are_small() {
     let corpus = fuzz().join("corpus");
     let folders = files(&corpus);
-    let mut wanted: Vec<PathBuf> = TARGETS.iter().map(|(name, _)| corpus.join(name)).collect();
-    wanted.sort();
-    assert_eq!(folders, wanted);
+    let mut expected: Vec<PathBuf> = TARGETS.iter().map(|(name, _)| corpus.join(name)).collect();
+    expected.sort();
+    assert_eq!(folders, expected);
     let size: u64 = folders.iter().flat_map(|f| files(f)).map(|f| fs::metadata(f).unwrap().len()).sum();
     println!("{size} bytes");
-    assert!(size <= MAX_CORPUS, "{size} bytes; `cargo xtask fuzz --keep` leaves out what adds nothing");
+    assert!(
+        size <= MAX_CORPUS,
+        "the corpora have {size} bytes; `cargo xtask fuzz --keep` removes inputs that add no coverage"
+    );
 }
 
 #[test]
-fn every_target_has_its_program() {
+fn each_target_has_a_program() {
     let folder = fuzz().join("fuzz_targets");
     let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
     for (name, _) in TARGETS {

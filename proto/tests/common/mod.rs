@@ -1,8 +1,8 @@
-//! What the tests of the protos share.
+//! Shared code of the tests of the protos.
 
 use prost_reflect::DescriptorPool;
 
-/// Every API of ours.
+/// The descriptors of all our APIs.
 pub fn pool() -> DescriptorPool {
     use keelson_proto::descriptors as d;
     let mut pool = DescriptorPool::new();
@@ -17,12 +17,12 @@ pub fn pool() -> DescriptorPool {
         d::POD_SYNC,
         d::NODE_STATUS,
     ] {
-        pool.decode_file_descriptor_set(set).expect("what the build has written can be read");
+        pool.decode_file_descriptor_set(set).expect("the build has written a valid descriptor set");
     }
     pool
 }
 
-/// Whether the file at `path` is to be written anew instead of compared.
+/// Whether to write the generated files instead of comparing them.
 pub fn writes() -> bool {
     std::env::var_os("KEELSON_WRITE").is_some()
 }

@@ -228,7 +228,7 @@ impl Agent {
             .with_context(|| format!("cannot run keelson in {}", self.spec.bin_dir.display()))
     }
 
-    /// What `keelson` prints for `args`, decoded from JSON; an error carries its standard error.
+    /// Runs `keelson` with `args` and returns its output, decoded from JSON. An error contains its standard error.
     pub async fn keelson_json(&self, args: &[&str]) -> anyhow::Result<serde_json::Value> {
         let output = self.keelson(args).await?;
         let error = String::from_utf8_lossy(&output.stderr);
@@ -329,7 +329,7 @@ impl Agent {
         tail(&self.log, usize::MAX)
     }
 
-    /// What agent and containerd leave on the machine.
+    /// Everything that the agent and containerd may leave on the machine.
     pub fn remains(&self) -> Remains {
         let mut remains = self.spec.remains();
         remains.processes.extend(self.init());

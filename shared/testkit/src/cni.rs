@@ -38,7 +38,7 @@ pub struct Network {
     pub name: String,
     /// The name of the bridge.
     pub bridge: String,
-    /// Where its pods get their addresses.
+    /// The subnet of the pods' addresses.
     pub subnet: Subnet,
     /// An abstract socket that reserves the subnet until the process ends; after that, the bridge's route does.
     _reservation: UnixDatagram,

@@ -214,7 +214,7 @@ impl PrivateContainerd {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What it leaves on the machine, for a clean-up by another process.
+    /// Everything that it leaves on the machine, for a clean-up by another process.
     pub fn remains(&self) -> Remains {
         let mut remains = remains_of(&self.layout, &self.network.bridge, &self.network.name);
         remains.processes.extend(self.process());
@@ -222,7 +222,7 @@ impl PrivateContainerd {
         remains
     }
 
-    /// Ends it and its containers and removes all that it made; fails with what could not be removed.
+    /// Stops containerd and its containers and removes everything they created. An error names what could not be removed.
     pub fn stop(mut self) -> anyhow::Result<()> {
         let problems = self.clean_up();
         ensure!(problems.is_empty(), "left behind: {}", problems.join("; "));
@@ -350,7 +350,7 @@ pub(crate) fn open_log(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// The last `count` lines of a file; empty when there is none.
+/// The last `count` lines of a file; empty if the file does not exist.
 pub(crate) fn tail(path: &Path, count: usize) -> String {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

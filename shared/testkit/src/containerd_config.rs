@@ -21,7 +21,7 @@ const DISABLED_PLUGINS: [&str; 8] = [
     "io.containerd.nri.v1.nri",
 ];
 
-/// Where everything of one private containerd is.
+/// The paths of one private containerd.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     /// The folder that holds all the others.
@@ -42,7 +42,7 @@ pub(crate) struct Layout {
     pub cni_leases: PathBuf,
 }
 
-/// What [`render`] needs in addition to the layout.
+/// The settings that [`render`] needs in addition to the layout.
 pub(crate) struct Settings<'a> {
     pub runc: &'a Path,
     pub cni_plugins: &'a Path,

@@ -70,14 +70,14 @@ impl PrivateDocker {
         Ok(docker)
     }
 
-    /// What `DOCKER_HOST` is to be.
+    /// The value of `DOCKER_HOST` for clients.
     pub fn host(&self) -> String {
         format!("unix://{}", self.dir.join("docker.sock").display())
     }
 
-    /// A command that runs `program` where its published ports are.
-    pub fn beside(&self, program: &Path) -> anyhow::Result<Command> {
-        let pid = self.child.as_ref().map(Child::id).context("dockerd has been ended")?;
+    /// A command that runs `program` in the network namespace of the daemon, which has the published ports.
+    pub fn command_in_network(&self, program: &Path) -> anyhow::Result<Command> {
+        let pid = self.child.as_ref().map(Child::id).context("dockerd has been stopped")?;
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{pid}/ns/net")).arg(program).env("DOCKER_HOST", self.host());
         Ok(command)
@@ -128,7 +128,7 @@ impl PrivateDocker {
         }
     }
 
-    /// Ends it and removes all that it made; fails with what could not be removed.
+    /// Stops the daemon and removes everything it created. An error names what could not be removed.
     pub fn stop(mut self) -> anyhow::Result<()> {
         let problems = self.clean_up();
         ensure!(problems.is_empty(), "left behind: {}", problems.join("; "));

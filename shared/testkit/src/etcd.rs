@@ -55,12 +55,12 @@ impl EtcdCluster {
         Self::launch(dir, members, None, &[])
     }
 
-    /// As [`EtcdCluster::start`], with TLS on both sides.
+    /// Like [`EtcdCluster::start`], with TLS on both sides.
     pub fn start_with_tls(dir: &Path, members: usize, tls: EtcdTls) -> anyhow::Result<Self> {
         Self::launch(dir, members, Some(tls), &[])
     }
 
-    /// As [`EtcdCluster::start`], with more arguments for each member.
+    /// Like [`EtcdCluster::start`], with more arguments for each member.
     pub fn start_with_arguments(dir: &Path, members: usize, arguments: &[&str]) -> anyhow::Result<Self> {
         Self::launch(dir, members, None, arguments)
     }
@@ -163,7 +163,7 @@ impl EtcdCluster {
         }
     }
 
-    /// Where the members answer clients.
+    /// The addresses at which the members answer clients.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect()
     }
@@ -224,10 +224,10 @@ impl Drop for EtcdCluster {
     }
 }
 
-/// Addresses on loopback with ports that nobody listens on now, below those that the kernel gives to whoever asks for
-/// any: a member that was killed finds its own free again.
+/// Free loopback addresses. Their ports are below the ephemeral range of the kernel, so that the port of a killed member is still
+/// free when the member restarts.
 pub(crate) fn free_addresses(number: usize) -> anyhow::Result<Vec<SocketAddr>> {
-    // All are held until the last one is chosen, so that none comes twice.
+    // All listeners stay open until the last port is chosen, so that no port is chosen twice.
     let mut held: Vec<TcpListener> = Vec::new();
     for _ in 0..number * 100 {
         held.extend(TcpListener::bind(("127.0.0.1", fastrand::u16(16_384..32_768))));
@@ -239,7 +239,7 @@ pub(crate) fn free_addresses(number: usize) -> anyhow::Result<Vec<SocketAddr>> {
     bail!("there are no {number} free ports on loopback")
 }
 
-/// What `/health` says at the address of the metrics, which has no TLS.
+/// The response of `/health` at the address of the metrics, which has no TLS.
 fn is_well(address: SocketAddr) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;

@@ -22,7 +22,7 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/home/a
 const GROUP: &str = "root:x:0:\napp:x:1000:\nextra:x:2000:app\nkeelson:x:64200:spy\nnogroup:x:65534:\n";
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// What an image says about the container's first process.
+/// The configuration of an image for the container's first process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Image {
     /// Repository and tag.

@@ -47,14 +47,14 @@ impl Snapshot {
         Self { things }
     }
 
-    /// What `later` has and this lacks (`left: …`), and the other way round (`gone: …`).
+    /// The entries that only `later` has (`left: …`) and those that only `self` has (`gone: …`).
     pub fn diff(&self, later: &Self) -> Vec<String> {
         let left = later.things.difference(&self.things).map(|thing| format!("left: {thing}"));
         let gone = self.things.difference(&later.things).map(|thing| format!("gone: {thing}"));
         left.chain(gone).collect()
     }
 
-    /// What `later` has, this lacks, and names one of `marks`: other runs on the machine do not disturb.
+    /// The entries that only `later` has and that contain one of `marks`, so that other runs on the machine do not disturb.
     pub fn left_of(&self, later: &Self, marks: &[&str]) -> Vec<String> {
         let left = later.things.difference(&self.things);
         left.filter(|thing| marks.iter().any(|mark| thing.contains(mark))).cloned().collect()
@@ -108,7 +108,7 @@ fn cgroups() -> Vec<String> {
     found
 }
 
-/// The rules of every table, without counters and comments; nothing where there is no iptables.
+/// The rules of every table, without counters and comments; none if iptables is not installed.
 fn iptables() -> Vec<String> {
     let Ok(program) = crate::find_file("iptables-save") else { return Vec::new() };
     let Ok(output) = Command::new(program).stdin(Stdio::null()).output() else { return Vec::new() };

@@ -23,7 +23,7 @@ use crate::eventually;
 /// A span that arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// What was done.
+    /// The name of the operation.
     pub name: String,
     /// The resource's `service.name`.
     pub service: String,

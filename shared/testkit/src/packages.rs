@@ -10,13 +10,13 @@ use anyhow::{Context as _, bail};
 const SYSTEM_BIN_DIRS: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Where CNI plugins are installed: Debian's folder, then upstream's.
+/// The folders of CNI plugins: Debian's, then upstream's.
 const CNI_BIN_DIRS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
 /// The plugins that the kit's network needs.
 const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 
-/// Where packages put the plugin by which `docker compose` is known.
+/// The folders in which packages install the plugin for `docker compose`.
 const COMPOSE_PLUGINS: [&str; 2] =
     ["/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/docker/cli-plugins/docker-compose"];
 
@@ -72,7 +72,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// What a build and a run on a clean Debian 12 need.
+    /// The components that building and running need on a clean Debian 12.
     pub const TO_RUN: [Self; 8] = [
         Self::Containerd,
         Self::Runc,
@@ -84,10 +84,10 @@ impl Component {
         Self::ProtobufTypes,
     ];
 
-    /// What only tests need besides.
+    /// The components that only tests need.
     pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
 
-    /// What the tests that take minutes need besides.
+    /// The components that only the tests that take minutes need.
     pub const TO_TEST_LONG: [Self; 11] = [
         Self::Docker,
         Self::DockerCompose,
@@ -131,7 +131,7 @@ impl Component {
         }
     }
 
-    /// Where it is: the file, or for [`Component::CniPlugins`] the folder.
+    /// The path of the component: its file, or for [`Component::CniPlugins`] its folder.
     ///
     /// The error names the package and the command that installs it.
     pub fn find(self) -> anyhow::Result<PathBuf> {

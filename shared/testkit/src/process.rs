@@ -18,7 +18,7 @@ pub struct ProcessId {
     pub start_time: u64,
 }
 
-/// What /proc/PID/stat and cmdline say of a process.
+/// A process as described by /proc/PID/stat and cmdline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Which process.
@@ -32,7 +32,7 @@ pub struct Process {
 }
 
 impl ProcessId {
-    /// The process with `pid` as it is now; `None` when there is none or it is a zombie.
+    /// The process that has `pid` now; `None` if there is none or it is a zombie.
     pub fn of(pid: u32) -> Option<Self> {
         read(pid).map(|process| process.id)
     }
@@ -90,7 +90,7 @@ impl Process {
     }
 }
 
-/// The process with `pid`; `None` when there is none or it is a zombie.
+/// The process with `pid`; `None` if there is none or it is a zombie.
 pub fn read(pid: u32) -> Option<Process> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (name, parent, start_time) = parse_stat(&stat)?;
@@ -103,7 +103,7 @@ pub fn read(pid: u32) -> Option<Process> {
     Some(Process { id: ProcessId { pid, start_time }, parent, name, args })
 }
 
-/// Every process that is no zombie.
+/// All processes except zombies.
 pub fn all() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(read).collect()

@@ -89,12 +89,12 @@ impl Registry {
         }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends it at once (SIGKILL); its images stay in the folder.
+    /// Kills the registry (SIGKILL). Its images remain in the folder.
     pub fn kill(self) {}
 
     /// Puts an image into the repository `name`, with a layer of `random` bytes that is nowhere else, and returns the

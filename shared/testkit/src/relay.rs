@@ -48,7 +48,7 @@ impl Relay {
         Ok(Self { address, shared, taker: Some(taker) })
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -15,7 +15,7 @@ const PREFIX: &str = "k-";
 /// Held locked by the run as long as it lives; the kernel lets go when the process dies.
 const LOCK_FILE: &str = "owner.lock";
 
-/// What the run would remove itself, for the case that it is killed.
+/// The file that lists everything that the run removes at its end, in case the run is killed before.
 const REMAINS_FILE: &str = "remains.json";
 
 /// A folder `/tmp/k-XXXXXX` of mode 0755, removed with everything in it when dropped.

@@ -148,7 +148,7 @@ impl AgentSpec {
         command
     }
 
-    /// What the agent leaves; its logs only when they are in a folder of its own.
+    /// Everything that the agent leaves; its logs only if they are in a folder of its own.
     pub fn remains(&self) -> Remains {
         let run_dirs = vec![self.run_dir.clone(), self.kubelet_file()];
         let own = [&self.run_dir, &self.state_dir, &self.root_dir, &self.config_dir];

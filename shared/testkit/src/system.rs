@@ -20,7 +20,7 @@ pub fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     points
 }
 
-/// Where the cgroup hierarchies are mounted: one on v2, one per controller on v1, both on a hybrid.
+/// The mount points of the cgroup hierarchies: one on v2, one per controller on v1, both on a hybrid.
 pub fn cgroup_hierarchies() -> Vec<PathBuf> {
     let mut points: Vec<PathBuf> = mounts_of("self")
         .into_iter()

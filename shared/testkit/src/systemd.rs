@@ -110,7 +110,7 @@ impl Systemd {
         systemd.pid = booted.with_context(|| format!("systemd does not boot:\n{}", tail(&log, 30)))?;
         // On v2 a cgroup with processes of its own gives its children no controllers (cgroups(7)).
         for mount in &hierarchies {
-            inhabit(&mount.point, &systemd.beside(), own)?;
+            inhabit(&mount.point, &systemd.commands_cgroup(), own)?;
         }
         Ok(systemd)
     }
@@ -118,7 +118,7 @@ impl Systemd {
     /// A command that runs next to it, in its own cgroup.
     pub fn command(&self, program: &Path) -> anyhow::Result<Command> {
         let nsenter = find_file("nsenter")?;
-        let folders = make_all(&hierarchies(), &self.beside())?;
+        let folders = make_all(&hierarchies(), &self.commands_cgroup())?;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", ENTER, "enter"]).args(&folders).arg("--").arg(nsenter);
         command.args(["--target", &self.pid.to_string(), "--cgroup", "--pid", "--mount", "--net", "--"]);
@@ -126,9 +126,9 @@ impl Systemd {
         Ok(command)
     }
 
-    /// The cgroup of commands that run next to it.
-    fn beside(&self) -> String {
-        format!("{}/beside", self.cgroup)
+    /// The cgroup of commands that run next to systemd.
+    fn commands_cgroup(&self) -> String {
+        format!("{}/commands", self.cgroup)
     }
 }
 
@@ -182,7 +182,7 @@ fn hierarchies() -> Vec<Mount> {
     found
 }
 
-/// What mounts the same hierarchy again.
+/// The mount options for mounting the same hierarchy again.
 fn options(mount: &Mount) -> String {
     if mount.fs_type == "cgroup2" {
         return "rw".to_owned();

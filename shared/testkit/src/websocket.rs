@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 /// The channel that ends the one that it names.
 const CLOSE: u8 = 255;
 
-/// What a command has written on its channels, and the Status with which it ended.
+/// The output of a command on its channels, and its final Status.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CommandOutput {
     /// On channel 1.

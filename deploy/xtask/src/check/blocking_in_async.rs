@@ -1,5 +1,5 @@
-//! Async code does not call `std::fs`: a slow disk would stop every other task of the thread (docs/architecture.md §5). Only
-//! calls in the async function or block itself are found, not those in the synchronous functions that it calls.
+//! Async code does not call `std::fs`: a slow disk would stop every other task of the thread (docs/architecture.md §5). The
+//! check finds calls in the async function or block itself, not in the synchronous functions that it calls.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::source::{Source, matching, sources};
 
 /// Folders with code that runs under tokio.
 const FOLDERS: [&str; 2] = ["services", "shared"];
-/// What moves a closure to a thread where it may block.
-const MOVES_TO_A_THREAD: [&str; 2] = ["spawn_blocking", "blocking"];
+/// The functions that run a closure on a thread where it may block.
+const BLOCKING_RUNNERS: [&str; 2] = ["spawn_blocking", "blocking"];
 
 /// Checks the product's async functions and blocks.
 ///
@@ -27,7 +27,7 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Tests and the test kit.
+/// Whether `file` belongs to tests or the test kit.
 fn is_exempt(file: &Path) -> bool {
     file.starts_with("shared/testkit")
         || file
@@ -36,15 +36,16 @@ fn is_exempt(file: &Path) -> bool {
         || is_test_module(file)
 }
 
-/// A file that its parent includes under `#[cfg(test)]`.
+/// Whether `file` is, by its name, a module that its parent declares under `#[cfg(test)]`.
 fn is_test_module(file: &Path) -> bool {
     let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     name == "tests" || name == "testing" || name.ends_with("_tests") || name.starts_with("fake")
 }
 
+/// A finding for each call of `std::fs` in async code of `source`.
 fn blocking_calls(source: &Source) -> Vec<Finding> {
     let mut code = source.code.clone().into_bytes();
-    for name in MOVES_TO_A_THREAD {
+    for name in BLOCKING_RUNNERS {
         for at in source.find(name) {
             let open = at + name.len();
             if source.code.as_bytes().get(open) == Some(&b'(') {
@@ -57,10 +58,10 @@ fn blocking_calls(source: &Source) -> Vec<Finding> {
     let mut calls = Vec::new();
     for start in source.find("async") {
         if let Some((open, end)) = body(&code, start) {
-            calls.extend(calls_of_fs(&code[open..end]).into_iter().map(|at| open + at));
+            calls.extend(fs_calls(&code[open..end]).into_iter().map(|at| open + at));
         }
     }
-    // A block within an async function is found twice.
+    // A call in an async block of an async function was found twice.
     calls.sort_unstable();
     calls.dedup();
     calls
@@ -73,7 +74,7 @@ fn blocking_calls(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// The braces of the async function, block or closure whose keyword is at `start`.
+/// The offsets of the braces of the async function, block or closure whose keyword `async` is at `start`.
 fn body(code: &str, start: usize) -> Option<(usize, usize)> {
     let mut brackets = 0_usize;
     for (at, c) in code[start..].char_indices() {
@@ -88,15 +89,15 @@ fn body(code: &str, start: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// Where a function of the module `fs` of the standard library is called.
-fn calls_of_fs(code: &str) -> Vec<usize> {
+/// The offsets at which `code` calls a function of `std::fs`.
+fn fs_calls(code: &str) -> Vec<usize> {
     code.match_indices("fs::")
         .map(|(at, _)| at)
         .filter(|at| {
             let before = &code[..*at];
-            let is_part_of_a_name = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-            let of_another_crate = before.ends_with("::") && !before.ends_with("std::");
-            !is_part_of_a_name && !of_another_crate
+            let is_part_of_name = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let is_of_other_crate = before.ends_with("::") && !before.ends_with("std::");
+            !is_part_of_name && !is_of_other_crate
         })
         .collect()
 }
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn blocking_threads_other_crates_and_sync_functions_may_use_fs() {
+    fn std_fs_on_blocking_threads_and_in_sync_functions_is_allowed() {
         let text = "async fn f() {\n spawn_blocking(move || { fs::read(p) }).await;\n tokio::fs::read(p).await;\n \
                     rustix::fs::open(p);\n my_fs::x();\n}\nfn g() { fs::read(p) }\ntrait T { async fn t(); }\n";
         assert_eq!(lines(text), Vec::<usize>::new());

@@ -1,7 +1,7 @@
-//! Citations of the design and of the specification name files and sections that exist.
+//! Citations of the architecture and of the specification name sections that exist.
 //!
-//! Code and documents cite `pod-lifecycle.md §9.2`, several sections at once (`volumes.md §1, §13`, `node-and-api.md §8.4 to §8.6`), and
-//! `architecture §4`. A citation may be broken over two lines of a comment.
+//! Citations look like `pod-lifecycle.md §9.2` or `architecture §4`, also with several sections (`volumes.md §1, §13`,
+//! `node-and-api.md §8.4 to §8.6`). A citation may be split over two lines of a comment.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use super::Finding;
 use super::parity::files;
 
-/// What citations call a document, and where it is.
+/// The name of each document in citations, and its path.
 const DOCUMENTS: [(&str, &str); 5] = [
     ("pod-lifecycle.md", "docs/spec/pod-lifecycle.md"),
     ("node-and-api.md", "docs/spec/node-and-api.md"),
@@ -20,13 +20,13 @@ const DOCUMENTS: [(&str, &str); 5] = [
     ("volumes.md", "docs/spec/volumes.md"),
     ("architecture", "docs/architecture.md"),
 ];
-/// Where citations are looked for.
+/// The folders and the extensions of the files that are searched for citations.
 const FOLDERS: [&str; 7] = ["services", "shared", "proto", "deploy", "tests", "docs", "fuzz"];
 const EXTENSIONS: [&str; 4] = ["rs", "md", "proto", "toml"];
-/// What a line of a comment begins with.
+/// The marks that begin a line of a comment.
 const COMMENT_MARKS: [&str; 4] = ["//!", "///", "//", "#"];
 
-/// Checks the citations in all files.
+/// Checks all citations in the workspace at `root`.
 ///
 /// # Errors
 /// A document or a source cannot be read.
@@ -45,27 +45,30 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// A document that is cited.
 struct Document {
+    /// Its name in citations.
     name: &'static str,
+    /// Relative to the workspace.
     path: &'static str,
-    /// The numbers of its headings: `9`, `9.2`.
+    /// The numbers of its headings, such as `9` and `9.2`.
     sections: BTreeSet<String>,
 }
 
-/// The numbers that headings begin with.
+/// The numbers at the beginning of the headings of a Markdown text.
 fn sections(text: &str) -> BTreeSet<String> {
     let titles = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#'));
     titles.map(|title| number(title.trim_start())).filter(|number| !number.is_empty()).collect()
 }
 
-/// The number at the beginning of a text, as `9.2`; without the full stop behind it.
+/// The section number at the beginning of a text, such as `9.2`, without a full stop at its end. Empty if there is none.
 fn number(text: &str) -> String {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     text[..end].trim_end_matches('.').to_owned()
 }
 
 impl Document {
-    /// A finding for each section that is cited and not there.
+    /// A finding for each citation in `text` of a section that this document does not have.
     fn unknown_sections(&self, file: &Path, text: &str) -> Vec<Finding> {
         let mut findings = Vec::new();
         let (joined, starts) = join_lines(text);
@@ -76,7 +79,7 @@ impl Document {
                 continue;
             }
             let line = starts.partition_point(|start| *start <= at);
-            for section in cited(&joined[at + self.name.len()..]) {
+            for section in cited_sections(&joined[at + self.name.len()..]) {
                 if !self.sections.contains(&section) {
                     let message = format!("{} has no section {section}", self.path);
                     findings.push(Finding { file: file.to_owned(), line, message });
@@ -87,7 +90,8 @@ impl Document {
     }
 }
 
-/// The text with its lines joined by blanks, without indentation and the marks of comments, and where each line begins in it.
+/// Joins the lines of a text with blanks, without indentation and comment marks. Also returns the offset of each line in the
+/// result.
 fn join_lines(text: &str) -> (String, Vec<usize>) {
     let (mut joined, mut starts) = (String::with_capacity(text.len()), Vec::new());
     for line in text.lines() {
@@ -100,21 +104,21 @@ fn join_lines(text: &str) -> (String, Vec<usize>) {
     (joined, starts)
 }
 
-/// The sections that follow the name of a document: `§9.2`, `§1, §13`, `§8.4 to §8.6`, `§1 and §2`.
-fn cited(after: &str) -> Vec<String> {
+/// The section numbers that follow the name of a document: `§9.2`, `§1, §13`, `§8.4 to §8.6`, `§1 and §2`.
+fn cited_sections(after: &str) -> Vec<String> {
     let mut sections = Vec::new();
     let mut rest =
         after.strip_prefix(".md").unwrap_or(after).trim_start_matches(['`', ')', ']']).trim_start();
-    while let Some(behind) = rest.strip_prefix('§') {
-        let section = number(behind);
-        // `§8.` at the end of a sentence.
-        rest = behind[section.len()..].trim_start();
+    while let Some(after_mark) = rest.strip_prefix('§') {
+        let section = number(after_mark);
+        // After `§8.` at the end of a sentence, `rest` begins with the full stop.
+        rest = after_mark[section.len()..].trim_start();
         sections.push(section);
-        let joint = [", ", "and ", "to ", "or "].iter().find_map(|joint| {
-            let behind = rest.strip_prefix(joint)?;
-            behind.starts_with('§').then_some(behind)
+        let next = [", ", "and ", "to ", "or "].iter().find_map(|separator| {
+            let after_separator = rest.strip_prefix(separator)?;
+            after_separator.starts_with('§').then_some(after_separator)
         });
-        rest = joint.unwrap_or("");
+        rest = next.unwrap_or("");
     }
     sections
 }
@@ -129,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn headings_have_their_numbers() {
+    fn sections_are_the_numbers_of_the_headings() {
         let found: Vec<String> = document("book.md").sections.into_iter().collect();
         assert_eq!(found, ["1", "1.2", "13"]);
     }
 
     #[test]
-    fn a_section_that_is_not_there_is_found_with_its_line() {
+    fn a_citation_of_a_missing_section_is_found_with_its_line() {
         for (text, wrong) in [
             ("/// As in book.md §1.2.\n", &[][..]),
             ("// (book.md §1, §13)", &[]),
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_architecture_is_cited_with_and_without_its_ending() {
+    fn the_architecture_is_cited_with_and_without_file_extension() {
         for text in ["architecture §9", "architecture.md §9", "Architecture and more"] {
             let found = document("architecture").unknown_sections(Path::new("x.rs"), text);
             assert_eq!(found.len(), usize::from(text.contains('§')), "{text}");

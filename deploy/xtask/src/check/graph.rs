@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Finding;
 
-/// Packages and whom they need to be compiled: normal dependencies, no build and no dev ones.
+/// The packages and their normal dependencies, without build and dev dependencies.
 #[derive(Debug, Default)]
 pub struct Graph {
     packages: BTreeMap<String, Package>,
@@ -18,12 +18,12 @@ pub struct Graph {
 /// A package of the graph.
 #[derive(Debug, Default)]
 pub struct Package {
-    /// Its name.
+    /// The package's name.
     pub name: String,
-    /// Its Cargo.toml.
+    /// The path of its Cargo.toml.
     pub manifest: PathBuf,
     /// The ids of its normal dependencies.
-    needs: Vec<String>,
+    dependencies: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -63,24 +63,24 @@ struct DependencyKind {
 }
 
 impl Graph {
-    /// Reads the output of `cargo metadata --format-version 1`.
+    /// Parses the output of `cargo metadata --format-version 1`.
     pub fn parse(json: &[u8]) -> anyhow::Result<Self> {
         let metadata: Metadata =
-            serde_json::from_slice(json).context("cargo metadata printed something else")?;
+            serde_json::from_slice(json).context("cannot parse the output of `cargo metadata`")?;
         let mut graph = Self::default();
         for package in metadata.packages {
             let MetadataPackage { id, name, manifest_path } = package;
-            graph.packages.insert(id, Package { name, manifest: manifest_path, needs: Vec::new() });
+            graph.packages.insert(id, Package { name, manifest: manifest_path, dependencies: Vec::new() });
         }
         for node in metadata.resolve.nodes {
-            let normal = |d: &Dependency| d.dep_kinds.iter().any(|kind| kind.kind.is_none());
-            let needs = node.deps.iter().filter(|d| normal(d)).map(|d| d.pkg.clone()).collect();
-            graph.packages.entry(node.id).or_default().needs = needs;
+            let is_normal = |d: &Dependency| d.dep_kinds.iter().any(|kind| kind.kind.is_none());
+            let dependencies = node.deps.iter().filter(|d| is_normal(d)).map(|d| d.pkg.clone()).collect();
+            graph.packages.entry(node.id).or_default().dependencies = dependencies;
         }
         Ok(graph)
     }
 
-    /// The packages whose manifest is directly in a folder that `wanted` accepts (relative to `root`).
+    /// The packages whose folder `wanted` accepts, with that folder relative to `root`. Packages outside `root` are skipped.
     pub fn packages_in<'a>(
         &'a self,
         root: &'a Path,
@@ -92,37 +92,39 @@ impl Graph {
         })
     }
 
-    /// All that `package` needs, each with the shortest way to it: its own name first.
-    pub fn closure<'a>(&'a self, package: &'a Package) -> Vec<(&'a Package, Vec<&'a str>)> {
-        let mut ways: BTreeMap<&str, Vec<&'a str>> = BTreeMap::new();
+    /// The direct and indirect dependencies of `package`. Each comes with the shortest path to it: the names of the packages
+    /// from `package` to the dependency.
+    pub fn transitive_dependencies<'a>(&'a self, package: &'a Package) -> Vec<(&'a Package, Vec<&'a str>)> {
+        let mut paths: BTreeMap<&str, Vec<&'a str>> = BTreeMap::new();
         let mut open: VecDeque<(&'a Package, Vec<&'a str>)> =
             VecDeque::from([(package, vec![package.name.as_str()])]);
-        while let Some((from, way)) = open.pop_front() {
-            for id in &from.needs {
-                let Some(to) = self.packages.get(id).filter(|_| !ways.contains_key(id.as_str())) else {
+        while let Some((from, path)) = open.pop_front() {
+            for id in &from.dependencies {
+                let Some(to) = self.packages.get(id).filter(|_| !paths.contains_key(id.as_str())) else {
                     continue;
                 };
-                let mut longer = way.clone();
+                let mut longer = path.clone();
                 longer.push(&to.name);
-                ways.insert(id, longer.clone());
+                paths.insert(id, longer.clone());
                 open.push_back((to, longer));
             }
         }
-        ways.into_iter().filter_map(|(id, way)| Some((self.packages.get(id)?, way))).collect()
+        paths.into_iter().filter_map(|(id, path)| Some((self.packages.get(id)?, path))).collect()
     }
 }
 
-/// A finding in the manifest of the first package of `way`, at the line of the second.
-pub fn dependency_finding(root: &Path, package: &Package, way: &[&str], rule: &str) -> Finding {
+/// A finding for a forbidden dependency, at the line of `package`'s manifest that leads to it. `path` has the names of the
+/// packages from `package` to the dependency.
+pub fn dependency_finding(root: &Path, package: &Package, path: &[&str], rule: &str) -> Finding {
     let text = fs::read_to_string(&package.manifest).unwrap_or_default();
-    let direct = way.get(1).copied().unwrap_or_default();
-    let names = |line: &str| {
+    let direct = path.get(1).copied().unwrap_or_default();
+    let is_entry = |line: &str| {
         let rest = line.trim_start().strip_prefix(direct);
         rest.is_some_and(|rest| rest.starts_with(['.', ' ', '=']))
     };
-    let line = text.lines().position(names).map_or(1, |at| at + 1);
+    let line = text.lines().position(is_entry).map_or(1, |at| at + 1);
     let file = package.manifest.strip_prefix(root).unwrap_or(&package.manifest).to_owned();
-    Finding { file, line, message: format!("{} ({rule})", way.join(" → ")) }
+    Finding { file, line, message: format!("{} ({rule})", path.join(" → ")) }
 }
 
 #[cfg(test)]
@@ -131,7 +133,8 @@ pub mod tests {
 
     use super::*;
 
-    /// A graph of (name, folder, normal dependencies, dev dependencies) below `/w`; others are in `/r`.
+    /// A graph of packages, each with its name, folder, normal dependencies and dev dependencies. Folders of the workspace are
+    /// below `/w`, others below `/r`.
     pub fn graph(packages: &[(&str, &str, &[&str], &[&str])]) -> Graph {
         let all = packages.iter().map(|(name, folder, _, _)| {
             json!({"id": name, "name": name, "manifest_path": format!("{folder}/Cargo.toml")})
@@ -151,7 +154,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_closure_has_the_way_and_no_dev_dependencies() {
+    fn transitive_dependencies_have_their_paths_and_no_dev_dependencies() {
         let graph = graph(&[
             ("a", "/w/a", &["b"], &["d"]),
             ("b", "/w/b", &["c", "a"], &[]),
@@ -161,7 +164,8 @@ pub mod tests {
         let (a, folder) =
             graph.packages_in(Path::new("/w"), |folder| folder == Path::new("a")).next().unwrap();
         assert_eq!(folder, Path::new("a"));
-        let ways: Vec<String> = graph.closure(a).iter().map(|(_, way)| way.join(">")).collect();
-        assert_eq!(ways, ["a>b>a", "a>b", "a>b>c"]);
+        let paths: Vec<String> =
+            graph.transitive_dependencies(a).iter().map(|(_, path)| path.join(">")).collect();
+        assert_eq!(paths, ["a>b>a", "a>b", "a>b>c"]);
     }
 }

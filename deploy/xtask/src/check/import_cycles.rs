@@ -1,7 +1,7 @@
-//! Modules of a crate form layers: no module imports, by way of others, itself (docs/architecture.md §9).
+//! Modules of a crate form layers: no module imports itself, directly or through others (docs/architecture.md §9).
 //!
-//! A node is a module that has a file. A private child module counts as a part of its parent, and test code does not count. Crates that
-//! still have cycles are listed in [`KNOWN`] with the number of modules in them; the number may only go down.
+//! The check looks at modules with a file of their own. A private child module counts as a part of its parent. Test code is
+//! ignored. [`KNOWN`] lists the crates that still have cycles with the number of modules in them; the number may only go down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 use super::Finding;
 use super::source::{Source, sources};
 
-/// Where crates are.
+/// The folders with crates.
 const FOLDERS: [&str; 4] = ["services", "shared", "deploy", "tests"];
 
 /// Crates with import cycles and the number of modules in them.
@@ -32,7 +32,11 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (folder, sources) in &crates {
         let modules = Modules::of(folder, sources);
-        findings.extend(judge(folder, &modules.cycles(), known.get(folder.as_str()).copied().unwrap_or(0)));
+        findings.extend(compare_with_known(
+            folder,
+            &modules.cycles(),
+            known.get(folder.as_str()).copied().unwrap_or(0),
+        ));
     }
     for (folder, _) in KNOWN.iter().filter(|(folder, _)| !crates.contains_key(*folder)) {
         findings.push(finding(folder, format!("the crate {folder} does not exist; remove it from KNOWN")));
@@ -40,7 +44,7 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The folder of the crate of a source below `src`; `None` for tests and benches.
+/// The folder of the crate that a source file belongs to; `None` for tests and for files outside `src`.
 fn crate_of(file: &Path) -> Option<String> {
     let (folder, module) = file.to_str()?.rsplit_once("/src/")?;
     let name = module.rsplit('/').next()?;
@@ -53,7 +57,8 @@ fn finding(folder: &str, message: String) -> Finding {
     Finding { file: Path::new(folder).join("src"), line: 1, message }
 }
 
-fn judge(folder: &str, cycles: &[BTreeSet<String>], allowed: usize) -> Option<Finding> {
+/// A finding if the number of modules in cycles differs from the number in [`KNOWN`], `allowed`.
+fn compare_with_known(folder: &str, cycles: &[BTreeSet<String>], allowed: usize) -> Option<Finding> {
     let count: usize = cycles.iter().map(BTreeSet::len).sum();
     if count > allowed {
         let names: Vec<String> =
@@ -61,7 +66,7 @@ fn judge(folder: &str, cycles: &[BTreeSet<String>], allowed: usize) -> Option<Fi
         let names = names.join("; ");
         return Some(finding(
             folder,
-            format!("{count} modules import each other in a cycle, allowed are {allowed}: {names}"),
+            format!("{count} modules are in import cycles, allowed are {allowed}: {names}"),
         ));
     }
     (count < allowed).then(|| {
@@ -69,7 +74,7 @@ fn judge(folder: &str, cycles: &[BTreeSet<String>], allowed: usize) -> Option<Fi
     })
 }
 
-/// The modules of one crate and what each imports.
+/// The modules of one crate, each with the modules that it imports.
 #[derive(Debug, Default)]
 struct Modules {
     imports: BTreeMap<String, BTreeSet<String>>,
@@ -96,7 +101,7 @@ impl Modules {
         modules
     }
 
-    /// The sets of modules that reach each other.
+    /// The import cycles: sets of modules that reach each other through imports.
     fn cycles(&self) -> Vec<BTreeSet<String>> {
         let reach: BTreeMap<&String, BTreeSet<&String>> =
             self.imports.keys().map(|module| (module, self.reachable(module))).collect();
@@ -111,6 +116,7 @@ impl Modules {
         cycles.into_iter().collect()
     }
 
+    /// The modules that `from` imports directly or through others.
     fn reachable(&self, from: &String) -> BTreeSet<&String> {
         let mut reached = BTreeSet::new();
         let mut open: Vec<&String> = self.imports.get(from).into_iter().flatten().collect();
@@ -123,7 +129,7 @@ impl Modules {
     }
 }
 
-/// The path of a file's module, from the crate's root, which is empty.
+/// The path of a file's module from the crate's root. The path of the root itself is empty.
 fn path_of(folder: &str, file: &Path) -> Vec<String> {
     let inside = file.strip_prefix(Path::new(folder).join("src")).unwrap_or(file).with_extension("");
     let mut path: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -134,9 +140,9 @@ fn path_of(folder: &str, file: &Path) -> Vec<String> {
     path
 }
 
-/// The modules that a module declares for itself alone.
+/// The paths of the private modules that the module at `path` declares.
 fn private_children(path: &[String], code: &str) -> Vec<Vec<String>> {
-    // At the root, a module without `pub` is open to the whole crate all the same.
+    // A private module of the root is visible in the whole crate.
     if path.is_empty() {
         return Vec::new();
     }
@@ -144,7 +150,7 @@ fn private_children(path: &[String], code: &str) -> Vec<Vec<String>> {
     lines.map(|name| path.iter().cloned().chain([name.to_owned()]).collect()).collect()
 }
 
-/// The module that a path is in: the longest part of it that has a file, or the parent of a private one.
+/// The module that the item at `path` belongs to: the longest prefix with a file, or its parent if that module is private.
 fn node_of(
     path: &[String],
     files: &BTreeSet<Vec<String>>,
@@ -157,7 +163,8 @@ fn node_of(
     (length > 0).then(|| path[..length].join("::"))
 }
 
-/// Every path in `code` that begins with `crate`, `super` or `self`, from the crate's root. `at`: the path of the module.
+/// All paths in `code` that begin with `crate`, `super` or `self`, as paths from the crate's root. `at` is the path of the module
+/// that has the code.
 fn paths_in(code: &str, at: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for keyword in ["crate", "super", "self"] {
@@ -176,7 +183,7 @@ fn paths_in(code: &str, at: &[String]) -> Vec<Vec<String>> {
     found
 }
 
-/// Adds the paths that `rest` names below `base`, with those in braces.
+/// Adds to `found` the paths in `rest`, which are relative to `base`. A group in braces adds one path for each item.
 fn expand(rest: &str, mut base: Vec<String>, found: &mut Vec<Vec<String>>) {
     let mut rest = rest.trim_start();
     loop {
@@ -201,7 +208,7 @@ fn expand(rest: &str, mut base: Vec<String>, found: &mut Vec<Vec<String>>) {
     found.push(base);
 }
 
-/// The items of a group, up to the brace that closes it.
+/// The items of a group in braces. `group` begins after the opening brace.
 fn items(group: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0_usize, 0, Vec::new());
     for (at, c) in group.char_indices() {
@@ -234,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_cycle_is_found_through_several_modules_and_in_braces() {
+    fn an_import_cycle_of_several_modules_is_found() {
         let files = [
             ("lib.rs", "pub mod a; pub mod b; pub mod c; pub mod d;"),
             ("a.rs", "use crate::{b::B, d};"),
@@ -246,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn test_code_and_layers_are_no_import_cycle() {
+    fn imports_in_test_code_do_not_close_a_cycle() {
         let files =
             [("a.rs", "use crate::b::B;"), ("b.rs", "struct B;\n#[cfg(test)]\nmod tests { use crate::a; }")];
         assert_eq!(cycles(&files), Vec::<Vec<String>>::new());
     }
 
     #[test]
-    fn a_private_child_is_part_of_its_parent_and_a_public_one_is_not() {
+    fn a_private_child_module_is_part_of_its_parent_and_a_public_one_is_not() {
         let files = [("a.rs", "mod b;\nuse b::B;"), ("a/b.rs", "use super::A;")];
         assert_eq!(cycles(&files), Vec::<Vec<String>>::new());
         let files = [("a.rs", "pub mod b;\nuse self::b::B;"), ("a/b.rs", "use super::A;")];
@@ -263,8 +270,8 @@ mod tests {
     #[test]
     fn the_number_of_modules_in_cycles_may_only_go_down() {
         let cycle = [BTreeSet::from(["a".to_owned(), "b".to_owned()])];
-        assert_eq!(judge("x", &cycle, 2), None);
-        assert!(judge("x", &cycle, 1).unwrap().message.contains("a, b"));
-        assert!(judge("x", &cycle, 3).unwrap().message.contains("lower KNOWN from 3"));
+        assert_eq!(compare_with_known("x", &cycle, 2), None);
+        assert!(compare_with_known("x", &cycle, 1).unwrap().message.contains("a, b"));
+        assert!(compare_with_known("x", &cycle, 3).unwrap().message.contains("lower KNOWN from 3"));
     }
 }

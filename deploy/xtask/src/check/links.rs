@@ -1,7 +1,7 @@
-//! Relative links in Markdown files lead to files, folders and headings that exist.
+//! Relative links in Markdown files point to files, folders and headings that exist.
 //!
-//! Inline links and images (`[text](path#anchor)`) and definitions (`[label]: path`) count, code does not. A path that begins with
-//! `/` starts from the workspace. Anchors are looked up in Markdown files only.
+//! The check reads inline links and images (`[text](path#anchor)`) and definitions (`[label]: path`), but no code. A path that
+//! begins with `/` is relative to the workspace. Anchors are checked only if the target is a Markdown file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 
 use super::Finding;
 
-/// Folders without documents of ours.
+/// The folders that are not searched.
 const SKIPPED: [&str; 2] = [".git", "target"];
 
 /// Checks the links of all Markdown files below `root`.
@@ -25,7 +25,7 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(documents.iter().flat_map(|(file, text)| dangling(file, text, &known, &exists)).collect())
 }
 
-/// The Markdown files, relative to `root`.
+/// The paths, relative to `root`, and the texts of all Markdown files.
 fn documents(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let mut open = vec![root.to_owned()];
     let mut found = Vec::new();
@@ -53,31 +53,33 @@ fn is_markdown(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "md")
 }
 
-/// The anchors of a text: those of its headings, and those set by hand. A heading that repeats an earlier one gets a number.
+/// The anchors of a text: those of its headings and those in `<a id="…">`. The anchor of a repeated heading gets a number.
 pub(super) fn anchors(text: &str) -> BTreeSet<String> {
-    let mut times = BTreeMap::new();
+    let mut counts = BTreeMap::new();
     let mut anchors = BTreeSet::new();
     for line in without_fences(text).lines() {
         let title = line.trim_start_matches('#');
         if title.len() < line.len() && title.starts_with(' ') {
             let slug = slug(title.trim());
-            let earlier: &mut usize = times.entry(slug.clone()).or_default();
+            let earlier: &mut usize = counts.entry(slug.clone()).or_default();
             anchors.insert(if *earlier == 0 { slug } else { format!("{slug}-{earlier}") });
             *earlier += 1;
         }
     }
-    let by_hand = text.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned));
-    anchors.extend(by_hand);
+    let explicit =
+        text.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned));
+    anchors.extend(explicit);
     anchors
 }
 
-/// A heading as its anchor.
+/// The anchor of a heading.
 fn slug(title: &str) -> String {
     let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(|c| if c == ' ' { '-' } else { c }.to_lowercase()).collect()
 }
 
-/// A finding for each link in `text`, the content of `file`, whose target is missing.
+/// A finding for each link in `text` whose target does not exist. `text` is the content of `file`, and `anchors` has those of
+/// every Markdown file.
 fn dangling(
     file: &Path,
     text: &str,
@@ -90,12 +92,12 @@ fn dangling(
         let (path, anchor) =
             link.split_once('#').map_or((link.as_str(), None), |(path, anchor)| (path, Some(anchor)));
         let Some(target) = resolve(file, path) else {
-            find(format!("the link {link:?} leads out of the workspace"));
+            find(format!("the link {link:?} points out of the workspace"));
             continue;
         };
         match (anchor, anchors.get(&target)) {
             _ if !exists(&target) => {
-                find(format!("the link {link:?} leads to no file: {}", target.display()))
+                find(format!("the target of the link {link:?} does not exist: {}", target.display()))
             }
             (Some(anchor), Some(known)) if !known.contains(anchor) => {
                 find(format!("{} has no anchor {anchor:?}", target.display()));
@@ -106,7 +108,7 @@ fn dangling(
     findings
 }
 
-/// The file or folder, relative to the workspace, to which `path` leads from `file`; `None` if it is outside.
+/// The target, relative to the workspace, of the link `path` in `file`; `None` if it is outside the workspace.
 fn resolve(file: &Path, path: &str) -> Option<PathBuf> {
     if path.is_empty() {
         return Some(file.to_owned());
@@ -127,7 +129,7 @@ fn resolve(file: &Path, path: &str) -> Option<PathBuf> {
     Some(target)
 }
 
-/// Whether this is an address such as `https://…` or `mailto:…`.
+/// Whether a link is a URL such as `https://…` or `mailto:…`.
 fn has_scheme(link: &str) -> bool {
     link.split_once(':').is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -135,7 +137,7 @@ fn has_scheme(link: &str) -> bool {
     })
 }
 
-/// The targets of all links in a text, with their lines from 1.
+/// The targets of all links in a text, with their lines counted from 1.
 fn links(text: &str) -> Vec<(usize, String)> {
     let text = without_code_spans(&without_fences(text));
     let mut links = Vec::new();
@@ -145,7 +147,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     }
     for (index, line) in text.lines().enumerate() {
         let definition = line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once("]:"));
-        // Not a footnote, nor text that begins with a link.
+        // Skip footnotes and text that begins with a link.
         if let Some((_, rest)) =
             definition.filter(|(label, _)| !label.starts_with('^') && !label.contains(']'))
         {
@@ -156,7 +158,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     links
 }
 
-/// The target at the beginning of what follows `](`: up to a blank or the closing parenthesis.
+/// The target of a link, up to a blank or the closing parenthesis. `rest` is the text after `](`.
 fn target(rest: &str) -> &str {
     if let Some(rest) = rest.strip_prefix('<') {
         return rest.split('>').next().unwrap_or(rest);
@@ -174,14 +176,14 @@ fn target(rest: &str) -> &str {
     &rest[..end.unwrap_or(rest.len())]
 }
 
-/// The text with the lines of fenced code blocks emptied.
+/// Returns the text with every line of fenced code blocks replaced by an empty line.
 fn without_fences(text: &str) -> String {
     let mut fence: Option<&str> = None;
     let mut left = String::with_capacity(text.len());
     for line in text.lines() {
         let mark = line.trim_start();
         let length = mark.find(|c| !mark.starts_with(c)).unwrap_or(mark.len());
-        // Backticks behind those that begin the line: a code span.
+        // With further backticks in the same line, it is a code span and not a fence.
         let is_span = mark.starts_with('`') && mark[length..].contains('`');
         let is_fence = length >= 3 && mark.starts_with(['`', '~']) && !is_span;
         match fence {
@@ -197,14 +199,15 @@ fn without_fences(text: &str) -> String {
     left
 }
 
-/// The text with code spans replaced by blanks. A span ends with as many backticks as it begins with, in the same paragraph.
+/// Returns the text with code spans replaced by blanks. A span ends with as many backticks as it begins with, in the same
+/// paragraph.
 fn without_code_spans(text: &str) -> String {
     let mut left = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('`') {
         left.push_str(&rest[..at]);
         rest = &rest[at..];
-        let length = run(rest);
+        let length = leading_backticks(rest);
         let end = span_end(&rest[length..], length).map_or(length, |end| length + end);
         left.extend(rest[..end].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
         rest = &rest[end..];
@@ -213,18 +216,18 @@ fn without_code_spans(text: &str) -> String {
     left
 }
 
-/// How many backticks a text begins with.
-fn run(text: &str) -> usize {
+/// The number of backticks that a text begins with.
+fn leading_backticks(text: &str) -> usize {
     text.len() - text.trim_start_matches('`').len()
 }
 
-/// Where a code span that was opened with `length` backticks ends, behind its last backtick.
+/// The offset after the last backtick of a code span that `length` backticks opened; `None` if it is not closed in its paragraph.
 fn span_end(text: &str, length: usize) -> Option<usize> {
     let paragraph = text.split("\n\n").next().unwrap_or(text);
     let mut at = 0;
     while let Some(next) = paragraph[at..].find('`') {
         at += next;
-        let found = run(&paragraph[at..]);
+        let found = leading_backticks(&paragraph[at..]);
         at += found;
         if found == length {
             return Some(at);
@@ -237,7 +240,7 @@ fn span_end(text: &str, length: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The findings in `text` as the file `from`, in a workspace of three documents, a source and a folder.
+    /// The findings in `text` as the content of the file `from`, in a workspace with three documents, a source and a folder.
     fn found(from: &str, text: &str) -> Vec<(usize, String)> {
         let page = "# Title\n## Pod actions (§9)\n";
         let known = ["README.md", "docs/a.md", "docs/more/b.md"].map(|file| (file.into(), anchors(page)));
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heading_has_its_anchor_and_a_line_of_code_has_none() {
+    fn headings_and_a_elements_have_anchors_and_code_has_none() {
         let text = "# Title\n## Pod actions (§9)\n<a id=\"by-hand\"></a>\n#no heading\n```sh\n# code\n```\n\
                     ### `keelson get` and_Über\n# Title\n~~~\n```\n# code\n~~~\n# Title\n";
         let expected = ["by-hand", "keelson-get-and_über", "pod-actions-9", "title", "title-1", "title-2"];
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_to_a_file_a_folder_or_a_heading_are_good() {
+    fn links_to_existing_files_folders_and_headings_have_no_findings() {
         for (from, text) in [
             ("README.md", "[a](docs/a.md) [b](docs/a.md#title), ![c](src/lib.rs) [d](docs) [e](./docs/)"),
             (
@@ -279,7 +282,8 @@ mod tests {
 
     #[test]
     fn links_to_missing_files_and_anchors_are_found_with_their_lines() {
-        let no_file = |link: &str, path: &str| format!("the link {link:?} leads to no file: {path}");
+        let no_file =
+            |link: &str, path: &str| format!("the target of the link {link:?} does not exist: {path}");
         for (from, text, line, message) in [
             ("docs/more/b.md", "\n[a](../src/lib.rs)", 2, no_file("../src/lib.rs", "docs/src/lib.rs")),
             ("README.md", "```\ncode\n```\n[a](gone.md#title)", 4, no_file("gone.md#title", "gone.md")),
@@ -298,7 +302,7 @@ mod tests {
                 "docs/a.md",
                 "[a](../../a.md)",
                 1,
-                "the link \"../../a.md\" leads out of the workspace".to_owned(),
+                "the link \"../../a.md\" points out of the workspace".to_owned(),
             ),
         ] {
             assert_eq!(found(from, text), [(line, message)], "{text}");
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_the_ledger_to_no_anchor_is_found() {
+    fn a_link_between_ledger_files_to_a_missing_anchor_is_found() {
         let titles = anchors("# Title\n");
         let known = ["docs/parity.md", "docs/parity/x.md"].map(|file| (file.into(), titles.clone())).into();
         for (from, links) in [
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_found_in_all_folders_but_those_that_are_built() {
+    fn documents_are_searched_in_all_folders_except_git_and_target() {
         let dir = keelson_testkit::Scratch::new().unwrap();
         for folder in [".git", ".github", "target/doc", "docs/more"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: the rules of the architecture that a compiler cannot know.
+//! `cargo xtask check`: the rules of the architecture and of the house style that the compiler does not check.
 
 mod blocking_in_async;
 mod citations;
@@ -10,6 +10,7 @@ mod links;
 mod parity;
 mod purity;
 mod source;
+mod test_names;
 mod transport;
 
 use std::fmt;
@@ -17,17 +18,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
-use crate::{ask_cargo, workspace};
+use crate::{cargo_stdout, workspace};
 use graph::Graph;
 
-/// A rule that is broken somewhere.
+/// One violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// The file, relative to the workspace.
     pub file: PathBuf,
-    /// The line, from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong and what the rule is.
+    /// The violation, and the rule or the way to fix it.
     pub message: String,
 }
 
@@ -37,23 +38,24 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints every finding; fails when there is one.
+/// Runs all checks and prints every finding.
+///
+/// # Errors
+/// There is a finding, or a check cannot run.
 pub fn run() -> anyhow::Result<()> {
     let root = workspace();
-    let mut findings = find(&root, &metadata()?)?;
-    findings.extend(dag::check_bootstrap(&own_tree()?));
+    let mut findings = find(&root, &dependency_graph()?)?;
+    findings.extend(dag::check_bootstrap(&xtask_dependency_tree()?));
     for finding in &findings {
         println!("{finding}");
     }
     if !findings.is_empty() {
         bail!(
-            "{} rules are broken (docs/architecture.md, docs/spec, docs/parity.md, docs/events.md)",
+            "{} violations of rules; the rules are in docs/architecture.md, docs/parity.md, docs/events.md and CONTRIBUTING.md",
             findings.len()
         );
     }
-    println!(
-        "The cores are pure, the services call only whom they may, and what docs/parity.md names, what is cited and what is linked is there."
-    );
+    println!("All checks passed.");
     Ok(())
 }
 
@@ -67,22 +69,26 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     findings.extend(citations::check(root)?);
     findings.extend(links::check(root)?);
     findings.extend(import_cycles::check(root)?);
+    findings.extend(test_names::check(root)?);
     findings.sort();
     findings.dedup();
     Ok(findings)
 }
 
-/// The resolved dependencies, for this platform.
-fn metadata() -> anyhow::Result<Graph> {
-    let version = ask_cargo(&["--version", "--verbose"])?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("cargo tells no host")?;
-    let output = ask_cargo(&["metadata", "--format-version", "1", "--locked", "--filter-platform", host])?;
+/// Returns the resolved dependency graph of the workspace for this platform.
+fn dependency_graph() -> anyhow::Result<Graph> {
+    let version = cargo_stdout(&["--version", "--verbose"])?;
+    let host = version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .context("`cargo --version --verbose` prints no host")?;
+    let output = cargo_stdout(&["metadata", "--format-version", "1", "--locked", "--filter-platform", host])?;
     Graph::parse(output.as_bytes())
 }
 
-/// What this program needs when it is built alone, features and all.
-fn own_tree() -> anyhow::Result<String> {
-    ask_cargo(&["tree", "--locked", "--package", "xtask", "--edges", "normal,build", "--prefix", "none"])
+/// Returns the output of `cargo tree` for xtask when it is built alone. Features are those of that build.
+fn xtask_dependency_tree() -> anyhow::Result<String> {
+    cargo_stdout(&["tree", "--locked", "--package", "xtask", "--edges", "normal,build", "--prefix", "none"])
 }
 
 #[cfg(test)]
@@ -90,10 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_workspace_keeps_its_rules() {
+    fn this_workspace_has_no_findings() {
+        let graph = dependency_graph().unwrap();
         let findings: Vec<String> =
-            find(&workspace(), &metadata().unwrap()).unwrap().iter().map(Finding::to_string).collect();
+            find(&workspace(), &graph).unwrap().iter().map(Finding::to_string).collect();
         assert_eq!(findings, Vec::<String>::new());
-        assert_eq!(dag::check_bootstrap(&own_tree().unwrap()), []);
+        assert_eq!(dag::check_bootstrap(&xtask_dependency_tree().unwrap()), []);
     }
 }

@@ -1,5 +1,5 @@
-//! The parity ledger: every section that it must cover has a row, every row that claims something names a
-//! test that exists or says why there is none, and every anchor that sources refer to is there.
+//! The parity ledger: every required section of the specification has a row, every row of a built behaviour names existing tests
+//! or the reason for having none, and every anchor of the ledger that sources refer to exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,11 +14,10 @@ use super::source::Source;
 
 /// The ledger, relative to the workspace.
 const LEDGER: &str = "docs/parity.md";
-/// Its rows, a file for each area.
+/// The folder of its rows, with one file for each area.
 const AREAS: &str = "docs/parity";
 
-/// The sections of the behaviour references that must have a row: a letter for the document, then the number.
-/// Grows with each piece of work that takes on more of them.
+/// The sections of the specification that must have a row: a letter for the document, then the section's number.
 const SECTIONS: &[&str] = &[
     "L1", "L2.1", "L2.2", "L2.3", "L2.5", "L2.6", "L4", "L6.1", "L6.2", "L6.3", "L6.4", "L6.5", "L6.6", "L7",
     "L8.1", "L8.2", "L8.3", "L8.4", "L9.1", "L9.2", "L9.3", "L9.4", "L9.5", "L9.6", "L9.7", "L9.8", "L9.9",
@@ -40,8 +39,8 @@ const SECTIONS: &[&str] = &[
     "N9.8", "N11", "N13", "N14", "N15.1", "N15.2", "N15.4", "N15.5",
 ];
 
-/// What is not built yet as a whole. A row that belongs to one of them says `later (…)`; a gap in anything else is
-/// `not yet`.
+/// The capabilities that are not built at all. The state of a row that belongs to one of them is `later (…)`; the state of any
+/// other missing behaviour is `not yet`.
 const CAPABILITIES: &[&str] = &[
     "claims and CSI",
     "devices",
@@ -54,16 +53,19 @@ const CAPABILITIES: &[&str] = &[
     "user namespaces",
 ];
 
-/// What stands in the place of tests where there is none, before the reason.
+/// The beginning of a row's tests if it has none. The reason follows.
 const NO_TEST: &str = "no test:";
 
-/// Words that a reason has at least.
+/// The least number of words in a reason.
 const REASON_WORDS: usize = 3;
 
-/// Where references to the ledger may stand.
+/// The folders that are searched for references to the ledger.
 const FOLDERS: [&str; 6] = ["services", "shared", "proto", "deploy", "tests", "docs"];
 
-/// Checks the ledger of the workspace at `root`. One that is missing is an error, not an empty one.
+/// Checks the ledger of the workspace at `root` and the references to it.
+///
+/// # Errors
+/// The ledger is missing, or a file cannot be read.
 pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let index = fs::read_to_string(root.join(LEDGER)).with_context(|| format!("cannot read {LEDGER}"))?;
     let mut ledger = files(root, Path::new(AREAS), &["md"])?;
@@ -75,14 +77,14 @@ pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     for folder in FOLDERS {
         for (file, text) in files(root, Path::new(folder), &["rs", "md", "proto", "toml", "sh", "yaml"])? {
             for (target, anchors) in &anchors {
-                findings.extend(dangling(&file, &text, target, anchors));
+                findings.extend(dangling_references(&file, &text, target, anchors));
             }
         }
     }
     Ok(findings)
 }
 
-/// The tests of each package: where they stand, by name.
+/// The names of the tests in each file of each package.
 #[derive(Debug, Default)]
 struct Tests(BTreeMap<String, Vec<(PathBuf, BTreeSet<String>)>>);
 
@@ -101,19 +103,20 @@ impl Tests {
     }
 
     fn add(&mut self, package: &str, file: PathBuf, text: &str) {
-        let names = test_names(&Source::with_tests(&file, text).code);
+        let tests = Source::with_tests(&file, text).test_functions();
+        let names = tests.into_iter().map(|(_, name)| name).collect();
         let short = package.strip_prefix("keelson-").unwrap_or(package);
         self.0.entry(short.to_owned()).or_default().push((file, names));
     }
 
-    /// Why `reference` names no test; it is `package::module::test` with as much of the module's path as is
-    /// useful, or `tests/file::test` for a test of the whole agent.
-    fn problem(&self, reference: &str) -> Option<String> {
+    /// Returns an error message if `reference` does not name an existing test. A reference is `package::module::test` with any
+    /// part of the module's path, or `tests/file::test` for a test of the whole agent.
+    fn reference_error(&self, reference: &str) -> Option<String> {
         let whole_agent = reference.strip_prefix("tests/").map(|rest| format!("tests::{rest}"));
         let path = whole_agent.as_deref().unwrap_or(reference);
         let parts: Vec<&str> = path.split("::").collect();
         let [package, modules @ .., test] = parts.as_slice() else {
-            return Some(format!("{reference:?} is not package::module::test"));
+            return Some(format!("{reference:?} does not have the form package::module::test"));
         };
         let Some(files) = self.0.get(*package) else {
             return Some(format!("{reference:?}: there is no package {package}"));
@@ -127,30 +130,18 @@ impl Tests {
             return None;
         }
         let (file, _) = found[0];
-        Some(format!("{reference:?}: the test stands in {} of {package}", file.display()))
+        Some(format!("{reference:?}: the test is in {} of {package}", file.display()))
     }
 }
 
-/// Whether a folder of the path or the file itself has the module's name.
+/// Whether the file itself or a folder of its path has the module's name.
 fn is_on_path(file: &Path, module: &str) -> bool {
     let stem = file.file_stem().is_some_and(|stem| stem == module);
     stem || file.components().any(|part| part.as_os_str() == module)
 }
 
-/// The functions marked as tests.
-fn test_names(code: &str) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    let mut marked = false;
-    for line in code.lines().map(str::trim_start) {
-        marked |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
-        let Some(rest) = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ") else { continue };
-        if std::mem::take(&mut marked) {
-            let is_name = |c: char| c.is_alphanumeric() || c == '_';
-            names.insert(rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned());
-        }
-    }
-    names
-}
+/// Selects a text field of a row.
+type Field = fn(&mut Row) -> &mut String;
 
 /// One row of the ledger.
 #[derive(Debug, Default)]
@@ -162,10 +153,11 @@ struct Row {
     test: String,
 }
 
-/// The rows: items of lists that begin with sections in bold, with the state and the tests as items below.
+/// Parses the rows of a ledger file. A row is a list item that begins with its sections in bold; its state and its tests are
+/// items of the nested list.
 fn rows(text: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    let mut part: Option<fn(&mut Row) -> &mut String> = None;
+    let mut part: Option<Field> = None;
     for (index, line) in text.lines().enumerate() {
         if let Some((sections, behaviour)) = line.strip_prefix("- **").and_then(|rest| rest.split_once("**"))
         {
@@ -173,15 +165,14 @@ fn rows(text: &str) -> Vec<Row> {
             part = Some(|row| &mut row.behaviour);
             append(rows.last_mut(), part, behaviour.trim());
         } else if let Some(item) = line.strip_prefix("  - ").filter(|_| part.is_some()) {
-            let (field, words): (fn(&mut Row) -> &mut String, String) =
-                if let Some(tests) = item.strip_prefix("Tests:") {
-                    (|row| &mut row.test, tests.trim().to_owned())
-                } else if let Some(reason) = item.strip_prefix("No test:") {
-                    (|row| &mut row.test, format!("{NO_TEST}{reason}"))
-                } else {
-                    // The state is in italics, and what is said of it is not.
-                    (|row| &mut row.state, item.replacen('*', "", 2))
-                };
+            let (field, words): (Field, String) = if let Some(tests) = item.strip_prefix("Tests:") {
+                (|row| &mut row.test, tests.trim().to_owned())
+            } else if let Some(reason) = item.strip_prefix("No test:") {
+                (|row| &mut row.test, format!("{NO_TEST}{reason}"))
+            } else {
+                // Removes the asterisks of the italics around the state.
+                (|row| &mut row.state, item.replacen('*', "", 2))
+            };
             part = Some(field);
             append(rows.last_mut(), part, &words);
         } else if line.starts_with("  ") {
@@ -193,7 +184,8 @@ fn rows(text: &str) -> Vec<Row> {
     rows
 }
 
-fn append(row: Option<&mut Row>, part: Option<fn(&mut Row) -> &mut String>, words: &str) {
+/// Appends words to a field of a row, with a blank between them and the text before.
+fn append(row: Option<&mut Row>, part: Option<Field>, words: &str) {
     let (Some(row), Some(part)) = (row, part) else { return };
     let text = part(row);
     if !text.is_empty() {
@@ -202,6 +194,7 @@ fn append(row: Option<&mut Row>, part: Option<fn(&mut Row) -> &mut String>, word
     text.push_str(words);
 }
 
+/// Checks the rows of all ledger files, and that each of `sections` has a row.
 fn check_ledger(ledger: &[(PathBuf, String)], tests: &Tests, sections: &[&str]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut covered = BTreeSet::new();
@@ -213,76 +206,73 @@ fn check_ledger(ledger: &[(PathBuf, String)], tests: &Tests, sections: &[&str]) 
                 findings.push(finding("the row names no section or no behaviour".to_owned()));
             }
             findings.extend(check_state(&row.state, &row.test).into_iter().map(finding));
-            let problems = references(&row.test).into_iter().filter_map(|name| tests.problem(name));
-            findings.extend(problems.map(finding));
+            let errors = code_spans(&row.test).into_iter().filter_map(|name| tests.reference_error(name));
+            findings.extend(errors.map(finding));
         }
     }
     for section in sections.iter().filter(|section| !covered.contains(**section)) {
-        let message = format!("no row is about section {section}");
+        let message = format!("section {section} has no row");
         findings.push(Finding { file: LEDGER.into(), line: 1, message });
     }
     findings
 }
 
-/// What is wrong with what a row says of itself.
+/// The error messages for a row with this state and these tests.
 fn check_state(state: &str, test: &str) -> Vec<String> {
-    let mut problems = Vec::new();
+    let mut errors = Vec::new();
     let states = ["same", "different", "not yet", "later"];
     let Some(word) = states.into_iter().find(|word| state.starts_with(word)) else {
-        return vec![format!("a row says one of: {}; this one says {state:?}", states.join(", "))];
+        return vec![format!("the state of a row is one of: {}; this one is {state:?}", states.join(", "))];
     };
     if word == "later" {
         let named = state.strip_prefix("later (").and_then(|rest| rest.split_once(')')).map(|(name, _)| name);
         return match named {
-            Some(name) if CAPABILITIES.contains(&name) => problems,
-            _ => vec![format!("\"later\" names in brackets one of: {}", CAPABILITIES.join(", "))],
+            Some(name) if CAPABILITIES.contains(&name) => errors,
+            _ => vec![format!("\"later\" needs in parentheses one of: {}", CAPABILITIES.join(", "))],
         };
     }
     if word != "same" && words(&state[word.len()..]) < REASON_WORDS {
-        problems.push(format!("{word:?} needs its reason in words"));
+        errors.push(format!("{word:?} needs a reason of at least {REASON_WORDS} words"));
     }
     let excused = test.strip_prefix(NO_TEST).is_some_and(|reason| words(reason) >= REASON_WORDS);
-    if word != "not yet" && references(test).is_empty() && !excused {
-        problems.push(format!("{word:?} needs a test, or \"No test:\" with the reason in words"));
+    if word != "not yet" && code_spans(test).is_empty() && !excused {
+        errors.push(format!(
+            "{word:?} needs a test, or \"No test:\" with a reason of at least {REASON_WORDS} words"
+        ));
     }
-    problems
+    errors
 }
 
+/// The number of words in a text.
 fn words(text: &str) -> usize {
     text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
 }
 
-/// What stands between backticks.
-fn references(cell: &str) -> Vec<&str> {
-    cell.split('`').skip(1).step_by(2).collect()
+/// The code spans in a text, without their backticks.
+fn code_spans(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
 }
 
-/// References to a file of the ledger by its path whose anchor it does not have.
-fn dangling(file: &Path, text: &str, target: &Path, anchors: &BTreeSet<String>) -> Vec<Finding> {
+/// A finding for each reference in `text` to an anchor that the ledger file `target` does not have. `text` is the content of
+/// `file`.
+fn dangling_references(file: &Path, text: &str, target: &Path, anchors: &BTreeSet<String>) -> Vec<Finding> {
     let mark = format!("{}#", target.display());
     let mut findings = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for rest in line.split(&mark).skip(1) {
             let anchor: String =
                 rest.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
-            findings.extend(missing(file, index, target, &anchor, anchors));
+            if !anchors.contains(&anchor) {
+                let message = format!("{} has no anchor {anchor:?}", target.display());
+                findings.push(Finding { file: file.to_owned(), line: index + 1, message });
+            }
         }
     }
     findings
 }
 
-fn missing(
-    file: &Path,
-    index: usize,
-    target: &Path,
-    anchor: &str,
-    anchors: &BTreeSet<String>,
-) -> Option<Finding> {
-    let message = format!("{} has no anchor {anchor:?}", target.display());
-    (!anchors.contains(anchor)).then(|| Finding { file: file.to_owned(), line: index + 1, message })
-}
-
-/// The files below `root`/`folder` with one of these extensions, relative to `root`; none without the folder.
+/// The paths, relative to `root`, and the texts of the files below `root`/`folder` with one of these extensions. Empty if the
+/// folder does not exist.
 pub(super) fn files(
     root: &Path,
     folder: &Path,
@@ -325,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn good_rows_pass() {
+    fn valid_rows_have_no_findings() {
         let ledger = "- **L1** a\n  - *same*\n  - Tests: `pod-sync-core::actions::plain`,\n    `pod-sync-core::later`\n\
                       - **L2.1, L2.2** b\n  - *different*: it is\n    better so\n  - Tests: `tests/one_pod::whole`\n\
                       - **L4** c\n  - *same*\n  - No test: shown by the benchmark\n\
@@ -336,16 +326,16 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_does_not_exist_is_found() {
+    fn a_reference_to_a_missing_test_is_found() {
         for (name, part) in [
             ("pod-sync-core::gone", "has no test gone"),
             ("pod-sync-core::helper", "has no test helper"),
             ("pod-sync-core::helper_too", "has no test helper_too"),
             ("pod-sync-core::not_this", "has no test not_this"),
-            ("pod-sync-core::worker::plain", "stands in src/actions/tests.rs"),
-            ("tests/killed::whole", "stands in tests/one_pod.rs"),
+            ("pod-sync-core::worker::plain", "is in src/actions/tests.rs"),
+            ("tests/killed::whole", "is in tests/one_pod.rs"),
             ("nobody::plain", "no package nobody"),
-            ("plain", "is not package::module::test"),
+            ("plain", "does not have the form package::module::test"),
         ] {
             let found = messages(&format!("- **L1** a\n  - *same*\n  - Tests: `{name}`"), &[]);
             assert!(found.len() == 1 && found[0].contains(part), "{name}: {found:?}");
@@ -353,18 +343,18 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_claims_without_a_test_or_a_reason_is_found() {
+    fn a_row_without_a_state_a_test_or_a_reason_is_found() {
         for (row, part) in [
             ("- **L1** a\n  - *same*", "needs a test"),
             ("- **L1** a\n  - *same*\n  - No test: because", "needs a test"),
             ("- **L1** a\n  - *different*: is better so", "needs a test"),
-            ("- **L1** a\n  - *different*\n  - Tests: `pod-sync-core::plain`", "needs its reason"),
-            ("- **L1** a\n  - *not yet*", "needs its reason"),
-            ("- **L1** a\n  - *later*", "names in brackets"),
-            ("- **L1** a\n  - *later (some day)*", "names in brackets"),
-            ("- **L1** a\n  - *perhaps* it is so", "a row says one of"),
+            ("- **L1** a\n  - *different*\n  - Tests: `pod-sync-core::plain`", "needs a reason"),
+            ("- **L1** a\n  - *not yet*", "needs a reason"),
+            ("- **L1** a\n  - *later*", "needs in parentheses"),
+            ("- **L1** a\n  - *later (some day)*", "needs in parentheses"),
+            ("- **L1** a\n  - *perhaps* it is so", "the state of a row is one of"),
             ("- **L1**\n  - *same*\n  - Tests: `pod-sync-core::plain`", "no behaviour"),
-            ("- **L1** a", "a row says one of"),
+            ("- **L1** a", "the state of a row is one of"),
         ] {
             let found = messages(row, &[]);
             assert!(found.len() == 1 && found[0].contains(part), "{row}: {found:?}");
@@ -373,12 +363,12 @@ mod tests {
 
     #[test]
     fn a_section_without_a_row_is_found() {
-        assert_eq!(messages("", &["L1"]), ["no row is about section L1"]);
+        assert_eq!(messages("", &["L1"]), ["section L1 has no row"]);
         assert_eq!(messages("- **L10** a\n  - *not yet*: it will be built", &["L1"]).len(), 1);
     }
 
     #[test]
-    fn other_lists_are_no_rows() {
+    fn lists_without_bold_sections_are_not_rows() {
         let text = "- *same*: as it is\n- other\n  - *same*\n\n- **L1** x\n  y\n  - *same*\n\n  z\n";
         let rows = rows(text);
         assert_eq!(rows.len(), 1);
@@ -387,12 +377,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_to_no_anchor_is_found() {
+    fn a_reference_to_a_missing_anchor_of_the_ledger_is_found() {
         let titles = anchors("# Title\n## Pod actions (§9)\n<a id=\"by-hand\"></a>\n#no heading");
         assert_eq!(titles, ["by-hand", "pod-actions-9", "title"].map(str::to_owned).into());
         let target = Path::new("docs/parity/x.md");
         let text = format!("// see {0}#title\n// and `{0}#gone`, {0}#by-hand.", target.display());
-        let found = dangling(Path::new("x.rs"), &text, target, &titles);
+        let found = dangling_references(Path::new("x.rs"), &text, target, &titles);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].line, found[0].message.contains("\"gone\"")), (2, true));
     }

@@ -1,4 +1,4 @@
-//! The cores decide and do nothing else: no runtime, no clock, no chance, no files (house style).
+//! Core crates are pure: no async runtime, no clock, no random numbers, no files or network (docs/architecture.md §9).
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::Finding;
 use super::graph::{Graph, dependency_finding};
 use super::source::{Source, sources};
 
-/// Crates that do input and output, read clocks, or roll dice.
+/// The crates that do I/O, read clocks or generate random numbers.
 const FORBIDDEN_CRATES: [&str; 38] = [
     "async-std",
     "axum",
@@ -48,8 +48,8 @@ const FORBIDDEN_CRATES: [&str; 38] = [
     "tower",
 ];
 
-/// Paths of the standard library and of time crates that reach outside. Addresses of `std::net` are values
-/// and may be used; its sockets and lookups may not.
+/// The paths of the standard library and of time crates that do I/O or read clocks. Of `std::net`, address types are allowed;
+/// sockets and lookups are not.
 const FORBIDDEN_PATHS: [&str; 13] = [
     "SystemTime::now",
     "Instant::now",
@@ -66,14 +66,17 @@ const FORBIDDEN_PATHS: [&str; 13] = [
     "to_socket_addrs",
 ];
 
-/// Checks the core of each service and the pure crates that they share.
+/// Checks the core crate of each service and the shared pure crates.
+///
+/// # Errors
+/// A source cannot be read.
 pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (package, folder) in graph.packages_in(root, is_pure) {
-        let rule = format!("{} must stay pure", package.name);
-        for (needed, way) in graph.closure(package) {
-            if FORBIDDEN_CRATES.contains(&needed.name.as_str()) {
-                findings.push(dependency_finding(root, package, &way, &rule));
+        let rule = format!("{} must be pure", package.name);
+        for (dependency, path) in graph.transitive_dependencies(package) {
+            if FORBIDDEN_CRATES.contains(&dependency.name.as_str()) {
+                findings.push(dependency_finding(root, package, &path, &rule));
             }
         }
         for source in sources(root, &folder.join("src"))? {
@@ -83,6 +86,7 @@ pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// Whether the crate in `folder` must be pure.
 fn is_pure(folder: &Path) -> bool {
     let core = folder.starts_with("services") && folder.ends_with("core");
     core || ["shared/kube-model", "shared/desired-set", "shared/mountinfo", "shared/yaml"]
@@ -90,17 +94,18 @@ fn is_pure(folder: &Path) -> bool {
         .contains(&folder)
 }
 
+/// A finding for each use of a forbidden path.
 fn impure_lines(source: &Source) -> Vec<Finding> {
-    let finding = |offset: usize, what: &str| Finding {
+    let finding = |offset: usize, path: &str| Finding {
         file: source.file.clone(),
         line: source.line(offset),
-        message: format!("{what} in a pure crate; take it as an argument"),
+        message: format!("{path} in a pure crate; take the value as an argument"),
     };
     let mut findings = Vec::new();
     for path in FORBIDDEN_PATHS {
         findings.extend(source.find(path).into_iter().map(|offset| finding(offset, path)));
     }
-    // `use std::{fs, collections::BTreeMap}` names the module without the path.
+    // `use std::{fs, collections::BTreeMap}` does not contain the text `std::fs`.
     for start in source.find("std::{") {
         let inside = group(&source.code[start + "std::{".len()..]);
         let names =
@@ -115,7 +120,7 @@ fn impure_lines(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Up to the brace that closes a group whose opening brace is just before `text`.
+/// The content of a group in braces. `text` begins after the opening brace.
 fn group(text: &str) -> &str {
     let mut depth = 1_usize;
     for (at, c) in text.char_indices() {
@@ -135,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_core_that_needs_tokio_by_a_detour_is_found() {
+    fn an_indirect_dependency_of_a_core_on_tokio_is_found() {
         let graph = graph(&[
             ("x-core", "/w/services/x/core", &["helper"], &["proptest"]),
             ("helper", "/r/helper", &["tokio"], &[]),
@@ -151,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn clocks_and_files_are_found_with_their_lines() {
+    fn uses_of_clocks_and_files_are_found_with_their_lines() {
         let text = "use std::collections::BTreeMap;\n\nfn now() { std::time::Instant::now(); }\nuse std::{\n    fs::File,\n    fmt,\n};\n// std::env\n#[cfg(test)]\nmod tests { use std::fs; }\n";
         let source = Source::new(Path::new("core/src/lib.rs"), text);
         let lines: Vec<String> = impure_lines(&source).iter().map(Finding::to_string).collect();
         assert_eq!(
             lines,
             [
-                "core/src/lib.rs:3: Instant::now in a pure crate; take it as an argument",
-                "core/src/lib.rs:4: std::fs in a pure crate; take it as an argument",
+                "core/src/lib.rs:3: Instant::now in a pure crate; take the value as an argument",
+                "core/src/lib.rs:4: std::fs in a pure crate; take the value as an argument",
             ]
         );
     }

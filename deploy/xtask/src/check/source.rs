@@ -1,38 +1,37 @@
-//! Reading Rust sources as far as the checks need it: without comments, strings and test code.
+//! Rust sources as the checks search them: without comments, string contents and, if wanted, test code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// A source file with comments, literals and `#[cfg(test)]` items blanked; lines keep their numbers.
+/// A source file in which comments, literals and `#[cfg(test)]` items are replaced by blanks. Lines and offsets do not change.
 #[derive(Debug)]
 pub struct Source {
-    /// Relative to the workspace.
+    /// The path, relative to the workspace.
     pub file: PathBuf,
-    /// The code that is left.
+    /// The remaining code.
     pub code: String,
 }
 
 impl Source {
-    /// Wraps `text` as if it had been read from `file`.
+    /// The source with the content `text` and the path `file`.
     pub fn new(file: &Path, text: &str) -> Self {
         let code = blank_test_items(&blank_literals(text));
         Self { file: file.to_owned(), code }
     }
 
-    /// Wraps `text` with its test code, without comments and the insides of literals.
+    /// Like [`Self::new`], but test code is kept.
     pub fn with_tests(file: &Path, text: &str) -> Self {
         Self { file: file.to_owned(), code: blank_literals(text) }
     }
 
-    /// The line of a byte offset, from 1.
+    /// The line of a byte offset, counted from 1.
     pub fn line(&self, offset: usize) -> usize {
         self.code.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
     }
 
-    /// Where `path` (such as `std::fs` or `Server::builder`) stands as a path of its own, not as a part
-    /// of a longer name.
+    /// The offsets at which the code has `path` (such as `std::fs` or `Server::builder`), but not as a part of a longer name.
     pub fn find(&self, path: &str) -> Vec<usize> {
         let is_name = |c: char| c.is_alphanumeric() || c == '_';
         let found = self.code.match_indices(path).map(|(at, _)| at);
@@ -46,14 +45,31 @@ impl Source {
             .collect()
     }
 
-    /// The text between the first parenthesis at or after `offset` and the one that closes it.
-    pub fn bracket(&self, offset: usize) -> &str {
+    /// The functions that are marked as tests: line and name.
+    pub fn test_functions(&self) -> Vec<(usize, String)> {
+        let mut tests = Vec::new();
+        let mut is_marked = false;
+        for (index, line) in self.code.lines().map(str::trim_start).enumerate() {
+            is_marked |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let Some(rest) = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ") else {
+                continue;
+            };
+            if std::mem::take(&mut is_marked) {
+                let is_name = |c: char| c.is_alphanumeric() || c == '_';
+                tests.push((index + 1, rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned()));
+            }
+        }
+        tests
+    }
+
+    /// The text inside the first pair of parentheses that opens at or after `offset`.
+    pub fn parentheses(&self, offset: usize) -> &str {
         let Some(open) = self.code[offset..].find('(').map(|at| offset + at) else { return "" };
         &self.code[open + 1..matching(&self.code, open).unwrap_or(self.code.len())]
     }
 }
 
-/// Where the bracket that opens at `open` is closed: a parenthesis or a brace.
+/// The offset of the parenthesis or brace that closes the one at `open`.
 pub fn matching(code: &str, open: usize) -> Option<usize> {
     let (opening, closing) = if code[open..].starts_with('(') { ('(', ')') } else { ('{', '}') };
     let mut depth = 0_usize;
@@ -70,7 +86,7 @@ pub fn matching(code: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// Every `.rs` file below `root`/`folder`; none when there is no such folder.
+/// Every `.rs` file below `root`/`folder`; none if the folder does not exist.
 pub fn sources(root: &Path, folder: &Path) -> anyhow::Result<Vec<Source>> {
     let mut open = vec![root.join(folder)];
     let mut found = Vec::new();
@@ -90,7 +106,7 @@ pub fn sources(root: &Path, folder: &Path) -> anyhow::Result<Vec<Source>> {
     Ok(found)
 }
 
-/// Replaces comments and the insides of literals by blanks.
+/// Replaces comments and literals by blanks.
 fn blank_literals(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -107,7 +123,7 @@ fn blank_literals(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// The length of the comment or literal at `at`, or 1.
+/// The length in bytes of the comment or literal at `at`, or 1 if there is none.
 fn token_length(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let starts_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
@@ -151,7 +167,7 @@ fn string_length(rest: &[u8]) -> usize {
 fn raw_string_length(rest: &[u8], prefix: usize) -> usize {
     let hashes = rest[prefix..].iter().take_while(|byte| **byte == b'#').count();
     if rest.get(prefix + hashes) != Some(&b'"') {
-        // `r#name` is no string.
+        // `r#name` is an identifier.
         return 1;
     }
     let mut end = vec![b'"'];
@@ -163,20 +179,20 @@ fn raw_string_length(rest: &[u8], prefix: usize) -> usize {
         .map_or(rest.len(), |at| body + at + end.len())
 }
 
-/// A character literal, or 1 for a lifetime.
+/// The length in bytes of a character literal, or 1 for a lifetime.
 fn char_length(rest: &[u8]) -> usize {
     match rest {
         [_, b'\\', ..] => rest.iter().skip(3).position(|byte| *byte == b'\'').map_or(1, |at| at + 4),
         _ => {
             let close = rest.iter().skip(1).take(5).position(|byte| *byte == b'\'');
-            // Between the quotes is one character, of at most four bytes.
+            // A character literal has exactly one character between the quotes, with at most four bytes.
             let one = |at: usize| std::str::from_utf8(&rest[1..=at]).is_ok_and(|s| s.chars().count() == 1);
             close.filter(|at| one(*at)).map_or(1, |at| at + 2)
         }
     }
 }
 
-/// Blanks each item behind `#[cfg(test)]`: up to its closing brace, or its semicolon.
+/// Replaces each item with `#[cfg(test)]` by blanks, up to its closing brace or its semicolon.
 fn blank_test_items(code: &str) -> String {
     const MARK: &str = "#[cfg(test)]";
     let mut out = code.as_bytes().to_vec();
@@ -213,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_literals_are_blank_and_lines_stay() {
+    fn comments_and_literals_become_blanks_and_lines_keep_their_numbers() {
         let text = "a // std::fs\nb /* x /* y */ std::net */ c\nd(\"std::env \\\" x\", r#\"std::fs\"#, '\"', b\"x\") e";
         let code = code(text);
         assert!(!code.contains("std"), "{code}");
@@ -224,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lifetime_starts_no_character() {
+    fn a_lifetime_is_not_the_start_of_a_character_literal() {
         let code = code("fn f<'a>(x: &'a str, c: char) { if c == '\\'' || c == 'ä' { g() } }");
         assert!(code.contains("&'a str") && code.contains("g()"), "{code}");
     }
 
     #[test]
-    fn test_items_are_blank_and_what_follows_is_not() {
+    fn test_items_become_blanks_and_code_after_them_is_kept() {
         let code = code(
             "use a;\n#[cfg(test)]\nmod tests { fn f() { std::fs::x() } }\nfn g() {}\n#[cfg(test)]\nuse std::fs;\nfn h() {}",
         );
@@ -239,15 +255,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_found_whole() {
+    fn a_path_is_not_found_in_longer_names() {
         let source = Source::new(Path::new("x.rs"), "use std::fs;\nstd::fsx;\nmystd::fs;\nstd::fs::read()");
         let lines: Vec<usize> = source.find("std::fs").into_iter().map(|at| source.line(at)).collect();
         assert_eq!(lines, [1, 4]);
     }
 
     #[test]
-    fn a_bracket_is_read_to_its_end() {
+    fn nested_parentheses_belong_to_the_text_inside() {
         let source = Source::new(Path::new("x.rs"), "x.peer( f(1), g() ).y()");
-        assert_eq!(source.bracket(1).trim(), "f(1), g()");
+        assert_eq!(source.parentheses(1).trim(), "f(1), g()");
     }
 }

@@ -1,14 +1,15 @@
-//! One stack below every server and above every client: nobody else builds one (architecture §3).
+//! Only shared/service-kit builds gRPC servers and channels, so that all have the same limits, checks and traces
+//! (architecture §3).
 
 use std::path::Path;
 
 use super::Finding;
 use super::source::{Source, sources};
 
-/// Where sources are looked at.
+/// The folders that are checked.
 const FOLDERS: [&str; 3] = ["services", "shared", "proto/src"];
 
-/// The stack itself, the world outside the agent, and tests.
+/// Whether `file` may build transports: service-kit itself, the etcd client, the test kit and tests.
 fn is_exempt(file: &Path) -> bool {
     file.starts_with("shared/service-kit")
         || file.starts_with("shared/etcd")
@@ -16,7 +17,7 @@ fn is_exempt(file: &Path) -> bool {
         || file.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches")
 }
 
-/// What makes a bare server or channel.
+/// The paths that build a server or a channel.
 const FORBIDDEN_PATHS: [&str; 9] = [
     "transport::Server",
     "Server::builder",
@@ -29,7 +30,10 @@ const FORBIDDEN_PATHS: [&str; 9] = [
     "Channel::builder",
 ];
 
-/// Checks all sources but the exempt ones.
+/// Checks all sources that are not exempt.
+///
+/// # Errors
+/// A source cannot be read.
 pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for folder in FOLDERS {
@@ -42,16 +46,17 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// A finding for each place that builds a server or a channel.
 fn bare_transports(source: &Source) -> Vec<Finding> {
     let paths = FORBIDDEN_PATHS.iter().flat_map(|path| source.find(path).into_iter().map(|at| (at, *path)));
-    // A generated client's own `connect` makes a bare channel, too.
+    // The `connect` of a generated client builds a channel, too.
     let connects = source.code.match_indices("Client::connect(").map(|(at, _)| (at, "Client::connect"));
     paths
         .chain(connects)
         .map(|(offset, path)| Finding {
             file: source.file.clone(),
             line: source.line(offset),
-            message: format!("{path} outside shared/service-kit; use its server or peer"),
+            message: format!("{path} outside shared/service-kit; use the server or the peer of that crate"),
         })
         .collect()
 }
@@ -61,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bare_servers_and_channels_are_found() {
+    fn code_that_builds_servers_or_channels_is_found() {
         let text = "use tonic::transport::{Channel, Server};\nlet s = Server::builder();\nlet c = Channel::from_static(x);\nlet d = RuntimeServiceClient::connect(x);\nlet e = tonic::transport::Endpoint::try_from(x);";
         let source = Source::new(Path::new("services/x/src/lib.rs"), text);
         let mut lines: Vec<usize> = bare_transports(&source).iter().map(|finding| finding.line).collect();
@@ -71,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_is_only_named_is_none() {
+    fn a_channel_in_a_type_or_a_comment_is_allowed() {
         let text = "struct X { client: RuntimeServiceClient<Channel> }\n// Server::builder()\n";
         assert_eq!(bare_transports(&Source::new(Path::new("x.rs"), text)), []);
     }
 
     #[test]
-    fn the_stack_and_tests_are_exempt() {
+    fn service_kit_and_tests_are_exempt() {
         assert!(is_exempt(Path::new("shared/service-kit/src/server.rs")));
         assert!(is_exempt(Path::new("services/pod-sync/tests/unix.rs")));
         assert!(!is_exempt(Path::new("services/pod-sync/src/tester.rs")));

@@ -1,4 +1,4 @@
-//! The manual page of init, of what `--help` says: the table of flags that reads its command line.
+//! Generates the manual page of keelson-init from its `--help`, which lists every flag that it accepts.
 
 use std::fmt::Write as _;
 
@@ -6,26 +6,27 @@ use anyhow::Context as _;
 
 const NAME: &str = "keelson-init";
 
-const BEHIND_THE_FLAGS: &str = "\
+/// The sections after the flags.
+const AFTER_FLAGS: &str = "\
 .SH EXIT STATUS
 .TP
 0
-told to end, or what was asked for is done
+it was stopped by a signal, or the requested output was printed
 .TP
 64
-the command line is wrong
+the command line is invalid
 .TP
 70
-a fault of the agent
+an internal error of the agent
 .TP
 78
-the configuration is refused, with everything that is wrong in it
+the configuration is invalid; all errors in it are printed
 .PP
-Under the name kubelet these are 0 and 1.
+Under the name kubelet, the exit status is 0 on success and 1 on any error.
 .SH FILES
 .TP
 /etc/keelson/kubelet.yaml, /etc/keelson/keelson.yaml
-the files of \\-\\-config and \\-\\-keelson\\-config that the units name
+the files of \\-\\-config and \\-\\-keelson\\-config in the packaged units
 .TP
 /run/keelson/config.json
 the resolved configuration, which every service reads
@@ -33,33 +34,38 @@ the resolved configuration, which every service reads
 .BR keelson (1)
 ";
 
-/// The page in man(7), from the help of the program.
+/// Returns the manual page in the format of man(7). `help` is the output of `keelson-init --help`.
 ///
 /// # Errors
-/// The help has another form.
+/// The help does not have the expected sections.
 pub(super) fn page(help: &str, version: &str) -> anyhow::Result<String> {
-    let (head, flags) = help.split_once("\nFlags:\n").context("the help of keelson-init has no flags")?;
-    let (about, _) = head.split_once("\n\nUsage:\n").context("the help of keelson-init has no usage")?;
+    let (head, flags) =
+        help.split_once("\nFlags:\n").context("`keelson-init --help` prints no section \"Flags:\"")?;
+    let (about, _) =
+        head.split_once("\n\nUsage:\n").context("`keelson-init --help` prints no section \"Usage:\"")?;
     let mut page = format!(
         ".TH {} 8 \"\" \"keelson {}\" \"Keelson\"\n.ad l\n.SH NAME\n{name}, kubelet \\- keeps the services of a Keelson node agent \
          running\n.SH SYNOPSIS\n\\fB{name}\\fR [flags]\n.br\n\\fBkubelet\\fR [flags]\n.SH DESCRIPTION\n{}\n.PP\nkubelet is another \
-         name of the same program, with a kubelet's flags, files and exit codes.\n.SH OPTIONS\n",
+         name of the same program, with the flags, files and exit codes of a kubelet.\n.SH OPTIONS\n",
         NAME.to_uppercase(),
         escaped(version),
         escaped(about),
         name = escaped(NAME),
     );
     for line in flags.lines() {
-        // Blanks fill the column of the flags, three at least.
-        let (flag, text) = line.trim_start().split_once("   ").with_context(|| format!("no flag: {line}"))?;
-        let _ = write!(page, ".TP\n{}\n{}\n", bold(flag), escaped(text.trim_start()));
+        // At least three blanks separate a flag from its description.
+        let (flag, text) = line
+            .trim_start()
+            .split_once("   ")
+            .with_context(|| format!("a line of `keelson-init --help` is not a flag: {line}"))?;
+        let _ = write!(page, ".TP\n{}\n{}\n", format_flag(flag), escaped(text.trim_start()));
     }
-    page.push_str(BEHIND_THE_FLAGS);
+    page.push_str(AFTER_FLAGS);
     Ok(page)
 }
 
-/// A flag as `--help` shows it, its names in bold and the kind of its value in italics.
-fn bold(flag: &str) -> String {
+/// Formats a flag of `--help`: its names in bold, the type of its value in italics.
+fn format_flag(flag: &str) -> String {
     let word = |word: &str| {
         let (name, more) = word.split_at(word.find(['[', ',']).unwrap_or(word.len()));
         if name.starts_with('-') {
@@ -71,7 +77,7 @@ fn bold(flag: &str) -> String {
     flag.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Text that roff takes as it is (groff_char(7)), the first character of a line included.
+/// Escapes text so that roff prints it unchanged (groff_char(7)), also where a line begins with a full stop.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     let line = |line: &str| if line.starts_with('.') { format!("\\&{line}") } else { line.to_owned() };
@@ -96,7 +102,7 @@ Flags:
 ";
 
     #[test]
-    fn every_flag_of_the_help_is_an_option_of_the_page() {
+    fn the_manual_page_has_every_flag_of_the_help() {
         let page = page(HELP, "1.2.3~test").unwrap();
         assert!(page.starts_with(".TH KEELSON-INIT 8 \"\" \"keelson 1.2.3~test\" \"Keelson\"\n.ad l\n.SH NAME\nkeelson\\-init, kubelet \\- "));
         assert!(page.contains(
@@ -113,7 +119,7 @@ Flags:
     }
 
     #[test]
-    fn a_help_of_another_form_makes_no_page() {
+    fn a_help_without_the_expected_sections_is_an_error() {
         for help in ["", "about\n\nUsage:\n  x\n", "about\n\nUsage:\n  x\n\nFlags:\n  --no-text\n"] {
             assert!(page(help, "1").is_err(), "{help}");
         }

@@ -4,85 +4,91 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-use super::said;
-use crate::{ask_cargo, workspace};
+use super::stdout_of;
+use crate::{cargo_stdout, workspace};
 
-/// What cargo and git tell.
+/// The facts from cargo and git on which version, time and licence of a package are based.
 pub(super) struct Facts {
     /// The version of the workspace.
     workspace: String,
-    /// The licence of the workspace, an SPDX name.
+    /// The licence of the workspace, an SPDX identifier.
     pub(super) license: String,
-    /// None where this is no checkout.
+    /// `None` outside a git checkout.
     commit: Option<Commit>,
 }
 
-/// A commit as far as a version tells it.
+/// The facts about HEAD that a version contains.
 #[derive(Debug)]
 struct Commit {
-    /// The newest tag `v…` that it has, without the `v`.
+    /// The newest tag `v…` among its ancestors and itself, without the `v`.
     tag: Option<String>,
-    /// How many commits it has after that, or at all where there is no tag.
+    /// The number of commits since that tag, or of all commits without a tag.
     count: u64,
-    /// Its short name.
-    name: String,
-    /// When it was made, in seconds since 1970.
+    /// The abbreviated hash.
+    hash: String,
+    /// The commit time, in seconds since 1970.
     time: u64,
-    /// Whether files differ from it.
+    /// Whether tracked files differ from the commit.
     changed: bool,
 }
 
 impl Facts {
-    pub(super) fn ask() -> anyhow::Result<Self> {
-        let metadata = ask_cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
+    /// Reads the facts from cargo and git.
+    pub(super) fn read() -> anyhow::Result<Self> {
+        let metadata = cargo_stdout(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
         let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
-        let packages = metadata["packages"].as_array().context("cargo names no packages")?;
+        let packages = metadata["packages"].as_array().context("`cargo metadata` prints no packages")?;
         let command = packages.iter().find(|package| package["name"] == "keelson-cli");
-        let command = command.context("there is no keelson-cli")?;
+        let command = command.context("`cargo metadata` prints no package keelson-cli")?;
         let text = |field: &str| {
             command[field].as_str().map(str::to_owned).with_context(|| format!("keelson-cli has no {field}"))
         };
-        Ok(Self { workspace: text("version")?, license: text("license")?, commit: Commit::ask()? })
+        Ok(Self { workspace: text("version")?, license: text("license")?, commit: Commit::read()? })
     }
 
-    /// The version of the workspace; with a commit that is no tag of it also which one, so that later ones are higher.
+    /// Returns the version of the workspace. Unless HEAD is that version's tag, a suffix with the number of commits makes later
+    /// commits sort higher.
     ///
     /// `0.1.0~git12.abc` comes before `0.1.0`, which comes before `0.1.0+git3.abc` (deb-version(7)).
     pub(super) fn version(&self) -> String {
         let (workspace, Some(commit)) = (&self.workspace, &self.commit) else {
             return self.workspace.clone();
         };
-        let is_after = commit.tag.as_ref() == Some(workspace);
+        let is_released = commit.tag.as_ref() == Some(workspace);
         let changed = if commit.changed { ".changed" } else { "" };
-        match (is_after, commit.count) {
+        match (is_released, commit.count) {
             (true, 0) if !commit.changed => workspace.clone(),
-            (true, count) => format!("{workspace}+git{count}.{}{changed}", commit.name),
-            (false, count) => format!("{workspace}~git{count}.{}{changed}", commit.name),
+            (true, count) => format!("{workspace}+git{count}.{}{changed}", commit.hash),
+            (false, count) => format!("{workspace}~git{count}.{}{changed}", commit.hash),
         }
     }
 
-    /// `SOURCE_DATE_EPOCH`, or when the commit was made.
+    /// Returns `SOURCE_DATE_EPOCH` if it is set, else the commit time; in seconds since 1970.
     pub(super) fn epoch(&self) -> anyhow::Result<u64> {
         if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
-            return epoch.parse().context("SOURCE_DATE_EPOCH is no number of seconds");
+            return epoch.parse().context("SOURCE_DATE_EPOCH must be a number of seconds since 1970");
         }
         let commit = self.commit.as_ref();
-        commit.map(|commit| commit.time).context("this is no git checkout; set SOURCE_DATE_EPOCH")
+        commit
+            .map(|commit| commit.time)
+            .context("this is not a git checkout, so the time of the files is unknown; set SOURCE_DATE_EPOCH")
     }
 }
 
 impl Commit {
-    fn ask() -> anyhow::Result<Option<Self>> {
+    /// Reads the facts about HEAD; `None` outside a git checkout.
+    fn read() -> anyhow::Result<Option<Self>> {
         if !workspace().join(".git").exists() {
             return Ok(None);
         }
         let tag = git(&["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]).ok();
         let range = tag.as_ref().map_or_else(|| "HEAD".to_owned(), |tag| format!("{tag}..HEAD"));
-        let number = |text: String| text.parse().context("git printed no number");
+        let number =
+            |text: String| text.parse().with_context(|| format!("git printed {text:?} instead of a number"));
         Ok(Some(Self {
             tag: tag.map(|tag| tag.trim_start_matches('v').to_owned()),
             count: number(git(&["rev-list", "--count", &range])?)?,
-            name: git(&["rev-parse", "--short=12", "HEAD"])?,
+            hash: git(&["rev-parse", "--short=12", "HEAD"])?,
             time: number(git(&["log", "-1", "--format=%ct"])?)?,
             changed: !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty(),
         }))
@@ -90,16 +96,19 @@ impl Commit {
 }
 
 fn git(arguments: &[&str]) -> anyhow::Result<String> {
-    said(Command::new("git").arg("-C").arg(workspace()).args(arguments))
+    stdout_of(Command::new("git").arg("-C").arg(workspace()).args(arguments))
 }
 
-/// Fails for what dpkg takes for no version (deb-version(7)), or what would not stand in a file's name.
-pub(super) fn check(version: &str) -> anyhow::Result<()> {
-    let begins = version.starts_with(|first: char| first.is_ascii_digit());
-    let allowed = |letter: char| letter.is_ascii_alphanumeric() || ".+~-".contains(letter);
+/// Checks that `version` is valid for dpkg (deb-version(7)) and can be part of a file name.
+///
+/// # Errors
+/// It is not.
+pub(super) fn validate(version: &str) -> anyhow::Result<()> {
+    let starts_with_digit = version.starts_with(|first: char| first.is_ascii_digit());
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || ".+~-".contains(c);
     ensure!(
-        begins && version.chars().all(allowed),
-        "{version:?} is no version: it begins with a digit and has letters, digits and . + ~ - only"
+        starts_with_digit && version.chars().all(is_allowed),
+        "{version:?} is not a valid version: it must begin with a digit and may contain only letters, digits, and . + ~ -"
     );
     Ok(())
 }
@@ -110,12 +119,12 @@ mod tests {
 
     fn version(tag: Option<&str>, count: u64, changed: bool) -> String {
         let tag = tag.map(str::to_owned);
-        let commit = Some(Commit { tag, count, name: "abc".into(), time: 7, changed });
+        let commit = Some(Commit { tag, count, hash: "abc".into(), time: 7, changed });
         Facts { workspace: "0.2.0".into(), license: "Apache-2.0".into(), commit }.version()
     }
 
     #[test]
-    fn versions_rise_with_the_commits() {
+    fn later_commits_have_higher_versions() {
         let rising = [
             version(None, 9, false),
             version(None, 10, false),
@@ -129,19 +138,19 @@ mod tests {
         assert_eq!(rising[5], "0.2.0+git10.abc");
         for pair in rising.windows(2) {
             let [low, high] = pair else { panic!("two") };
-            check(high).unwrap();
+            validate(high).unwrap();
             let compared =
                 Command::new("dpkg").args(["--compare-versions", low, "lt", high]).status().unwrap();
             assert!(compared.success(), "{low} is not lower than {high}");
         }
-        // A tag of an earlier release says nothing of this one.
+        // The tag of an earlier release does not make this version a released one.
         assert_eq!(version(Some("0.1.0"), 3, false), "0.2.0~git3.abc");
     }
 
     #[test]
-    fn a_path_is_no_version() {
+    fn a_version_with_other_characters_is_an_error() {
         for wrong in ["", "v1", "1/2", "1:2", "1 2"] {
-            check(wrong).unwrap_err();
+            validate(wrong).unwrap_err();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask quickstart`: from a clean machine to running pods.
 
-pub mod places;
+pub mod layout;
 mod pods;
 pub mod record;
 
@@ -16,28 +16,31 @@ use keelson_testkit::process::ProcessId;
 use keelson_testkit::{AgentSpec, Options, PrivateContainerd, copy_binaries, detach, mounts_below};
 
 use crate::progress::Step;
-use crate::{ask_cargo, cargo, packages, require_root, run_command};
-use places::{CGROUP_ROOT, NETWORK_ID, SHARED_FOLDERS};
+use crate::{cargo, cargo_stdout, packages, require_root, run_command};
+use layout::{CGROUP_ROOT, NETWORK_ID, SHARED_FOLDERS};
 use record::Record;
 
 /// The build profile of the quickstart's binaries: not optimised, so that the first build is short.
 const PROFILE: &str = "quick";
 
-/// Installs, builds, starts, waits and tells; does nothing when all is up.
+/// Installs missing packages, builds and starts the agent, waits for the example pods and prints a summary. If the quickstart
+/// is running already, only prints the summary.
 pub fn run() -> anyhow::Result<()> {
     require_root("quickstart")?;
-    if let Some(record) = Record::load(&places::record_file()) {
+    if let Some(record) = Record::load(&layout::record_file()) {
         match state_of(&record) {
             State::Up => {
-                println!("All is up already.\n");
-                return tell(&spec_of(&record));
+                println!("The quickstart is already running.\n");
+                return print_summary(&spec_of(&record));
             }
-            State::AgentGone => {
-                eprintln!("The agent of an earlier quickstart is gone, its pods are not; starting it again.");
-                return tell(&start_agent(record)?);
+            State::AgentStopped => {
+                eprintln!(
+                    "The agent of an earlier quickstart has ended, its pods have not; starting it again."
+                );
+                return print_summary(&start_agent(record)?);
             }
-            State::NotWhole(problem) => {
-                eprintln!("An earlier quickstart is not whole ({problem}); removing what is left of it.");
+            State::Incomplete(why) => {
+                eprintln!("An earlier quickstart is incomplete ({why}); removing what is left of it.");
             }
         }
     }
@@ -47,58 +50,65 @@ pub fn run() -> anyhow::Result<()> {
     let built = build(PROFILE)?;
     let started = start(&built);
     if started.is_err() {
-        eprintln!("What was started goes on, so that you can look at it; `cargo xtask down` removes it.");
+        eprintln!(
+            "The processes that were started keep running, so that you can inspect them; `cargo xtask down` removes them."
+        );
     }
-    tell(&started?)
+    print_summary(&started?)
 }
 
-/// What there is of a recorded quickstart.
+/// The state of a recorded quickstart.
 enum State {
     Up,
-    /// The runtime and what the agent is started from are there.
-    AgentGone,
-    NotWhole(String),
+    /// The agent has ended, but the runtime runs, and the agent's binaries and manifests exist.
+    AgentStopped,
+    /// Another part is missing; the text says which.
+    Incomplete(String),
 }
 
 fn state_of(record: &Record) -> State {
     let alive = |process: Option<ProcessId>| process.is_some_and(ProcessId::is_alive);
     if !alive(record.containerd) {
-        return State::NotWhole("its containerd is gone".to_owned());
+        return State::Incomplete("its containerd has ended".to_owned());
     }
     let spec = spec_of(record);
     if !alive(record.init) {
-        // Without an entry for init, the start never came to the agent.
-        let begun = record.init.is_some() && spec.bin_dir.is_dir() && spec.manifest_dir.is_dir();
-        return if begun { State::AgentGone } else { State::NotWhole("its agent never ran".to_owned()) };
+        // Without an entry for init, the quickstart failed before it started the agent.
+        let has_run = record.init.is_some() && spec.bin_dir.is_dir() && spec.manifest_dir.is_dir();
+        return if has_run {
+            State::AgentStopped
+        } else {
+            State::Incomplete("its agent never ran".to_owned())
+        };
     }
     match pods::list(&spec) {
         Ok(_) => State::Up,
-        Err(error) => State::NotWhole(format!("its agent does not answer: {error:#}")),
+        Err(error) => State::Incomplete(format!("its agent does not answer: {error:#}")),
     }
 }
 
 fn spec_of(record: &Record) -> AgentSpec {
-    let socket = places::containerd_dir().join("c.sock");
+    let socket = layout::containerd_dir().join("c.sock");
     let endpoint = format!("unix://{}", socket.display());
-    places::agent_spec(endpoint, record.port, record.healthz_port)
+    layout::agent_spec(endpoint, record.port, record.healthz_port)
 }
 
-/// Another agent with our run folder would lose its sockets.
+/// Fails if another agent uses the default run folder: the quickstart would replace its sockets.
 fn refuse_other_agents() -> anyhow::Result<()> {
     let run_dir = Paths::default().run_dir;
-    let used = |service: &ServiceName| {
+    let answers = |service: &ServiceName| {
         std::os::unix::net::UnixStream::connect(Paths::socket_below(&run_dir, *service)).is_ok()
     };
-    if let Some(service) = ServiceName::ALL.iter().find(|service| used(service)) {
+    if let Some(service) = ServiceName::ALL.iter().find(|service| answers(service)) {
         bail!(
-            "an agent that quickstart has not started answers in {} ({service}); stop it first",
+            "another agent uses {} (its {service} answers there); stop that agent first",
             run_dir.display()
         );
     }
     Ok(())
 }
 
-/// Builds the binaries with a profile of Cargo.toml and returns their folder. Cargo shows its own progress.
+/// Builds the binaries with a profile of Cargo.toml and returns their folder. Cargo prints its own progress.
 ///
 /// # Errors
 /// The build fails.
@@ -110,7 +120,7 @@ pub fn build(profile: &str) -> anyhow::Result<PathBuf> {
         command.args(["--package", service.binary()]);
     }
     run_command(&mut command)?;
-    let metadata = ask_cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
+    let metadata = cargo_stdout(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
     Ok(Path::new(target).join(profile))
@@ -122,7 +132,7 @@ fn start(built: &Path) -> anyhow::Result<AgentSpec> {
     let (port, healthz_port) = (free_port(10250)?, free_port(10248)?);
     let mut record = Record { init: None, containerd: None, port, healthz_port, made };
     make_home()?;
-    record.store(&places::record_file())?;
+    record.store(&layout::record_file())?;
 
     let step = Step::start("Starting a private containerd");
     let options = Options {
@@ -131,54 +141,54 @@ fn start(built: &Path) -> anyhow::Result<AgentSpec> {
         detached: true,
         ..Options::default()
     };
-    let mut containerd = PrivateContainerd::launch(&places::containerd_dir(), options)?;
+    let mut containerd = PrivateContainerd::launch(&layout::containerd_dir(), options)?;
     record.containerd = containerd.process();
-    record.store(&places::record_file())?;
+    record.store(&layout::record_file())?;
     let imported = containerd.import_standard_images();
     containerd.leave_running();
     imported?;
-    step.done("runs, with an image made on the spot");
+    step.done("running, with a locally built image");
 
-    copy_binaries(built, &places::bin_dir())?;
+    copy_binaries(built, &layout::bin_dir())?;
     let spec = spec_of(&record);
     spec.write()?;
     pods::copy_examples(&spec)?;
     start_agent(record)
 }
 
-/// Starts the agent on a runtime that is up, and waits for the example pods.
+/// Starts the agent on the running containerd and waits for the example pods.
 fn start_agent(mut record: Record) -> anyhow::Result<AgentSpec> {
     let spec = spec_of(&record);
     let mut child = spawn_agent(&spec)?;
     let init = ProcessId::of(child.id());
     record.init = init;
-    record.store(&places::record_file())?;
+    record.store(&layout::record_file())?;
     let Some(init) = init else {
         let status = child.wait()?;
-        bail!("the agent ended at once with {status}; its log is {}", places::agent_log().display());
+        bail!("the agent ended at once with {status}; its log is {}", layout::agent_log().display());
     };
     pods::wait_ready(&spec, init)?;
     Ok(spec)
 }
 
-/// Makes the home folder, which users of services must be able to enter.
+/// Creates the home folder with a mode that lets the services' users enter it.
 fn make_home() -> anyhow::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
-    let home = places::home();
-    ensure!(mounts_below(&home).is_empty(), "something is mounted in {}", home.display());
+    let home = layout::home();
+    ensure!(mounts_below(&home).is_empty(), "there are mounts below {}; unmount them first", home.display());
     fs::create_dir_all(&home)
         .and_then(|()| fs::set_permissions(&home, fs::Permissions::from_mode(0o755)))
         .with_context(|| format!("cannot make {}", home.display()))
 }
 
-/// The agent's log names pods, paths and callers: it is for root and its group.
+/// The mode of the agent's log. It names pods, paths and callers, so only root and its group may read it.
 const LOG_MODE: u32 = 0o640;
 
 fn spawn_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
     use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-    let path = places::agent_log();
+    let path = layout::agent_log();
     let open = fs::File::options().append(true).create(true).mode(LOG_MODE).open(&path).and_then(|log| {
-        // One of an earlier version had another mode.
+        // A log of an earlier version may have another mode.
         log.set_permissions(fs::Permissions::from_mode(LOG_MODE))?;
         Ok(log)
     });
@@ -189,28 +199,28 @@ fn spawn_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
     command.spawn().with_context(|| format!("cannot run {command:?}"))
 }
 
-/// `wanted`, or another port when somebody listens there.
+/// Returns `wanted`, or another free port if that one is in use.
 fn free_port(wanted: u16) -> anyhow::Result<u16> {
     let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
     let listener = bind(wanted).or_else(|_| bind(0)).context("no free port on loopback")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Says what runs, how to look at it, and how to stop it.
-fn tell(spec: &AgentSpec) -> anyhow::Result<()> {
+/// Prints the pods and services, and commands to inspect and stop them.
+fn print_summary(spec: &AgentSpec) -> anyhow::Result<()> {
     let keelson = spec.bin_dir.join("keelson");
     let keelson = keelson.display();
     let node = &spec.node_name;
     let text = format!(
         "{pods}
 {services}
-Look at it:
+Inspect it:
   {keelson} get pods
   {keelson} logs -f counter-{node}
   {keelson} explain pod web-{node}
   {keelson} describe pod shared-volume-{node}
   curl http://127.0.0.1:{port}/pods
-Run something: put a pod manifest into {manifests}
+Run a pod of your own: put its manifest into {manifests}
 The agent's log: {log}
 Stop it and remove everything: cargo xtask down
 ",
@@ -218,9 +228,9 @@ Stop it and remove everything: cargo xtask down
         services = pods::cli(spec, &["get", "services"])?,
         port = spec.port,
         manifests = spec.manifest_dir.display(),
-        log = places::agent_log().display(),
+        log = layout::agent_log().display(),
     );
-    // Nobody needs to read it to its end.
+    // A reader that closes the pipe early, such as head(1), is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The example pods, and how they are as the agent tells it.
+//! The example pods and their state as the agent reports it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use keelson_testkit::AgentSpec;
 use keelson_testkit::process::ProcessId;
 use serde_json::Value;
 
-use super::places::{NODE_NAME, agent_log};
+use super::layout::{NODE_NAME, agent_log};
 use crate::progress::Step;
 use crate::workspace;
 
-/// Images are local, so only a slow machine needs more than seconds.
+/// How long to wait for the example pods. Their images are local, so they normally start within seconds.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
 const POLL: Duration = Duration::from_millis(200);
@@ -22,13 +22,13 @@ const POLL: Duration = Duration::from_millis(200);
 /// A pod as `keelson get pods -o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodState {
-    /// Its name with the node's behind it.
+    /// The pod's name, which ends with the node's name.
     pub name: String,
-    /// Whether its condition Ready is True.
+    /// Whether the condition Ready is True.
     pub ready: bool,
 }
 
-/// The example manifests, each named for its only pod.
+/// The example manifests. Each file has one pod and the pod's name.
 pub fn examples() -> anyhow::Result<Vec<PathBuf>> {
     let folder = workspace().join("deploy/quickstart/pods");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -39,17 +39,17 @@ pub fn examples() -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The names that the examples' pods have on the node, of those that nobody has removed from its manifests.
+/// The names on the node of the example pods whose manifests are still in the manifest folder.
 fn expected_names(spec: &AgentSpec) -> anyhow::Result<Vec<String>> {
     let name = |path: &PathBuf| {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         format!("{stem}-{NODE_NAME}")
     };
-    let there = |path: &&PathBuf| spec.manifest_dir.join(path.file_name().unwrap_or_default()).exists();
-    Ok(examples()?.iter().filter(there).map(name).collect())
+    let exists = |path: &&PathBuf| spec.manifest_dir.join(path.file_name().unwrap_or_default()).exists();
+    Ok(examples()?.iter().filter(exists).map(name).collect())
 }
 
-/// Puts the examples into the manifest folder.
+/// Copies the example manifests into the manifest folder.
 pub fn copy_examples(spec: &AgentSpec) -> anyhow::Result<()> {
     for file in examples()? {
         let target = spec.manifest_dir.join(file.file_name().unwrap_or_default());
@@ -62,11 +62,11 @@ pub fn copy_examples(spec: &AgentSpec) -> anyhow::Result<()> {
 pub fn list(spec: &AgentSpec) -> anyhow::Result<Vec<PodState>> {
     let output = cli(spec, &["get", "pods", "-o", "json"])?;
     let list: Value = serde_json::from_str(&output).context("keelson get pods printed no JSON")?;
-    Ok(pods_of(&list))
+    Ok(parse_pod_list(&list))
 }
 
 /// The pods of a PodList.
-fn pods_of(list: &Value) -> Vec<PodState> {
+fn parse_pod_list(list: &Value) -> Vec<PodState> {
     let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
     items
         .iter()
@@ -78,7 +78,10 @@ fn pods_of(list: &Value) -> Vec<PodState> {
         .collect()
 }
 
-/// Waits until every example pod is Ready; an error explains those that are not.
+/// Waits until every example pod is Ready. If the time is up, prints an explanation of the pods that are not.
+///
+/// # Errors
+/// The agent has ended or does not answer, or pods are not Ready in time.
 pub fn wait_ready(spec: &AgentSpec, init: ProcessId) -> anyhow::Result<()> {
     let expected = expected_names(spec)?;
     let mut step = Step::start("Waiting for the example pods");
@@ -108,7 +111,7 @@ pub fn wait_ready(spec: &AgentSpec, init: ProcessId) -> anyhow::Result<()> {
             );
         }
         let names: Vec<&str> = waiting.iter().map(|name| name.as_str()).collect();
-        step.say(&format!(
+        step.show(&format!(
             "{} of {} are Ready; not yet: {}",
             expected.len() - names.len(),
             expected.len(),
@@ -127,7 +130,7 @@ fn explain(spec: &AgentSpec, waiting: &[&String]) {
     }
 }
 
-/// What `keelson` prints for `args`.
+/// Runs `keelson` with `args` and returns its stdout.
 pub fn cli(spec: &AgentSpec, args: &[&str]) -> anyhow::Result<String> {
     let mut command = spec.cli();
     let output = command
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_example_is_named_for_its_pod() {
+    fn each_example_manifest_has_the_name_of_its_pod() {
         for path in examples().unwrap() {
             let text = fs::read_to_string(&path).unwrap();
             let stem = path.file_stem().unwrap().to_str().unwrap();
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_condition_ready_makes_a_pod_ready() {
+    fn a_pod_is_ready_only_if_its_condition_ready_is_true() {
         let pod = |name: &str, kind: &str, status: &str| json!({"metadata": {"name": name}, "status": {"conditions": [{"type": kind, "status": status}]}});
         let list = json!({"items": [
             pod("a", "Ready", "True"),
@@ -168,7 +171,7 @@ mod tests {
             {"metadata": {"name": "d"}},
         ]});
         let ready: Vec<String> =
-            pods_of(&list).into_iter().filter(|pod| pod.ready).map(|pod| pod.name).collect();
+            parse_pod_list(&list).into_iter().filter(|pod| pod.ready).map(|pod| pod.name).collect();
         assert_eq!(ready, ["a"]);
     }
 }

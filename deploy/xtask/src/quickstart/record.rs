@@ -7,29 +7,29 @@ use anyhow::Context as _;
 use keelson_testkit::process::ProcessId;
 use serde::{Deserialize, Serialize};
 
-/// What one quickstart has started.
+/// The processes, ports and folders of one quickstart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// init, with its start time.
+    /// init; `None` until it has started.
     pub init: Option<ProcessId>,
-    /// containerd, with its start time.
+    /// containerd; `None` until it has started.
     pub containerd: Option<ProcessId>,
-    /// Port of the kubelet API on loopback.
+    /// The port of the kubelet API on loopback.
     pub port: u16,
-    /// Port of `/healthz` on loopback.
+    /// The port of `/healthz` on loopback.
     pub healthz_port: u16,
-    /// Folders that were not there before; removed by `down` when they are empty.
+    /// The folders that did not exist before. `down` removes those that are empty.
     pub made: Vec<PathBuf>,
 }
 
 impl Record {
-    /// Reads it; `None` when there is none or it is broken.
+    /// Reads a record; `None` if the file is missing or invalid.
     pub fn load(path: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Writes it.
+    /// Writes the record.
     pub fn store(&self, path: &Path) -> anyhow::Result<()> {
         fs::write(path, serde_json::to_vec_pretty(self)?)
             .with_context(|| format!("cannot write {}", path.display()))
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stored_is_loaded_and_what_is_broken_is_not() {
+    fn a_stored_record_loads_and_an_invalid_one_does_not() {
         let scratch = keelson_testkit::Scratch::new().unwrap();
         let path = scratch.path().join("record.json");
         assert_eq!(Record::load(&path), None);

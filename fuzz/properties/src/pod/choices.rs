@@ -1,45 +1,45 @@
-//! A pod made of choices: of each field the values that somebody may write, a good one first.
+//! Builds a pod from choices. Each field has a list of valid and invalid values, with a valid one first.
 
 use serde_json::{Map, Value, json};
 
 use super::MAX_ID;
 
-/// The bytes as choices.
+/// A sequence of choices, one for each byte.
 pub(super) struct Choices<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Choices<'a> {
-    /// All of `bytes`, from the first on.
+    /// The choices in `bytes`.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    /// One of `of`; the first at the end of the bytes.
-    fn one(&mut self, of: &[Value]) -> Value {
+    /// Selects one of `values`: the first one at the end of the bytes.
+    fn pick(&mut self, values: &[Value]) -> Value {
         let byte = self.bytes.get(self.at).copied().unwrap_or(0);
         self.at += 1;
-        of[usize::from(byte) % of.len()].clone()
+        values[usize::from(byte) % values.len()].clone()
     }
 
-    /// How many of something there are.
+    /// Selects a number from 0 to `most`.
     fn count(&mut self, most: usize) -> usize {
         let byte = self.bytes.get(self.at).copied().unwrap_or(0);
         self.at += 1;
         usize::from(byte) % (most + 1)
     }
 
-    /// Puts one of `of` into a field; null leaves it out.
-    fn set(&mut self, object: &mut Map<String, Value>, field: &str, of: &[Value]) {
-        let value = self.one(of);
+    /// Sets a field to one of `values`; null leaves the field out.
+    fn set(&mut self, object: &mut Map<String, Value>, field: &str, values: &[Value]) {
+        let value = self.pick(values);
         if !value.is_null() {
             object.insert(field.to_owned(), value);
         }
     }
 }
 
-/// Names, good and bad.
+/// Valid and invalid names.
 fn names() -> Vec<Value> {
     let long = "x".repeat(64);
     let mut all: Vec<Value> =
@@ -50,12 +50,12 @@ fn names() -> Vec<Value> {
     all
 }
 
-/// Nothing, and then names.
+/// Null and all of [`names`].
 fn optional_names() -> Vec<Value> {
     [Value::Null].into_iter().chain(names()).collect()
 }
 
-fn truth() -> [Value; 3] {
+fn optional_bools() -> [Value; 3] {
     [Value::Null, json!(true), json!(false)]
 }
 
@@ -80,13 +80,13 @@ fn profile(choices: &mut Choices<'_>) -> Value {
     profile.into()
 }
 
-/// A security context; `of_pod` has other fields than that of a container.
+/// The security context of a pod (`of_pod`) or of a container.
 fn security(choices: &mut Choices<'_>, of_pod: bool) -> Value {
     let mut context = Map::new();
     for field in ["runAsUser", "runAsGroup"] {
         choices.set(&mut context, field, &ids());
     }
-    choices.set(&mut context, "runAsNonRoot", &truth());
+    choices.set(&mut context, "runAsNonRoot", &optional_bools());
     for field in ["seccompProfile", "appArmorProfile"] {
         if choices.count(3) == 1 {
             context.insert(field.to_owned(), profile(choices));
@@ -118,7 +118,7 @@ fn security(choices: &mut Choices<'_>, of_pod: bool) -> Value {
         return context.into();
     }
     for field in ["privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem"] {
-        choices.set(&mut context, field, &truth());
+        choices.set(&mut context, field, &optional_bools());
     }
     let mounts = [Value::Null, json!("Default"), json!("Unmasked"), json!("unmasked"), json!("")];
     choices.set(&mut context, "procMount", &mounts);
@@ -172,11 +172,11 @@ fn ports() -> [Value; 9] {
     ]
 }
 
-/// What a probe or a hook does.
-fn act(choices: &mut Choices<'_>) -> Map<String, Value> {
-    let mut act = Map::new();
+/// The action of a probe or a hook.
+fn action(choices: &mut Choices<'_>) -> Map<String, Value> {
+    let mut action = Map::new();
     match choices.count(6) {
-        0 => drop(act.insert("exec".into(), json!({"command": ["true"]}))),
+        0 => drop(action.insert("exec".into(), json!({"command": ["true"]}))),
         1 => {
             let mut get = Map::new();
             choices.set(&mut get, "port", &ports());
@@ -191,28 +191,28 @@ fn act(choices: &mut Choices<'_>) -> Map<String, Value> {
                 json!([null]),
             ];
             choices.set(&mut get, "httpHeaders", &headers);
-            act.insert("httpGet".into(), get.into());
+            action.insert("httpGet".into(), get.into());
         }
         2 => {
-            let port = choices.one(&ports());
-            act.insert("tcpSocket".into(), json!({"port": port}));
+            let port = choices.pick(&ports());
+            action.insert("tcpSocket".into(), json!({"port": port}));
         }
         3 => {
-            let port = choices.one(&[json!(80), json!(0), json!(65536)]);
-            act.insert("grpc".into(), json!({"port": port}));
+            let port = choices.pick(&[json!(80), json!(0), json!(65536)]);
+            action.insert("grpc".into(), json!({"port": port}));
         }
-        4 => drop(act.insert("exec".into(), json!({"command": []}))),
+        4 => drop(action.insert("exec".into(), json!({"command": []}))),
         5 => {
-            let seconds = choices.one(&[json!(1), json!(0), json!(-1), json!(1000)]);
-            act.insert("sleep".into(), json!({"seconds": seconds}));
+            let seconds = choices.pick(&[json!(1), json!(0), json!(-1), json!(1000)]);
+            action.insert("sleep".into(), json!({"seconds": seconds}));
         }
         _ => {}
     }
-    act
+    action
 }
 
 fn probe(choices: &mut Choices<'_>) -> Value {
-    let mut probe = act(choices);
+    let mut probe = action(choices);
     for field in [
         "periodSeconds",
         "timeoutSeconds",
@@ -291,7 +291,7 @@ fn mount(choices: &mut Choices<'_>) -> Value {
         "subPathExpr",
         &[Value::Null, json!("$(A)"), json!("$(A)/../b"), json!("/$(A)"), json!("x")],
     );
-    choices.set(&mut mount, "readOnly", &truth());
+    choices.set(&mut mount, "readOnly", &optional_bools());
     let recursive =
         [Value::Null, json!("Disabled"), json!("IfPossible"), json!("Enabled"), json!("enabled"), json!("")];
     choices.set(&mut mount, "recursiveReadOnly", &recursive);
@@ -351,9 +351,9 @@ fn container(choices: &mut Choices<'_>, index: usize, is_init: bool) -> Value {
     }
     for hook in ["postStart", "preStop"] {
         if choices.count(5) == 1 {
-            let act = act(choices);
+            let action = action(choices);
             let lifecycle = container.entry("lifecycle").or_insert_with(|| json!({}));
-            lifecycle[hook] = act.into();
+            lifecycle[hook] = action.into();
         }
     }
     let envs: Vec<Value> = (0..choices.count(3)).map(|_| env(choices)).collect();
@@ -398,7 +398,7 @@ fn volume(choices: &mut Choices<'_>) -> Value {
         json!({"emptyDir": {}, "hostPath": {"path": "/"}}),
         json!({}),
     ];
-    let mut volume = choices.one(&sources).as_object().cloned().unwrap_or_default();
+    let mut volume = choices.pick(&sources).as_object().cloned().unwrap_or_default();
     choices.set(&mut volume, "name", &names());
     volume.into()
 }
@@ -460,6 +460,7 @@ fn metadata(choices: &mut Choices<'_>) -> Map<String, Value> {
     metadata
 }
 
+/// The manifest of a pod.
 pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
     let mut spec = Map::new();
     let more = choices.count(2);
@@ -467,7 +468,7 @@ pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
     spec.insert("containers".into(), containers.into());
     let init: Vec<Value> = (0..choices.count(1)).map(|index| container(choices, index, true)).collect();
     spec.insert("initContainers".into(), init.into());
-    // What the mounts of the choice 0 name is there.
+    // The volumes that the first choices of mounts name.
     let mut volumes =
         vec![json!({"name": "a", "emptyDir": {}}), json!({"name": "b", "configMap": {"name": "c"}})];
     volumes.extend((0..choices.count(2)).map(|_| volume(choices)));
@@ -478,7 +479,7 @@ pub(super) fn pod(choices: &mut Choices<'_>) -> Value {
     for field in
         ["hostNetwork", "hostPID", "hostIPC", "hostUsers", "shareProcessNamespace", "setHostnameAsFQDN"]
     {
-        choices.set(&mut spec, field, &truth());
+        choices.set(&mut spec, field, &optional_bools());
     }
     choices.set(
         &mut spec,

@@ -412,7 +412,7 @@ async fn a_csi_volume_is_staged_after_sigkill_while_its_vol_data_is_written() {
 
 /// Killed after it has created the staging folder and before the data file; the pod is gone when it starts again.
 #[tokio::test]
-async fn the_staging_folder_of_a_gone_pod_is_removed_after_sigkill_before_its_vol_data_is_written() {
+async fn staging_folder_without_vol_data_of_a_gone_pod_is_removed_after_sigkill() {
     let mut node = Node::new().await;
     add_volume(&node, "data");
     let driver = Driver::start(&node).await;

@@ -36,7 +36,7 @@ pub(super) fn remove(root: &str) -> Vec<String> {
     }
 }
 
-/// Where `root` is in each hierarchy that has it; never a hierarchy's own root.
+/// The folders of the cgroup `root` in each hierarchy that has it; never a hierarchy's own root.
 fn folders(root: &str) -> Vec<PathBuf> {
     let relative = Path::new(root.trim_matches('/'));
     let plain = |path: &Path| {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::mounts_below;
 use crate::process::ProcessId;
 
-/// What one run may have left on the machine. Removing it is idempotent.
+/// Everything that one run may have left on the machine. Removing it is idempotent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Remains {
@@ -89,7 +89,7 @@ fn unmount_below(dir: &Path) -> Vec<String> {
             return Vec::new();
         }
         for point in points {
-            // What cannot be unmounted is still listed in the end.
+            // Mounts that cannot be unmounted are reported at the end.
             let _ = unmount(&point, UnmountFlags::DETACH);
         }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where libcni keeps the results of its calls; containerd cannot move it.
+/// The folder in which libcni stores the results of its calls. containerd cannot configure another one.
 const CNI_RESULTS: &str = "/var/lib/cni/results";
 
 /// The network name under which containerd sets up `lo`.

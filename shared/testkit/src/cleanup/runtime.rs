@@ -1,4 +1,4 @@
-//! What containerd's shims leave outside of containerd's own folders.
+//! The files that containerd's shims leave outside of containerd's own folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -162,7 +162,7 @@ impl<Req: Clone + Send + Sync + 'static, Item: Clone + Send + Sync + 'static> Bi
 
 /// A message of a `Sync` stream.
 pub trait SyncMessage {
-    /// What is desired of a pod.
+    /// The desired state of a pod.
     type Desire;
 
     /// The UID of the pod that this message is about, and what is desired of it; `None` if the sender has dropped it.
@@ -197,7 +197,7 @@ macro_rules! sync_message {
 sync_message!(runtime, volume_manager, resource_manager);
 
 impl<Message: SyncMessage + Clone> Recorder<Message> {
-    /// What was last desired of a pod; `None` before the first message about it, and when its sender has dropped it.
+    /// The last desired state of a pod; `None` before the first message about it and after its sender has dropped it.
     pub fn last_desire(&self, uid: &str) -> Option<Message::Desire> {
         let mut newest_first = self.all().into_iter().rev().filter_map(Message::into_desire);
         newest_first.find(|(pod, _)| pod == uid)?.1

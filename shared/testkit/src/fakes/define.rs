@@ -1,4 +1,4 @@
-//! What all fakes have in common: a field and a method of the generated trait per gRPC method.
+//! Defines fakes: each has a field and a method of the generated trait for every gRPC method.
 
 /// Defines a fake: its methods by kind, and the generated trait that it implements.
 macro_rules! fake_service {

@@ -18,7 +18,7 @@ impl Gate {
         (Self(sender), GateWaiter(Some(receiver)))
     }
 
-    /// Lets all calls through, the waiting ones and later ones.
+    /// Opens the gate for waiting and for later calls.
     pub fn open(self) {
         self.0.send_replace(true);
     }

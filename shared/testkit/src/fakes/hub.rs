@@ -16,7 +16,7 @@ const BACKLOG: usize = 1024;
 /// How long a test waits for streams before it fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the test sends to all open streams.
+/// A message from the test to all open streams.
 #[derive(Debug, Clone)]
 enum Push<Item> {
     Message(Item),
@@ -24,7 +24,7 @@ enum Push<Item> {
     End,
 }
 
-/// What a stream does after its first messages.
+/// The behaviour of a stream after its first messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Afterwards {
     End,

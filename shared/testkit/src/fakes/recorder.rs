@@ -1,4 +1,4 @@
-//! What a fake has received, in order.
+//! Records the requests that a fake has received, in order.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl<T: Clone + Debug> Recorder<T> {
     /// [`Recorder::until`] for a test without an async runtime.
     ///
     /// # Panics
-    /// As [`Recorder::until`]; also if it is called from within an async runtime.
+    /// Like [`Recorder::until`], but can also be called from within an async runtime.
     pub fn until_blocking(&self, predicate: impl Fn(&[T]) -> bool) -> Vec<T> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.expect("a runtime for one thread can always be made");

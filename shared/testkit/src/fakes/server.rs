@@ -75,7 +75,7 @@ impl FakeServer {
         &self.socket
     }
 
-    /// Ends it as a service that is stopped: calls in progress get some time to end.
+    /// Stops the server gracefully: calls in progress get some time to end.
     ///
     /// # Errors
     /// The server has failed.

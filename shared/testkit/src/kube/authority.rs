@@ -123,7 +123,7 @@ fn purposes(usages: &[String]) -> anyhow::Result<(Vec<KeyUsagePurpose>, Vec<Exte
     Ok((plain, extended))
 }
 
-/// What the three signers of the API server's and the kubelets' certificates refuse; `None` when the request is well.
+/// Why one of the three signers of the API server's and the kubelets' certificates refuses a request; `None` if it does not.
 ///
 /// Rules: "Kubernetes signers" in the documentation of certificate signing requests; node-and-api.md §6.3, §6.4.
 pub(super) fn refused(signer: &str, request: &CertificateParams, usages: &[String]) -> Option<String> {
@@ -146,7 +146,7 @@ pub(super) fn refused(signer: &str, request: &CertificateParams, usages: &[Strin
                 .or_else(|| (!sans.iter().all(of_host)).then(|| "a name is of no host".to_owned()))
                 .or_else(|| exactly(["digital signature", "server auth"]))
         }
-        _ => Some(format!("the signer {signer} is nobody's")),
+        _ => Some(format!("the signer {signer} is unknown")),
     }
 }
 
@@ -253,7 +253,7 @@ mod tests {
             (SERVING, node, nodes, &[], server, Some("no name")),
             (SERVING, node, nodes, &["a"], client, Some("usages")),
             ("kubernetes.io/kube-apiserver-client", "a", &[], &[], client, None),
-            ("example.com/own", node, nodes, &[], client, Some("nobody's")),
+            ("example.com/own", node, nodes, &[], client, Some("is unknown")),
         ];
         for (signer, user, groups, names, asked, expected) in cases {
             let request = request(user, groups, names);

@@ -13,19 +13,19 @@ use crate::build_cache::{cache_dir, execute, remove};
 use crate::packages::full_path;
 use crate::{Component, find_file};
 
-/// Where the tools around the API server look for it, as envtest has it.
+/// The variable that names the folder of the API server's binary, as for envtest.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
 /// The program, and the beginning of the name of each folder that keeps one.
 const NAME: &str = "kube-apiserver";
 /// The source package.
 const PACKAGE: &str = "kubernetes";
-/// What the source package makes, by which the machine's own lists know its version.
+/// The binary package of the source package, by which the machine's package lists know its version.
 const MADE_PACKAGE: &str = "kubernetes-client";
 /// The release whose source package it is; a later one has another Go.
 const SUITE: &str = "bookworm";
-/// Where it is from when neither the environment nor the machine's lists say.
+/// The mirror to use if neither the environment nor the machine's package lists name one.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// Where Debian has the keys of its archive.
+/// The folder with the keys of Debian's archive.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The package of Go in which a release of Kubernetes keeps its version, below GOPATH.
 const VERSION_PACKAGES: [&str; 2] = [
@@ -47,7 +47,7 @@ impl ApiServerBinary {
     pub fn find_or_build() -> anyhow::Result<Self> {
         if let Some(folder) = std::env::var_os(ASSETS) {
             let path = Path::new(&folder).join(NAME);
-            ensure!(path.is_file(), "{ASSETS} is set, but there is no {}", path.display());
+            ensure!(path.is_file(), "{ASSETS} is set, but {} does not exist", path.display());
             return Self::at(path);
         }
         let cache = cache_dir()?;
@@ -103,7 +103,7 @@ fn source_version(stanza: &str) -> Option<String> {
     bracketed.or_else(|| field("Version")).map(ToOwned::to_owned)
 }
 
-/// Where the program of a version is kept.
+/// The path of the cached program of a version.
 fn cached_program(cache: &Path, version: &str) -> PathBuf {
     cache.join(format!("{NAME}-{version}")).join(NAME)
 }
@@ -120,7 +120,7 @@ fn newest_cached(cache: &Path) -> Option<PathBuf> {
     folders.map(|folder| folder.join(NAME)).filter(|path| path.is_file()).max_by_key(built)
 }
 
-/// Builds the newest source package that the mirror has, unless it is there already.
+/// Builds the newest source package of the mirror, unless the cache has it already.
 fn build_newest(cache: &Path) -> anyhow::Result<PathBuf> {
     let tools = [Component::Go, Component::Jq, Component::Rsync, Component::DpkgDev];
     for tool in tools {
@@ -226,7 +226,7 @@ impl Source {
     }
 }
 
-/// What apt says of the machine's lists: origin, code name, address, release and component, one list a line.
+/// The machine's package lists as apt prints them: origin, code name, address, release and component, one list per line.
 fn machine_lists() -> String {
     let format = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)";
     let ask = |program: PathBuf| {
@@ -349,7 +349,7 @@ mod tests {
             let built = SystemTime::now() - std::time::Duration::from_secs(age);
             File::create(path).unwrap().set_modified(built).unwrap();
         }
-        // Whatever is unfinished has another name.
+        // Unfinished builds have other names.
         fs::create_dir_all(scratch.path().join("kube-apiserver-1.3-1")).unwrap();
         assert_eq!(newest_cached(scratch.path()), Some(cached_program(scratch.path(), "1.2-1")));
     }

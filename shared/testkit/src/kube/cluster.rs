@@ -1,4 +1,4 @@
-//! What kubeadm puts into a cluster, and what its controller manager does there, as far as nodes need it.
+//! The objects that kubeadm creates in a cluster and the work of its controller manager, as far as nodes need them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl KubeApiServer {
     /// A kubeconfig with a new bootstrap token, as `kubeadm token create` makes it, with the rights that kubeadm gives:
     /// its bearer may ask for a node's certificate and look at nodes.
     ///
-    /// Nobody approves what it asks for: [`KubeApiServer::sign_csr`].
+    /// Its certificate requests are not approved automatically; see [`KubeApiServer::sign_csr`].
     pub fn bootstrap_kubeconfig(&self) -> anyhow::Result<PathBuf> {
         let random = |length: usize| -> String {
             std::iter::repeat_with(|| fastrand::char('a'..='z')).take(length).collect()
@@ -62,7 +62,7 @@ impl KubeApiServer {
         self.sign_csr_for(name, VALID)
     }
 
-    /// As [`KubeApiServer::sign_csr`], with another end.
+    /// Like [`KubeApiServer::sign_csr`], with another period of validity.
     pub fn sign_csr_for(&self, name: &str, valid: Duration) -> anyhow::Result<()> {
         self.kubectl_good(&["certificate", "approve", name])?;
         let mut request = self.kubectl_json(&["get", "csr", name])?;

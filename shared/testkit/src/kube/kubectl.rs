@@ -120,7 +120,7 @@ fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
 fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until then is all there is.
+        // After a read error, the bytes that were read before are the output.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         bytes
     })
@@ -141,7 +141,7 @@ impl KubeApiServer {
         self.kubectl.run(kubeconfig, args, "")
     }
 
-    /// What `kubectl … -o json` prints, decoded; an error carries its standard error.
+    /// The decoded output of `kubectl … -o json`. An error contains its standard error.
     pub fn kubectl_json(&self, args: &[&str]) -> anyhow::Result<Value> {
         let output = self.kubectl(&[args, &["-o", "json"]].concat())?;
         let text = good(args, &output)?;
@@ -153,7 +153,7 @@ impl KubeApiServer {
         self.proxy_as(&self.kubectl.admin)
     }
 
-    /// As [`KubeApiServer::proxy`], of the user of another kubeconfig.
+    /// Like [`KubeApiServer::proxy`], as the user of another kubeconfig.
     pub fn proxy_as(&self, kubeconfig: &Path) -> anyhow::Result<KubeProxy> {
         let socket = self.kubectl.home.join(format!("{:08x}.sock", fastrand::u32(..)));
         let path = socket.to_str().context("the folder is no UTF-8")?;

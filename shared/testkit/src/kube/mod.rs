@@ -35,7 +35,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(90);
 const TRIES: u32 = 3;
 /// The addresses of services; nothing here forwards them.
 const SERVICES: &str = "10.96.0.0/16";
-/// What clients and pods know the server as, with the first address of [`SERVICES`].
+/// The names by which clients and pods know the server, with the first address of [`SERVICES`].
 const NAMES: [&str; 7] = [
     "127.0.0.1",
     "localhost",
@@ -98,7 +98,7 @@ impl KubeApiServer {
             let admin = self.kubeconfig_for("kubernetes-admin", &["system:masters"])?;
             fs::rename(admin, self.admin_kubeconfig())?;
             match self.run() {
-                // Whoever has ended may have had no port.
+                // The server may have ended because another process took its port.
                 Err(_) if tried < TRIES && self.process().is_none() => self.address = free_address()?,
                 done => return done,
             }
@@ -120,7 +120,7 @@ impl KubeApiServer {
     }
 
     fn arguments(&self) -> anyhow::Result<Vec<String>> {
-        let etcd = self.etcd.as_ref().context("there is no etcd any more")?;
+        let etcd = self.etcd.as_ref().context("etcd was stopped")?;
         let file = |name: &str| self.dir.join(name).display().to_string();
         let mut arguments = vec![
             format!("--etcd-servers={}", etcd.endpoints().join(",")),
@@ -163,7 +163,7 @@ impl KubeApiServer {
         let deadline = Instant::now() + START_LIMIT;
         let mut last = String::new();
         loop {
-            // Without a connection there is no need to ask.
+            // Without a connection, the server need not be asked.
             if TcpStream::connect(self.address).is_ok() {
                 let output = self.kubectl(&["get", "--raw", "/readyz", "--request-timeout=5s"])?;
                 if output.status.success() {
@@ -270,7 +270,7 @@ impl KubeApiServer {
         self.kubeconfig_via(self.address, user, groups)
     }
 
-    /// As [`KubeApiServer::kubeconfig_for`], for a client that reaches the server through a [`Relay`].
+    /// Like [`KubeApiServer::kubeconfig_for`], for a client that reaches the server through a [`Relay`].
     pub fn kubeconfig_via(&self, via: SocketAddr, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
         let identity = self.authority.client(user, groups)?;
         self.write_kubeconfig(via, &certified(&identity))

@@ -15,7 +15,7 @@ use crate::{Component, PAUSE_IMAGE, Remains, find_file, mounts_below};
 
 /// The release of the machine.
 const SUITE: &str = "bookworm";
-/// Where its packages are from, unless the environment names another one in `MIRROR`.
+/// The Debian mirror, unless the variable `MIRROR` names another one.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// Packages in addition to Debian's base system.
 const PACKAGES: &str = "containerd,containernetworking-plugins,dbus,iproute2,iptables,kmod,nfs-kernel-server,open-iscsi,\
@@ -100,7 +100,7 @@ fn containerd_config() -> String {
     )
 }
 
-/// What a machine starts from. Nothing writes here any more.
+/// The disk from which machines start. Nothing writes to it after its creation.
 pub(super) struct Base {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,

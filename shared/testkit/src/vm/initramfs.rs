@@ -1,4 +1,4 @@
-//! What the kernel runs first: it loads the drivers of the disk and starts systemd from there.
+//! The initramfs: it loads the drivers of the disk and starts systemd from there.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ until [ -b /dev/vda ]; do /bin/busybox usleep 10000; done
 exec /bin/busybox switch_root /root /sbin/init
 "#;
 
-/// Writes it for the kernel whose modules are in `modules` (with the `modules.dep` of depmod(8)).
+/// Writes the initramfs for the kernel whose modules are in `modules` (with the `modules.dep` of depmod(8)).
 pub(super) fn write(path: &Path, modules: &Path) -> anyhow::Result<()> {
     let busybox = fs::read(Component::Busybox.find()?)?;
     let listing = modules.join("modules.dep");

@@ -36,13 +36,13 @@ const MEMORY: &str = "2048";
 pub struct Vm {
     qemu: Child,
     shell: Shell,
-    /// What is written to its serial line.
+    /// The file with the output of the serial console.
     console: PathBuf,
 }
 
 impl Vm {
-    /// Boots one whose `/payload` is what is in `payload`, with its files in `dir`. The first time on a machine its disk is
-    /// made, from Debian's mirror.
+    /// Boots a machine whose `/payload` has the content of `payload`. Its files are in `dir`. The first boot on a host creates
+    /// the disk from Debian's mirror.
     pub fn boot(dir: &Path, payload: &Path) -> anyhow::Result<Self> {
         let program = Component::Qemu.find()?;
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -144,7 +144,7 @@ impl Vm {
     fn await_boot(&mut self, before: Option<&str>) -> anyhow::Result<()> {
         let booted = self.shell.await_boot(before, BOOT_LIMIT);
         booted.with_context(|| format!("the machine does not boot:\n{}", tail(&self.console, 60)))?;
-        // It fails where a unit has failed, which the caller may look at.
+        // The exit code is not checked here: it is not 0 if a unit has failed, which the caller may check.
         self.run_within("systemctl is-system-running --wait", BOOT_LIMIT)?;
         Ok(())
     }

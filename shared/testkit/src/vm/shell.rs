@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-/// What a command has said, and how it has ended.
+/// The output and the exit status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
     /// Its exit code.
@@ -33,7 +33,7 @@ enum Head {
     Boot(String),
     /// An answer: the request, the exit code, and how much output and errors follow.
     Answer { request: u64, code: i32, out: u64, err: u64 },
-    /// What was on its way when the machine went down.
+    /// The output that had not been read when the machine went down.
     Torn,
 }
 
@@ -102,7 +102,7 @@ impl Shell {
         let mut line = Vec::new();
         loop {
             self.wait(deadline)?;
-            // What was read before the time was up stays in `line`.
+            // Bytes that were read before the time-out stay in `line`.
             match self.port.read_until(b'\n', &mut line) {
                 Ok(0) => bail!("the machine is gone"),
                 Ok(_) => return Ok(Head::parse(&String::from_utf8_lossy(&line))),

@@ -134,7 +134,7 @@ async fn the_storage_is_not_ready_until_the_csi_node_has_its_annotation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_pod_config_of_an_earlier_release_the_storage_is_ready_until_it_is_upgraded() {
+async fn storage_is_ready_with_an_old_pod_config_and_registers_after_its_upgrade() {
     let api = FakeApi::start().await;
     api.objects.lock().unwrap().unreadable = Some(tonic::Status::unimplemented(""));
     let ready = watch::Sender::new(Ok(()));

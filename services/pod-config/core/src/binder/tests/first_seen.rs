@@ -46,7 +46,7 @@ fn objects_keep_the_time_at_which_they_were_first_seen() {
 }
 
 #[test]
-fn records_have_the_times_and_are_read_without_them_and_with_fields_of_a_newer_release() {
+fn records_with_times_and_those_of_older_and_newer_releases_are_read() {
     let records = Records { first_seen: times(&[("c", FIRST)]), ..Records::default() };
     assert_eq!(Records::decode(&records.encode()), Ok(records));
     let older = br#"{"version": 1, "bindings": {}, "lost": true}"#;

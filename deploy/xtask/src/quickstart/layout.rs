@@ -1,25 +1,25 @@
-//! Where a quickstart is: fixed places, so that `down` finds it without a record, too.
+//! The fixed paths and names of the quickstart, by which `down` finds everything even without a record.
 
 use std::path::{Path, PathBuf};
 
 use keelson_config::Paths;
 use keelson_testkit::{AgentSpec, Remains};
 
-/// The folder of everything but sockets: of the logs, too, since another agent on the machine would take those of pods that it
-/// does not know for leftovers.
+/// The folder of everything except sockets. It also has the pods' logs: in the default folder, another agent on this host would
+/// remove the logs of pods that it does not know.
 pub const HOME: &str = "/var/lib/keelson-quickstart";
 
-/// The node's name; pods from manifests are called `<name>-<node>`.
+/// The node's name. A pod from a manifest is called `<name>-<node>`.
 pub const NODE_NAME: &str = "quickstart";
 
-/// Names the bridge and the CNI network.
+/// The id that the names of the bridge and the CNI network contain.
 pub const NETWORK_ID: &str = "quickstart";
 
-/// The root of the pods' cgroups.
+/// The root cgroup of the pods.
 pub const CGROUP_ROOT: &str = "/keelson-quickstart";
 
-/// Folders that the agent, the runtime or CNI make outside of [`HOME`]; removed if they were not there
-/// before and are empty. The deepest first.
+/// Folders that the agent, the runtime and CNI create outside [`HOME`], the deepest first. `down` removes those that did not
+/// exist before and are empty.
 pub const SHARED_FOLDERS: [&str; 4] =
     ["/var/lib/cni/results", "/var/lib/cni", "/run/containerd/s", "/run/containerd"];
 
@@ -33,22 +33,22 @@ pub fn containerd_dir() -> PathBuf {
     home().join("containerd")
 }
 
-/// The binaries that run: copies, so that a build does not disturb them and any user can enter.
+/// The folder of the binaries that run: copies, which later builds do not change and every user can execute.
 pub fn bin_dir() -> PathBuf {
     home().join("bin")
 }
 
-/// What init and the services log.
+/// The log file of init and all services.
 pub fn agent_log() -> PathBuf {
     home().join("agent.log")
 }
 
-/// What `down` has to know beside the fixed places.
+/// The file of the [`Record`](super::record::Record).
 pub fn record_file() -> PathBuf {
     home().join("quickstart.json")
 }
 
-/// How the agent is set up. It uses the default run folder, so `keelson` finds it without flags.
+/// The agent's settings. It uses the default run folder, so that `keelson` finds it without flags.
 pub fn agent_spec(runtime_endpoint: String, port: u16, healthz_port: u16) -> AgentSpec {
     let defaults = Paths::default();
     let below = AgentSpec::below(Path::new(HOME), bin_dir(), NODE_NAME, runtime_endpoint);
@@ -63,7 +63,7 @@ pub fn agent_spec(runtime_endpoint: String, port: u16, healthz_port: u16) -> Age
     }
 }
 
-/// All that a quickstart can leave, whatever has become of it.
+/// Everything that a quickstart may leave behind, in any state.
 pub fn remains() -> Remains {
     let mut remains = agent_spec(String::new(), 0, 0).remains();
     remains.merge(&keelson_testkit::containerd_remains(&containerd_dir(), NETWORK_ID));
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_removed_is_ours_alone() {
+    fn remains_are_limited_to_the_quickstarts_own_folders_and_names() {
         let remains = remains();
         assert_eq!(remains.dirs, [PathBuf::from("/run/keelson"), home()]);
         assert_eq!(remains.cgroup_roots, [CGROUP_ROOT]);
