@@ -233,15 +233,9 @@ async fn apply_and_delete_by_file(agent: &Agent, file: &str, pod: &str) {
     assert_eq!(keelson(agent, &["apply", "-f", file]).await.0, Some(0));
     until_one_ready(agent, "one").await;
     let (code, output) = keelson(agent, &["delete", "-f", file]).await;
-    let deleted = format!("pod/{pod} deleted\npersistentvolumeclaim/data deleted\n");
-    if code == Some(0) {
-        return assert_eq!(output, format!("{deleted}persistentvolume/data deleted\n"));
-    }
-    // The container of the pod has not ended yet, so the claim is still in use.
-    assert!(output.starts_with(&format!("{deleted}error: persistentvolume/data is bound")), "{output}");
-    until_phase(agent, "pv", "data", "Released").await;
-    let deleted = "persistentvolume/data deleted\n".to_owned();
-    assert_eq!(keelson(agent, &["delete", "pv", "data"]).await, (Some(0), deleted));
+    let deleted =
+        format!("pod/{pod} deleted\npersistentvolumeclaim/data deleted\npersistentvolume/data deleted\n");
+    assert_eq!((code, output), (Some(0), deleted));
 }
 
 #[tokio::test]

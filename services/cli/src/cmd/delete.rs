@@ -7,7 +7,7 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_config::v1::DeleteManifestRequest;
 use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
 
-use super::delete_volume_object::{check_claim, check_volume};
+use super::delete_volume_object::{check_claim, check_volume, holder_of_deleted, wait_until_released};
 use super::get_volume_objects::without_namespace;
 use super::manifests;
 use super::manifests::ObjectKind;
@@ -64,11 +64,15 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliE
             Err(error) => errors.push(error),
         }
     }
-    wait_for_pods(session, args, &deleted_objects).await?;
+    let wait = Wait { wanted: args.wait, deadline: args.timeout.map(|timeout| Instant::now() + timeout) };
+    wait_for_pods(session, wait, &deleted_objects).await?;
     let deleted: Vec<&str> = deleted_objects.iter().map(|object| object.uid.as_str()).collect();
     for object in last {
         match delete_volume_object(session, object, &deleted).await {
-            Ok(()) => output::print(&format!("{} deleted\n", object.kind.label(&object.name)))?,
+            Ok(()) => {
+                let what = released(session, wait, object).await?;
+                output::print(&format!("{} {what}\n", object.kind.label(&object.name)))?;
+            }
             Err(error) if error.is_unreachable() => return Err(error),
             Err(error) => errors.push(error),
         }
@@ -76,19 +80,25 @@ pub(crate) async fn run(session: &Session, args: &DeleteArgs) -> Result<(), CliE
     all_or_some(session, errors, targets.len())
 }
 
+/// Whether, and until when, to wait for the end of what is deleted.
+#[derive(Clone, Copy)]
+struct Wait {
+    wanted: bool,
+    deadline: Option<Instant>,
+}
+
 /// Waits until the deleted pods are gone, and prints each deleted object.
 async fn wait_for_pods(
     session: &Session,
-    args: &DeleteArgs,
+    wait: Wait,
     deleted_objects: &[DeletedObject],
 ) -> Result<(), CliError> {
-    let deadline = args.timeout.map(|t| Instant::now() + t);
     for object in deleted_objects {
         let at_once = object.uid.is_empty();
-        if args.wait && !at_once {
-            wait(session, object, deadline).await?;
+        if wait.wanted && !at_once {
+            wait_for_pod(session, object, wait.deadline).await?;
         }
-        let what = if args.wait || at_once { "deleted" } else { "is being deleted" };
+        let what = if wait.wanted || at_once { "deleted" } else { "is being deleted" };
         output::print(&format!("{} {what}\n", object.label))?;
     }
     Ok(())
@@ -233,29 +243,65 @@ async fn delete_manifest(
     Ok(answer.map_err(|s| session.agent.call_error(ServiceName::PodConfig, s))?.into_inner().uid)
 }
 
-/// Waits until pod-sync no longer knows the pod.
-async fn wait(session: &Session, pod: &DeletedObject, deadline: Option<Instant>) -> Result<(), CliError> {
-    let gone = wait_until_gone(session, pod);
-    let Some(deadline) = deadline else { return gone.await };
-    let left = deadline.saturating_duration_since(Instant::now());
-    tokio::time::timeout(left, gone).await.unwrap_or_else(|_| {
-        Err(CliError::TimedOut {
-            message: format!("{} is not gone yet; it is still terminating", pod.label),
-            hint: format!("`keelson explain {}` shows what it waits for", pod.label),
-        })
-    })
+/// Waits for a deleted claim whose volume is still mounted. Returns what has become of the object, for people.
+async fn released(session: &Session, wait: Wait, object: &DeleteTarget) -> Result<&'static str, CliError> {
+    if object.kind != ObjectKind::PersistentVolumeClaim {
+        return Ok("deleted");
+    }
+    let (namespace, name) = (object.scope.namespace.as_deref().unwrap_or_default(), &object.name);
+    let Some(holder) = holder_of_deleted(session, namespace, name).await? else { return Ok("deleted") };
+    if !wait.wanted {
+        return Ok("is being deleted");
+    }
+    let label = object.kind.label(name);
+    let notice = format!("{label} is held by {holder}; `keelson get pvc -w` shows when it is gone.");
+    let timed_out = CliError::TimedOut {
+        message: format!("{label} is not gone yet; it is held by {holder}"),
+        hint: "`keelson get volumes` shows what is mounted".to_owned(),
+    };
+    with_deadline(
+        wait.deadline,
+        with_notice(notice, wait_until_released(session, namespace, name)),
+        timed_out,
+    )
+    .await
+    .map(|()| "deleted")
 }
 
-async fn wait_until_gone(session: &Session, pod: &DeletedObject) -> Result<(), CliError> {
+/// Waits until pod-sync no longer knows the pod.
+async fn wait_for_pod(
+    session: &Session,
+    pod: &DeletedObject,
+    deadline: Option<Instant>,
+) -> Result<(), CliError> {
+    let label = &pod.label;
+    let notice = format!("{label} is terminating; `keelson explain {label}` shows what it waits for.");
+    let timed_out = CliError::TimedOut {
+        message: format!("{label} is not gone yet; it is still terminating"),
+        hint: format!("`keelson explain {label}` shows what it waits for"),
+    };
+    with_deadline(deadline, with_notice(notice, watch_through_restarts(session, &pod.uid)), timed_out).await
+}
+
+/// Waits for `end`, at most until the deadline.
+async fn with_deadline(
+    deadline: Option<Instant>,
+    end: impl Future<Output = Result<(), CliError>>,
+    timed_out: CliError,
+) -> Result<(), CliError> {
+    let Some(deadline) = deadline else { return end.await };
+    let left = deadline.saturating_duration_since(Instant::now());
+    tokio::time::timeout(left, end).await.unwrap_or(Err(timed_out))
+}
+
+/// Waits for `end`, and says what it waits for if that takes long.
+async fn with_notice<T>(text: String, end: impl Future<Output = T>) -> T {
     let notice = async {
         tokio::time::sleep(NOTICE_DELAY).await;
-        output::notice(&format!(
-            "{} is terminating; `keelson explain {}` shows what it waits for.",
-            pod.label, pod.label
-        ));
+        output::notice(&text);
         std::future::pending().await
     };
-    first(watch_through_restarts(session, &pod.uid), notice).await
+    first(end, notice).await
 }
 
 /// The output of the future that completes first.

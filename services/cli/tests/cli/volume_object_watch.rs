@@ -175,7 +175,7 @@ fn claim_that_goes_before_the_stream_begins_is_shown_as_deleted() {
 }
 
 #[test]
-fn pod_config_that_lists_objects_and_cannot_be_watched_ends_the_watch_after_the_table() {
+fn the_watch_ends_after_the_table_if_pod_config_cannot_watch_volume_objects() {
     let fake = Fake::start(world_with_claims());
     fake.services.pod_config.watch_volume_objects.fail(Status::unimplemented(""));
     let (code, out, notices) = Running::start(&fake.run_dir, &["get", "pvc", "-w"]).end();
@@ -231,4 +231,44 @@ fn watch_of_volume_objects_reports_a_pod_config_that_does_not_answer() {
     let (error, hint) = result.failed(69);
     assert!(error.contains("pod-config") && error.contains("hangs"), "{error}");
     assert!(hint.contains("--request-timeout"), "{hint}");
+}
+
+/// As [`world_with_claims`], where the claim `db` is deleted and still mounted, and no pod names it.
+fn world_with_held_claim() -> World {
+    let mut world = world_with_claims();
+    world.pods.remove(0);
+    let objects = world.volume_objects.as_mut().unwrap();
+    let db =
+        objects.iter_mut().find(|o| o["kind"] == "PersistentVolumeClaim" && o["metadata"]["name"] == "db");
+    let metadata = &mut db.unwrap()["metadata"];
+    metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    metadata["annotations"] = json!({"keelson.dev/held-by": "the pod default/web"});
+    world
+}
+
+#[test]
+fn delete_waits_until_a_claim_that_is_in_use_is_gone() {
+    let fake = Fake::start(world_with_held_claim());
+    let delete = Running::start(&fake.run_dir, &["delete", "pvc", "db"]);
+    wait_for_stream(&fake);
+    let updates = &fake.services.pod_config.watch_volume_objects;
+    updates.push(claim_gone("idle"));
+    updates.push(gone("PersistentVolumeClaim", "system", "db"));
+    updates.push(claim_gone("db"));
+    assert_eq!(delete.words(), "persistentvolumeclaim/db deleted");
+    assert_eq!(delete.end().0, Some(0));
+}
+
+#[test]
+fn delete_names_what_holds_a_claim_or_its_volume_when_it_does_not_wait() {
+    let fake = Fake::start(world_with_held_claim());
+    let at_once = keelson(&fake.run_dir, &["delete", "pvc", "db", "--wait=false"]);
+    assert_eq!(at_once.ok(), "persistentvolumeclaim/db is being deleted\n");
+    let late = keelson(&fake.run_dir, &["delete", "pvc", "db", "--timeout=1ms"]);
+    assert!(late.err.contains("persistentvolumeclaim/db is not gone yet; it is held by the pod default/web"));
+    let volume = keelson(&fake.run_dir, &["delete", "pv", "db"]);
+    let (error, hint) = volume.failed(1);
+    let text = "persistentvolume/db is bound to the claim default/db, which is deleted and held by the pod default/web";
+    assert_eq!(error, text);
+    assert!(hint.starts_with("try again when its volume is unmounted"), "{hint}");
 }
