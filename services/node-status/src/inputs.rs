@@ -167,6 +167,7 @@ fn machine_of(message: rm::Machine) -> Machine {
         memory_pressure: message.memory_pressure,
         disk_pressure: message.disk_pressure,
         pid_pressure: message.pid_pressure,
+        shutting_down: message.shutting_down,
         machine_id: message.machine_id,
         system_uuid: message.system_uuid,
         boot_id: message.boot_id,

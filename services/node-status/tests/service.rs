@@ -234,3 +234,18 @@ async fn events_are_drained_once_across_a_restart() {
     assert!(!written(&again).contains(&"pod-sync Started".to_owned()));
     again.ctx.shutdown.cancel();
 }
+
+#[tokio::test]
+async fn a_node_that_shuts_down_is_not_ready() {
+    let peers = FakePeers::start().await;
+    let service = start(&peers).await;
+    peers.machine();
+    peers.runtime(true, "");
+    service.ready_is("True").await;
+    peers.shutting_down();
+    assert_eq!(service.ready_is("False").await, "node is shutting down");
+    // The shutdown was cancelled.
+    peers.machine();
+    service.ready_is("True").await;
+    service.ctx.shutdown.cancel();
+}

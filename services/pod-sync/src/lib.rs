@@ -57,7 +57,8 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
             None
         }
     };
-    let records = store.as_ref().map(Store::load).unwrap_or_default();
+    let boot_id = node::boot_id(&context.config.resources.identity_files);
+    let records = store.as_ref().map(|store| store.load_in_boot(&boot_id)).unwrap_or_default();
     let effects = Effects::new(context.clone(), store);
     census::register(&effects.registry, &context.metrics);
     for record in records {

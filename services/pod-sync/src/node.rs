@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::{Config, ControlPlane, Users};
+use keelson_config::{Config, ControlPlane, IdentityFiles};
 use keelson_kube_model::node_ext::host_ips;
 use keelson_kube_model::{Node, Quantity, ResourceList};
 use keelson_pod_sync_core::admission::{AgentIds, KernelVersion};
@@ -68,6 +68,8 @@ pub struct Host {
     pub selinux: bool,
     /// User and group ids of the agent, which no pod may use.
     pub agent_ids: AgentIds,
+    /// The id of the current boot; empty if it cannot be read.
+    pub boot_id: String,
     /// Paths that containers do not see, beside the usual ones: `thermal_throttle` of each CPU that has one
     /// (runtime-and-resources.md §5).
     pub masked_paths: Vec<String>,
@@ -80,7 +82,7 @@ impl NodeState {
             runtime: watch::Sender::new(RuntimeView::default()),
             machine: watch::Sender::new(Arc::default()),
             object: watch::Sender::new(None),
-            host: Host::read(&context.config.users),
+            host: Host::read(&context.config),
             context: context.clone(),
         }
     }
@@ -152,16 +154,23 @@ fn quantity(name: &str, amount: i64) -> Quantity {
 
 impl Host {
     /// Reads /proc and /sys. A fact that cannot be read counts as old or absent.
-    pub fn read(users: &Users) -> Self {
+    pub fn read(config: &Config) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
             kernel: KernelVersion::parse(text("/proc/sys/kernel/osrelease").trim()),
             apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
             selinux: keelson_service_kit::selinux_is_enabled(),
-            agent_ids: AgentIds::new(users, rustix::process::geteuid().as_raw()),
+            agent_ids: AgentIds::new(&config.users, rustix::process::geteuid().as_raw()),
+            boot_id: boot_id(&config.resources.identity_files),
             masked_paths: thermal_throttle_paths(Path::new("/sys/devices/system/cpu")),
         }
     }
+}
+
+/// The id of the current boot: the content of the first file that has one, else empty.
+pub fn boot_id(files: &IdentityFiles) -> String {
+    let texts = files.boot_id.iter().filter_map(|file| fs::read_to_string(file).ok());
+    texts.map(|text| text.trim().to_owned()).find(|id| !id.is_empty()).unwrap_or_default()
 }
 
 /// `thermal_throttle` of each CPU in this folder, in the order of CPU numbers.

@@ -110,6 +110,85 @@ async fn a_preemption_has_its_own_reason_and_the_pods_grace_period() {
     service.kill();
 }
 
+/// The order that ends a pod before a shutdown of the machine.
+fn shutdown_order(uid: &str) -> Eviction {
+    let text = "Pod was terminated in response to imminent node shutdown.";
+    Eviction {
+        message: text.into(),
+        condition_message: text.into(),
+        signal: "node-shutdown".into(),
+        node_shutdown: true,
+        ..order(uid, "Terminated", Some(1))
+    }
+}
+
+#[tokio::test]
+async fn after_a_shutdown_and_a_reboot_only_pods_without_a_controller_start_again() {
+    let mut world = World::start();
+    world.boot("b1");
+    let first = world.pod_sync().await;
+    world.add_pod("static", "Always", 1);
+    world.source = "etcd";
+    world.add_pod("local", "Always", 1);
+    world.source = "api";
+    world.add_pod("api", "Always", 1);
+    let all = ["static", "local", "api"];
+    for uid in all {
+        first.phase(uid, "Running").await;
+        world.machine.evictions.set(uid.into(), shutdown_order(uid));
+    }
+    let text = "Pod was terminated in response to imminent node shutdown.";
+    for uid in all {
+        let target = assert_evicted(&world, &first, uid, "Terminated", text).await;
+        assert_eq!(target["message"], text);
+        world.machine.evictions.remove(&uid.to_owned());
+    }
+    assert!(first.events().await.iter().all(|event| !event.contains("Terminated")));
+    first.kill();
+
+    // A restart within the boot, as after a shutdown that was cancelled, starts none of them.
+    let second = world.pod_sync().await;
+    for uid in all {
+        second.phase(uid, "Failed").await;
+    }
+    assert_eq!(world.shim.calls("RunPodSandbox"), 3);
+    second.kill();
+    world.boot("b2");
+    let third = world.pod_sync().await;
+    third.phase("static", "Running").await;
+    third.phase("local", "Running").await;
+    third.phase("api", "Failed").await;
+    assert_eq!(world.shim.calls("RunPodSandbox"), 5);
+    third.kill();
+}
+
+#[tokio::test]
+async fn a_pod_is_rejected_while_the_node_shuts_down_and_a_static_one_waits() {
+    let mut world = World::start();
+    let service = world.pod_sync().await;
+    let text = "Pod was rejected as the node is shutting down.";
+    world.machine.reject_temporarily("NodeShutdown", text);
+    world.add_pod("static", "Always", 1);
+    world.source = "api";
+    world.add_pod("api", "Always", 1);
+    let status = async |uid: &str, phase: &str| {
+        eventually(&format!("{uid} is rejected"), async || {
+            let status = service.pod(uid).await?["status"].take();
+            (status["phase"] == phase && status["reason"] == "NodeShutdown")
+                .then(|| status["message"].clone())
+        })
+        .await
+    };
+    assert_eq!(status("api", "Failed").await, format!("Pod was rejected: {text}"));
+    assert!(status("static", "Pending").await.as_str().unwrap().contains(text));
+    service.wait_for_metrics(&["kubelet_admission_rejections_total{reason=\"NodeShutdown\"} 1"]).await;
+    // The shutdown was cancelled.
+    world.machine.admit();
+    service.phase("static", "Running").await;
+    service.phase("api", "Failed").await;
+    service.kill();
+}
+
 #[tokio::test]
 async fn an_interrupted_eviction_continues_after_a_restart() {
     let world = World::start();

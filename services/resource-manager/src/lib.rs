@@ -23,7 +23,8 @@
 //! | `placement` | checks periodically that pods run in their cgroups |
 //! | `iptables` | maintains the kubelet's iptables chains |
 //! | `swap` | warns at startup when memory-backed volumes may be swapped out |
-//! | [`logind`] | delays a shutdown of the machine, and reports that one is prepared |
+//! | `node_shutdown` | ends pods before the machine shuts down |
+//! | `logind` | delays a shutdown of the machine, and reports that one is prepared |
 //! | `tunables`, `oom` | sets kernel tunables at startup; reports victims of the system OOM killer |
 //!
 //! The decisions are in `keelson-resource-manager-core`; what all receivers of a `Sync` stream share is in
@@ -40,10 +41,11 @@ mod driver;
 mod eviction;
 mod host;
 mod iptables;
-pub mod logind;
+mod logind;
 mod machine_loop;
 mod manager;
 mod metrics;
+mod node_shutdown;
 mod oom;
 mod placement;
 mod procfs;

@@ -46,7 +46,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// What is needed of logind.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     socket: PathBuf,
     config_dir: PathBuf,
     delay: Duration,
@@ -56,16 +56,26 @@ pub struct Settings {
 impl Settings {
     /// The logind of this machine, which must delay a shutdown by at least `delay`. `may_configure`: this agent manages the host
     /// and may raise logind's limit.
-    pub fn of_this_machine(delay: Duration, may_configure: bool) -> Self {
+    pub(crate) fn of_this_machine(delay: Duration, may_configure: bool) -> Self {
         Self { socket: SOCKET.into(), config_dir: CONFIG_DIR.into(), delay, may_configure }
+    }
+
+    /// The logind on the bus of a test, whose configuration may be changed.
+    #[cfg(test)]
+    pub(crate) fn for_test(machine: &fake::Machine, delay: Duration) -> Self {
+        let config_dir = machine.dir.path().join("etc/logind.conf.d");
+        Self { socket: machine.socket(), config_dir, delay, may_configure: true }
     }
 }
 
 /// Why a shutdown of the machine is not noticed or not delayed.
 #[derive(Debug, thiserror::Error)]
-pub enum LogindError {
+pub(crate) enum LogindError {
     /// The bus does not accept connections.
-    #[error("cannot connect to the system's message bus at {}", socket.display())]
+    #[error(
+        "cannot connect to the system's message bus at {}; install and start dbus and systemd-logind",
+        socket.display()
+    )]
     Connect {
         /// The socket of the bus.
         socket: PathBuf,
@@ -127,11 +137,11 @@ pub enum LogindError {
 
 /// Delays a shutdown until it is dropped, or until logind's limit has passed.
 #[derive(Debug)]
-pub struct Inhibitor(#[expect(dead_code, reason = "it counts while it is open")] OwnedFd);
+pub(crate) struct Inhibitor(#[expect(dead_code, reason = "it counts while it is open")] OwnedFd);
 
 /// A connection to logind. A shutdown that begins after [`Session::open`] is not missed.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     connection: Connection,
     /// logind's unique name on the bus: any client may send a signal of the same name.
     logind: String,
@@ -145,7 +155,7 @@ impl Session {
     ///
     /// # Errors
     /// The bus or logind cannot be reached, or the limit is too low and cannot be raised.
-    pub async fn open(settings: &Settings) -> Result<Self, LogindError> {
+    pub(crate) async fn open(settings: &Settings) -> Result<Self, LogindError> {
         let silent = |_| LogindError::Silent { socket: settings.socket.clone() };
         let connection = tokio::time::timeout(TIMEOUT, connect(&settings.socket)).await.map_err(silent)??;
         // Subscribed before the first call, so that no change after it is missed.
@@ -163,7 +173,7 @@ impl Session {
     /// Like [`Session::open`], and retries every second until it succeeds. `report` gets each error.
     ///
     /// Cancel-safe: a connection that is not complete is closed.
-    pub async fn open_with_retry(settings: &Settings, mut report: impl FnMut(&LogindError)) -> Self {
+    pub(crate) async fn open_with_retry(settings: &Settings, mut report: impl FnMut(&LogindError)) -> Self {
         loop {
             match Self::open(settings).await {
                 Ok(session) => return session,
@@ -177,7 +187,7 @@ impl Session {
     ///
     /// # Errors
     /// logind does not answer, or not as documented.
-    pub async fn is_preparing(&self) -> Result<bool, LogindError> {
+    pub(crate) async fn is_preparing(&self) -> Result<bool, LogindError> {
         const ACT: &str = "ask systemd-logind whether the machine is shutting down";
         let reply = property(&self.connection, "PreparingForShutdown", ACT).await?;
         let body = reply.body();
@@ -189,7 +199,7 @@ impl Session {
     ///
     /// # Errors
     /// logind does not answer or refuses, as while a shutdown is being prepared.
-    pub async fn inhibit(&self) -> Result<Inhibitor, LogindError> {
+    pub(crate) async fn inhibit(&self) -> Result<Inhibitor, LogindError> {
         const ACT: &str = "delay a shutdown of the machine";
         let body = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay");
         let logind = Target { name: LOGIND, object: OBJECT, interface: MANAGER };
@@ -205,7 +215,7 @@ impl Session {
     ///
     /// # Errors
     /// The connection has ended, or logind has left the bus: open another session.
-    pub async fn next(&mut self) -> Result<bool, LogindError> {
+    pub(crate) async fn next(&mut self) -> Result<bool, LogindError> {
         const ACT: &str = "read signals of systemd-logind";
         loop {
             // Cancel-safe: messages that were not taken stay in their streams.
@@ -351,5 +361,7 @@ fn sender(message: &Message) -> Option<String> {
     message.header().sender().map(ToString::to_string)
 }
 
+#[cfg(test)]
+pub(crate) mod fake;
 #[cfg(test)]
 mod tests;

@@ -26,10 +26,17 @@ pub(crate) struct MachineLoop {
     pods_per_core: u32,
     reserved: BTreeMap<String, String>,
     progress: Progress,
-    tree: watch::Receiver<TreeState>,
-    /// The pressure conditions of the node.
-    conditions: watch::Receiver<BTreeSet<Condition>>,
+    inputs: MachineInputs,
     state: watch::Sender<MachineState>,
+}
+
+/// What other tasks contribute to the published state.
+pub(crate) struct MachineInputs {
+    pub(crate) tree: watch::Receiver<TreeState>,
+    /// The pressure conditions of the node.
+    pub(crate) conditions: watch::Receiver<BTreeSet<Condition>>,
+    /// Whether the machine shuts down.
+    pub(crate) shutting_down: watch::Receiver<bool>,
 }
 
 impl MachineLoop {
@@ -37,11 +44,9 @@ impl MachineLoop {
     pub(crate) async fn start(
         config: &Config,
         progress: Progress,
-        tree: watch::Receiver<TreeState>,
-        conditions: watch::Receiver<BTreeSet<Condition>>,
+        inputs: MachineInputs,
+        identity: Identity,
     ) -> Self {
-        let files = config.resources.identity_files.clone();
-        let identity = tokio::task::spawn_blocking(move || Identity::read(&files)).await.unwrap_or_default();
         let first = MachineState { identity: Arc::new(identity), ..MachineState::default() };
         let mut this = Self {
             root: config.paths.root_dir.clone(),
@@ -49,8 +54,7 @@ impl MachineLoop {
             pods_per_core: config.resources.pods_per_core,
             reserved: config.resources.reserved.clone(),
             progress,
-            tree,
-            conditions,
+            inputs,
             state: watch::Sender::new(first),
         };
         this.refresh().await;
@@ -62,15 +66,18 @@ impl MachineLoop {
         self.state.subscribe()
     }
 
-    /// Runs until the shutdown: refreshes on each change of the tree or of the conditions, else every heartbeat.
+    /// Runs until the shutdown: refreshes on each change of the tree, of the conditions or of a shutdown, else every
+    /// heartbeat.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
         loop {
             handle.tick();
             // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                changed = self.tree.changed() => if changed.is_err() { return },
-                changed = self.conditions.changed() => if changed.is_err() { return },
+                changed = self.inputs.tree.changed() => if changed.is_err() { return },
+                changed = self.inputs.conditions.changed() => if changed.is_err() { return },
+                // Nobody sends it without a grace period.
+                Ok(()) = self.inputs.shutting_down.changed() => {}
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
             }
             self.refresh().await;
@@ -100,7 +107,7 @@ impl MachineLoop {
         let capacity = machine::capacity(reading, max_pods);
         let allocatable = host::allocatable(&capacity, &self.reserved);
         self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
-        let (cgroup_version, cgroup_driver, swap_accounting) = match &*self.tree.borrow_and_update() {
+        let (cgroup_version, cgroup_driver, swap_accounting) = match &*self.inputs.tree.borrow_and_update() {
             TreeState::Ready(tree) => {
                 (tree.version().as_str(), tree.layout().driver().name(), tree.has_swap_accounting())
             }
@@ -111,7 +118,8 @@ impl MachineLoop {
             allocatable: allocatable.unwrap_or_else(|_| capacity.clone()),
             capacity,
             swap: reading.memory.swap,
-            conditions: self.conditions.borrow_and_update().clone(),
+            conditions: self.inputs.conditions.borrow_and_update().clone(),
+            shutting_down: *self.inputs.shutting_down.borrow_and_update(),
             cgroup_version,
             cgroup_driver,
             swap_accounting,

@@ -9,6 +9,7 @@ use keelson_resource_manager_core::desire::{Amounts, PodDesire, Want};
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::preempt::victims;
 use keelson_resource_manager_core::layout::Qos;
+use keelson_resource_manager_core::node_shutdown::progress::rejection;
 use keelson_resource_manager_core::plan::reserves;
 use keelson_resource_manager_core::pressure::{check_pressure, must_wait_for_older};
 use keelson_service_kit::{CancellationToken, LoopHandle, now_unix_nanos};
@@ -48,6 +49,8 @@ pub(crate) struct Manager {
     /// Cgroups without an owner mark: they belong to this agent's pods once a set names those.
     unmarked: PodCgroups,
     machine: watch::Receiver<MachineState>,
+    /// Whether the machine shuts down.
+    shutting_down: watch::Receiver<bool>,
     /// A set has been complete since the start, whether or not every source of pods was ready.
     set_complete: bool,
     outputs: ManagerOutputs,
@@ -60,12 +63,14 @@ impl Manager {
     pub(crate) fn new(
         env: Arc<WorkerEnv>,
         machine: watch::Receiver<MachineState>,
+        shutting_down: watch::Receiver<bool>,
         outputs: ManagerOutputs,
         orders: Orders,
         found: FoundPods,
     ) -> Self {
         let (pods, unmarked) = (Pods::default(), PodCgroups::new());
-        let mut manager = Self { env, pods, unmarked, machine, set_complete: false, outputs, orders };
+        let mut manager =
+            Self { env, pods, unmarked, machine, shutting_down, set_complete: false, outputs, orders };
         manager.add_found(found);
         manager
     }
@@ -180,17 +185,14 @@ impl Manager {
         if slot.note.admitted {
             return Verdict::Admitted;
         }
-        if !self.set_complete {
-            let message = "pod-sync has not completed its set since resource-manager started".to_owned();
-            return Verdict::NotYet { reason: SET_NOT_COMPLETE, message };
+        let is_shutting_down = *self.shutting_down.borrow();
+        if !is_shutting_down && let Some(wait) = self.wait_for_set() {
+            return wait;
         }
-        if let unnamed @ 1.. = self.unnamed_pods() {
-            let message = format!(
-                "running pods that no source has named yet: {unnamed}; their requests are not known before that"
-            );
-            return Verdict::NotYet { reason: SET_NOT_COMPLETE, message };
-        }
-        let verdict = self.decide(desire);
+        let verdict = match is_shutting_down {
+            true => Verdict::Rejected(rejection()),
+            false => self.decide(desire),
+        };
         if let Some(slot) = self.pods.slot_mut(uid) {
             match &verdict {
                 Verdict::Admitted => {
@@ -208,6 +210,18 @@ impl Manager {
             self.outputs.changes.send_modify(|count| *count += 1);
         }
         verdict
+    }
+
+    /// Why no pod is decided on yet; none when the requests of all pods are known.
+    fn wait_for_set(&self) -> Option<Verdict> {
+        let message = match (self.set_complete, self.unnamed_pods()) {
+            (true, 0) => return None,
+            (false, _) => "pod-sync has not completed its set since resource-manager started".to_owned(),
+            (true, unnamed) => format!(
+                "running pods that no source has named yet: {unnamed}; their requests are not known before that"
+            ),
+        };
+        Some(Verdict::NotYet { reason: SET_NOT_COMPLETE, message })
     }
 
     /// Defers a pod; a pod that runs already keeps its resources.

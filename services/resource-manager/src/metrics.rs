@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use keelson_resource_manager_core::eviction::order::{Order, PREEMPTION, eviction_signals};
+use keelson_resource_manager_core::eviction::order::{Order, OrderKind, PREEMPTION, eviction_signals};
+use keelson_resource_manager_core::node_shutdown::times::ShutdownTimes;
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -99,20 +100,55 @@ impl EvictionMetrics {
         Self { evictions, preemptions, ages }
     }
 
-    /// Counts an order.
+    /// Counts an eviction or a preemption.
     pub(crate) fn count(&self, order: &Order) {
-        if order.reason == "Preempting" {
-            let label = PreemptionSignal { preemption_signal: order.signal.clone() };
-            self.preemptions.get_or_create(&label).inc();
-        } else {
-            let label = EvictionSignal { eviction_signal: order.signal.clone() };
-            self.evictions.get_or_create(&label).inc();
+        match order.kind() {
+            OrderKind::Eviction => {
+                let label = EvictionSignal { eviction_signal: order.signal.clone() };
+                self.evictions.get_or_create(&label).inc();
+            }
+            OrderKind::Preemption => {
+                let label = PreemptionSignal { preemption_signal: order.signal.clone() };
+                self.preemptions.get_or_create(&label).inc();
+            }
+            OrderKind::NodeShutdown => {}
         }
     }
 
     /// Records the age of the measurements that led to an eviction.
     pub(crate) fn age(&self, age: Duration) {
         self.ages.observe(age.as_secs_f64());
+    }
+}
+
+/// The kubelet's metrics of the last graceful shutdown (node-and-api.md §11), which outlast the reboot.
+#[derive(Debug, Clone)]
+pub(crate) struct ShutdownMetrics {
+    start: Gauge,
+    end: Gauge,
+}
+
+impl ShutdownMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let (start, end) = (Gauge::default(), Gauge::default());
+        metrics.register(
+            "kubelet_graceful_shutdown_start_time_seconds",
+            "When pods were last begun to be ended before a shutdown, in seconds since 1970; 0: never",
+            start.clone(),
+        );
+        metrics.register(
+            "kubelet_graceful_shutdown_end_time_seconds",
+            "When that was completed, in seconds since 1970; 0: not yet, or it was interrupted",
+            end.clone(),
+        );
+        Self { start, end }
+    }
+
+    /// Shows these times.
+    pub(crate) fn show(&self, times: ShutdownTimes) {
+        let (start, end) = times.seconds();
+        self.start.set(start);
+        self.end.set(end);
     }
 }
 
@@ -153,6 +189,7 @@ mod tests {
         };
         metrics.count(&order("Evicted", "emptydirfs.limit"));
         metrics.count(&order("Preempting", "preemption"));
+        metrics.count(&order("Terminated", "node-shutdown"));
         assert!(has("kubelet_evictions{eviction_signal=\"emptydirfs.limit\"} 1"), "{}", registry.text());
         assert!(has(&format!("{preemptions} 1")), "{}", registry.text());
         assert_eq!(registry.text().lines().count(), series, "no new series appears");

@@ -18,11 +18,12 @@ use crate::cgroup::{FoundPods, KernelNotifier};
 use crate::commands::Command;
 use crate::driver::{self, DriverSelector};
 use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Settings};
-use crate::host;
+use crate::host::{self, Identity};
 use crate::iptables;
-use crate::machine_loop::MachineLoop;
+use crate::machine_loop::{MachineInputs, MachineLoop};
 use crate::manager::{Manager, ManagerOutputs};
-use crate::metrics::{CgroupMetrics, EvictionMetrics};
+use crate::metrics::{CgroupMetrics, EvictionMetrics, ShutdownMetrics};
+use crate::node_shutdown::{self, Ending, Record, ShutdownLoop};
 use crate::oom;
 use crate::placement::PlacementLoop;
 use crate::server::Service;
@@ -34,8 +35,8 @@ use crate::tunables;
 use crate::view::{Orders, TreeState};
 use crate::worker::WorkerEnv;
 
-/// Capacity of the queue of preemptions.
-const PREEMPTIONS: usize = 16;
+/// Capacity of the queue of orders of other tasks than eviction.
+const ORDERED: usize = 16;
 
 /// Scans the cgroup tree and builds the service. A tree that cannot be set up is a condition and is retried; it does not fail
 /// the start.
@@ -48,7 +49,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     host::check_reservations(&ctx.config).await?;
     tunables::apply(&ctx).await?;
     let file = eviction::state_file(&ctx.config);
-    let checkpoint = file.load().await?;
+    let files = ctx.config.resources.identity_files.clone();
+    let identity = tokio::task::spawn_blocking(move || Identity::read(&files)).await.unwrap_or_default();
+    let checkpoint = file.load().await?.in_boot(&identity.boot_id);
     let orders = Orders::new();
     let (reports, reported) = watch::channel(None);
     ctx.spawn("runtime", follow_runtime(ctx.clone(), reports));
@@ -66,7 +69,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let tree = watch::Sender::new(tree);
     let choice = watch::Sender::new(choice);
     let eviction = EvictionState { settings, file, monitor };
-    Ok(start(ctx, StartState { eviction, orders, tree, found, drivers, choice }).await)
+    Ok(start(ctx, StartState { eviction, orders, identity, tree, found, drivers, choice }).await)
 }
 
 /// Follows the runtime's cgroup driver until the shutdown.
@@ -82,6 +85,7 @@ async fn follow_runtime(ctx: Context, reports: watch::Sender<Option<driver::Repo
 struct StartState {
     eviction: EvictionState,
     orders: Orders,
+    identity: Identity,
     tree: watch::Sender<TreeState>,
     found: FoundPods,
     drivers: DriverSelector,
@@ -97,13 +101,21 @@ struct EvictionState {
 
 /// Starts the loops and returns the routes.
 async fn start(ctx: Context, state: StartState) -> Routes {
-    let StartState { eviction, orders, tree, found, drivers, choice } = state;
+    let StartState { eviction, orders, identity, tree, found, drivers, choice } = state;
     let conditions = watch::Sender::new(eviction.monitor.last_observed.keys().copied().collect());
-    let progress = ctx.progress.clone();
-    let machine = MachineLoop::start(&ctx.config, progress, tree.subscribe(), conditions.subscribe()).await;
+    let (shutting_down, is_shutting_down) = watch::channel(false);
+    let boot_id = identity.boot_id.clone();
+    let machine = MachineInputs {
+        tree: tree.subscribe(),
+        conditions: conditions.subscribe(),
+        shutting_down: is_shutting_down.clone(),
+    };
+    let machine = MachineLoop::start(&ctx.config, ctx.progress.clone(), machine, identity).await;
     let (commands, receiver) = mpsc::channel(QUEUE);
-    let (preempt, preemptions) = mpsc::channel(PREEMPTIONS);
-    let (outputs, receivers) = manager_outputs(preempt);
+    let (issue, ordered) = mpsc::channel(ORDERED);
+    let (outputs, receivers) = manager_outputs(issue.clone());
+    let ending = EndingInputs { issue, orders: orders.clone(), commands: commands.clone() };
+    start_node_shutdown(&ctx, ending, &receivers, shutting_down).await;
     let metrics = CgroupMetrics::new(&ctx.metrics);
     let env = worker_env(&ctx, tree.subscribe(), metrics.clone(), commands.clone());
     let statistics = Arc::new(statistics(&ctx, tree.subscribe()));
@@ -117,7 +129,7 @@ async fn start(ctx: Context, state: StartState) -> Routes {
         statistics: Arc::clone(&statistics),
     };
     let observer = Observer { root: ctx.config.paths.root_dir.clone(), statistics, tree: tree.subscribe() };
-    let inputs = EvictionInputs { preemptions, finished: receivers.finished };
+    let inputs = EvictionInputs { ordered, finished: receivers.finished, boot_id };
     let eviction =
         eviction_loop(&ctx, eviction, observer, inputs, conditions, orders.clone(), commands.clone());
     let loops = Loops {
@@ -128,7 +140,7 @@ async fn start(ctx: Context, state: StartState) -> Routes {
             statistics: Arc::clone(&service.statistics),
             commands: commands.clone(),
         },
-        manager: Manager::new(env, machine.state(), outputs, orders, found),
+        manager: Manager::new(env, machine.state(), is_shutting_down, outputs, orders, found),
         received: receiver,
         machine,
         tree: TreeLoop {
@@ -161,8 +173,39 @@ fn worker_env(
 
 /// What the eviction loop receives.
 struct EvictionInputs {
-    preemptions: mpsc::Receiver<Vec<Order>>,
+    ordered: mpsc::Receiver<Vec<Order>>,
     finished: watch::Receiver<u64>,
+    boot_id: String,
+}
+
+/// What is needed to end pods before a shutdown of the machine.
+struct EndingInputs {
+    issue: mpsc::Sender<Vec<Order>>,
+    orders: Orders,
+    commands: mpsc::Sender<Command>,
+}
+
+/// Starts the task that ends pods before a shutdown of the machine, if a grace period is configured.
+async fn start_node_shutdown(
+    ctx: &Context,
+    inputs: EndingInputs,
+    manager: &ManagerOutputReceivers,
+    shutting_down: watch::Sender<bool>,
+) {
+    let metrics = ShutdownMetrics::new(&ctx.metrics);
+    let Some(periods) = node_shutdown::grace_periods(&ctx.config.resources.node_shutdown) else { return };
+    let logind = node_shutdown::logind_settings(&periods, ctx.config.manage_host);
+    let ending = Ending {
+        periods,
+        commands: inputs.commands,
+        changes: manager.changes.clone(),
+        pods_known: manager.reservations_known.clone(),
+        issue: inputs.issue,
+        orders: inputs.orders,
+    };
+    let record = Record::load(ctx, metrics).await;
+    let task = ShutdownLoop::new(ctx.clone(), logind, ending, record, shutting_down);
+    ctx.spawn("node-shutdown", task.run(ctx.shutdown.clone(), ctx.progress.register("node-shutdown")));
 }
 
 fn eviction_loop(
@@ -184,7 +227,8 @@ fn eviction_loop(
         orders,
         conditions,
         commands,
-        preemptions: inputs.preemptions,
+        ordered: inputs.ordered,
+        boot_id: inputs.boot_id,
         finished: inputs.finished,
         metrics: EvictionMetrics::new(&ctx.metrics),
         notifications: notified.then(|| MemoryNotifications::new(Arc::new(KernelNotifier))),

@@ -81,6 +81,8 @@ pub(crate) struct MachineState {
     pub(crate) swap_accounting: bool,
     /// The pressure conditions of the node.
     pub(crate) conditions: BTreeSet<Condition>,
+    /// The machine shuts down, and pods are being ended or have been.
+    pub(crate) shutting_down: bool,
     pub(crate) cgroup_version: &'static str,
     /// Empty while the tree is not set up.
     pub(crate) cgroup_driver: &'static str,

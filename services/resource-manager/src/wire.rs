@@ -146,6 +146,7 @@ pub(crate) fn machine(state: MachineState) -> pb::Machine {
         physical_cores: identity.topology.cores,
         sockets: identity.topology.sockets,
         node_memory: identity.topology.node_memory.clone().into_iter().collect(),
+        shutting_down: state.shutting_down,
     }
 }
 

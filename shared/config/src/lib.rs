@@ -46,7 +46,9 @@ pub use kubelet_fields::{
     KUBELET_FIELDS, KubeletField, KubeletFlag, enclosing_fields, kubelet_field, kubelet_fields,
 };
 pub use lock_name::endpoint_lock_name;
-pub use machine::{Eviction, IdentityFiles, NodeAllocatable, SystemCgroups};
+pub use machine::{
+    Eviction, IdentityFiles, NodeAllocatable, NodeShutdown, PriorityGracePeriod, SystemCgroups,
+};
 pub use names::{ServiceName, UnknownService};
 pub use node_configuration::{
     AssignedConfiguration, ConfigurationState, ConfigurationStatus, NodeConfiguration, Revision,
@@ -209,6 +211,9 @@ pub struct Resources {
     /// When pods are evicted.
     #[serde(default)]
     pub eviction: Eviction,
+    /// The time that pods have to end before the machine shuts down.
+    #[serde(default)]
+    pub node_shutdown: NodeShutdown,
     /// Cgroups other than those of pods that have their own statistics.
     #[serde(default)]
     pub system_cgroups: SystemCgroups,

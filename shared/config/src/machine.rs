@@ -1,4 +1,4 @@
-//! Resources reserved for the machine, and when pods are evicted to keep it healthy.
+//! Resources reserved for the machine, when pods are evicted to keep it healthy, and how they end before a shutdown.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -103,4 +103,27 @@ impl Default for Eviction {
             kernel_memcg_notification: false,
         }
     }
+}
+
+/// The time that pods have to end before the machine shuts down (node-and-api.md §11). Without a grace period pods end with the
+/// machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeShutdown {
+    /// `shutdownGracePeriod` in nanoseconds: the time of all pods together.
+    pub total_nanos: i64,
+    /// `shutdownGracePeriodCriticalPods` in nanoseconds: the part of it that is for critical pods.
+    pub critical_nanos: i64,
+    /// `shutdownGracePeriodByPodPriority`, in the order of the file; takes precedence over the other two.
+    pub by_priority: Vec<PriorityGracePeriod>,
+}
+
+/// The grace period of the pods from a priority on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PriorityGracePeriod {
+    /// The lowest priority of its pods.
+    pub priority: i32,
+    /// Seconds, at least 0.
+    pub seconds: i64,
 }

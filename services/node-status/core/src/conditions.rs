@@ -60,6 +60,9 @@ const PID: Texts = Texts {
     good: ["KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"],
 };
 
+/// The error of Ready while pods are ended before a shutdown (node-and-api.md §11).
+const SHUTTING_DOWN: &str = "node is shutting down";
+
 /// Resources without which a Node is not ready, in the order in which they are named.
 const REQUIRED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
@@ -81,7 +84,7 @@ pub fn node_conditions(
         let [reason, message, _] = if holds { texts.bad } else { texts.good };
         conditions.push(condition(texts.type_, holds, reason, message.to_owned(), previous, now));
     }
-    let errors = ready_errors(ready);
+    let errors = ready_errors(ready, machine.is_some_and(|machine| machine.shutting_down));
     let (reason, message) = match errors.as_slice() {
         [] => ("KubeletReady", "kubelet is posting ready status".to_owned()),
         [one] => ("KubeletNotReady", one.clone()),
@@ -115,7 +118,7 @@ fn condition(
     }
 }
 
-fn ready_errors(inputs: &ReadyInputs<'_>) -> Vec<String> {
+fn ready_errors(inputs: &ReadyInputs<'_>, is_shutting_down: bool) -> Vec<String> {
     let mut errors = Vec::new();
     match inputs.runtime {
         Some(runtime) if runtime.unreachable && !runtime.name.is_empty() => {
@@ -136,6 +139,9 @@ fn ready_errors(inputs: &ReadyInputs<'_>) -> Vec<String> {
             errors.push("container runtime status check may not have completed yet".to_owned());
             errors.push("network state unknown".to_owned());
         }
+    }
+    if is_shutting_down {
+        errors.push(SHUTTING_DOWN.to_owned());
     }
     let missing: Vec<&str> = REQUIRED.into_iter().filter(|name| !inputs.capacity.contains(name)).collect();
     if !missing.is_empty() {

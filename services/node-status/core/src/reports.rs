@@ -15,6 +15,8 @@ pub struct Machine {
     pub disk_pressure: bool,
     /// Process ids are short.
     pub pid_pressure: bool,
+    /// The machine shuts down, and pods are being ended or have been.
+    pub shutting_down: bool,
     /// `/etc/machine-id`.
     pub machine_id: String,
     /// The firmware's UUID of the machine.

@@ -80,6 +80,32 @@ fn the_ready_message_names_missing_capacity_and_services_last() {
 }
 
 #[test]
+fn a_node_that_shuts_down_is_not_ready_and_says_so_after_the_runtime() {
+    let services = vec!["pod-sync has not answered yet".to_owned()];
+    let broken = RuntimeState { ready: false, ..good_runtime() };
+    let runtime = "container runtime not ready: RuntimeReady=false";
+    let all = format!(
+        "[{runtime}, node is shutting down, missing node capacity for resources: pods, {}]",
+        services[0]
+    );
+    type Case<'a> = (bool, RuntimeState, &'a [&'a str], &'a [String], &'a str);
+    let table: [Case<'_>; 4] = [
+        (true, good_runtime(), &ALL, &[], "node is shutting down"),
+        (false, good_runtime(), &ALL, &[], "kubelet is posting ready status"),
+        (true, broken.clone(), &ALL, &[], &format!("[{runtime}, node is shutting down]")),
+        (true, broken, &["cpu", "memory", "ephemeral-storage"], &services, &all),
+    ];
+    for (shutting_down, runtime, capacity, services, message) in table {
+        let machine = Machine { shutting_down, ..Machine::default() };
+        let inputs = ReadyInputs { runtime: Some(&runtime), capacity: capacity.to_vec(), services };
+        let ready = node_conditions(Some(&machine), &inputs, &[], NOW).pop().unwrap();
+        assert_eq!((ready.type_.as_str(), ready.message.as_str()), ("Ready", message));
+        let expected = if shutting_down { ("False", "KubeletNotReady") } else { ("True", "KubeletReady") };
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), expected);
+    }
+}
+
+#[test]
 fn conditions_have_the_kubelets_order_and_reasons() {
     let machine = Machine { memory_pressure: true, pid_pressure: true, ..Machine::default() };
     let runtime = good_runtime();

@@ -97,17 +97,26 @@ impl FakePeers {
     }
 
     pub fn machine(&self) {
+        self.machine.set((), Self::good_machine());
+    }
+
+    /// The machine shuts down.
+    #[allow(dead_code, reason = "only some tests use it")]
+    pub fn shutting_down(&self) {
+        self.machine.set((), rm::Machine { shutting_down: true, ..Self::good_machine() });
+    }
+
+    fn good_machine() -> rm::Machine {
         let amounts = [("cpu", 2000), ("memory", 1 << 30), ("pods", 110), ("ephemeral-storage", 1 << 30)];
         let amounts: HashMap<String, i64> = amounts.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
-        let machine = rm::Machine {
+        rm::Machine {
             capacity: amounts.clone(),
             allocatable: amounts,
             architecture: "x86_64".into(),
             boot_id: "b1".into(),
             swap_bytes: 1 << 20,
             ..rm::Machine::default()
-        };
-        self.machine.set((), machine);
+        }
     }
 
     pub fn runtime(&self, ready: bool, message: &str) {

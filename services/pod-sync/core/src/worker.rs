@@ -43,7 +43,7 @@ impl WorkerPhase {
 }
 
 /// What an eviction, a pre-emption or a shutdown writes into the status.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusPatch {
     /// `status.reason`: `Evicted`, `Preempting`, `Terminated`, ….
     pub reason: String,
@@ -54,6 +54,9 @@ pub struct StatusPatch {
     /// Message of that condition; empty: that of the status.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub condition_message: String,
+    /// The boot that a shutdown of the machine ends, if that is why the pod ends; else empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub shutdown_of_boot: String,
 }
 
 /// The state of one UID's worker: everything that must survive a restart of the service while the pod terminates.
@@ -95,6 +98,12 @@ impl WorkerState {
         // A pod that was removed from its source, or that no source ever sent, is new when a source sends it.
         self.replay_expected = self.desired && !self.runtime_only;
         self
+    }
+
+    /// Whether a shutdown of an earlier boot has ended the pod. In a boot without an id this is not known.
+    pub fn is_of_earlier_boot(&self, boot_id: &str) -> bool {
+        let of = self.status_patch.as_ref().map_or("", |patch| patch.shutdown_of_boot.as_str());
+        !of.is_empty() && !boot_id.is_empty() && of != boot_id
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! An order is in effect until the pod is finished, which resource-manager learns from its `Sync` stream. A pod that is not known yet when
 //! it is ordered to end, as after a restart of this process, ends when its source sends it. The status of the order is stored with the
-//! state of the worker, so that the end continues after this process was killed.
+//! state of the worker, so that the end continues after this process was killed. What a shutdown of the machine has ended starts again
+//! after the reboot, unless a controller replaces it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -55,13 +56,15 @@ impl EvictionOrders {
 }
 
 impl Order {
-    fn of(eviction: resource::Eviction) -> Self {
+    fn of(eviction: resource::Eviction, boot_id: &str) -> Self {
+        let shutdown_of_boot = if eviction.node_shutdown { boot_id } else { "" };
         Self {
             patch: StatusPatch {
                 reason: eviction.reason,
                 message: eviction.message,
                 disruption_target: !eviction.condition_type.is_empty(),
                 condition_message: eviction.condition_message,
+                shutdown_of_boot: shutdown_of_boot.to_owned(),
             },
             grace_seconds: eviction.grace_period_seconds,
         }
@@ -78,7 +81,7 @@ impl Order {
             reason: EVICTED.to_owned(),
             message,
             disruption_target: true,
-            condition_message: String::new(),
+            ..StatusPatch::default()
         };
         Self { patch, grace_seconds }
     }
@@ -115,7 +118,7 @@ fn receive(effects: &Arc<Effects>, orders: &EvictionOrders, item: Item) {
             {
                 let mut state = orders.state();
                 state.replayed.insert(uid.clone());
-                state.orders.insert(uid.clone(), Order::of(eviction));
+                state.orders.insert(uid.clone(), Order::of(eviction, &effects.registry.node.host.boot_id));
             }
             carry_out(effects, orders, &uid);
         }

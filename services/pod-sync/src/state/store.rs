@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use keelson_files::Replacement;
+use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{ContainerPort, PodStatus};
 use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
@@ -192,6 +193,20 @@ impl Store {
                     let _ = fs::remove_file(&path);
                 }
             }
+        }
+        records
+    }
+
+    /// Every record that still counts in this boot. What a shutdown of an earlier boot has ended starts again, as static pods of a
+    /// kubelet do; only pods of the API are replaced by their controllers instead.
+    pub fn load_in_boot(&self, boot_id: &str) -> Vec<Record> {
+        let (over, records): (Vec<_>, Vec<_>) = self
+            .load()
+            .into_iter()
+            .partition(|record| record.source != API && record.state.is_of_earlier_boot(boot_id));
+        for record in over {
+            tracing::info!(uid = record.uid, "a shutdown of the machine has ended the pod; it starts again");
+            self.remove_unless(&record.uid, || false);
         }
         records
     }

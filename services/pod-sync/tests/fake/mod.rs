@@ -138,7 +138,17 @@ impl World {
         config.runtime.resolv_conf = self.resolv_conf.clone();
         config.pods = self.settings.clone();
         config.control_plane = self.control_plane.clone();
+        config.resources.identity_files.boot_id = vec![self.boot_file()];
         config
+    }
+
+    fn boot_file(&self) -> std::path::PathBuf {
+        self.dir.path().join("boot_id")
+    }
+
+    /// The machine has booted: the next pod-sync reads another boot id.
+    pub fn boot(&self, id: &str) {
+        std::fs::write(self.boot_file(), id).unwrap();
     }
 
     /// Starts pod-sync on the records of the previous one.

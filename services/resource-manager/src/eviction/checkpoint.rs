@@ -3,7 +3,7 @@
 use keelson_config::{Config, ServiceName};
 use keelson_resource_manager_core::desire::PodRef;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
-use keelson_resource_manager_core::eviction::order::Order;
+use keelson_resource_manager_core::eviction::order::{Order, OrderKind};
 use keelson_resource_manager_core::eviction::signal::{Condition, Signal};
 use keelson_service_kit::{StateFile, StoredState};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,19 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Checkpoint {
     pub(crate) orders: Vec<Order>,
     pub(crate) monitor: Monitor,
+    /// The boot in which it was written.
+    pub(crate) boot_id: String,
+}
+
+impl Checkpoint {
+    /// Without the orders of a shutdown that a reboot has ended: pods that no controller has replaced start again. When the boot
+    /// is not known they are dropped too; a shutdown that is still under way orders the same again.
+    pub(crate) fn in_boot(mut self, boot_id: &str) -> Self {
+        if boot_id.is_empty() || self.boot_id != boot_id {
+            self.orders.retain(|order| order.kind() != OrderKind::NodeShutdown);
+        }
+        self
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -24,6 +37,7 @@ struct Stored {
     met: Vec<(String, bool, u64, bool)>,
     /// Condition and when it was last observed, in milliseconds since 1970.
     conditions: Vec<(String, u64)>,
+    boot_id: String,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -62,6 +76,7 @@ impl From<Checkpoint> for Stored {
             orders: checkpoint.orders.into_iter().map(StoredOrder::from).collect(),
             met: met.collect(),
             conditions: last_observed.into_iter().map(|(c, last)| (c.name().to_owned(), last)).collect(),
+            boot_id: checkpoint.boot_id,
         }
     }
 }
@@ -80,7 +95,7 @@ impl From<Stored> for Checkpoint {
         monitor.last_observed =
             conditions.filter_map(|(name, last)| Some((Condition::parse(&name)?, last))).collect();
         let orders = stored.orders.into_iter().filter(|order| !order.uid.is_empty());
-        Self { orders: orders.map(Order::from).collect(), monitor }
+        Self { orders: orders.map(Order::from).collect(), monitor, boot_id: stored.boot_id }
     }
 }
 
@@ -141,8 +156,26 @@ mod tests {
             since_unix_nanos: 9,
             ..Order::default()
         };
-        let checkpoint = Checkpoint { orders: vec![order], monitor };
+        let checkpoint = Checkpoint { orders: vec![order], monitor, boot_id: "b".into() };
         file.store(checkpoint.clone()).await.unwrap();
         assert_eq!(file.load().await.unwrap(), checkpoint);
+    }
+
+    #[test]
+    fn orders_of_a_shutdown_are_dropped_after_a_reboot_and_others_are_kept() {
+        let order = |signal: &str| Order { signal: signal.into(), ..Order::default() };
+        let all = ["memory.available", "node-shutdown", "preemption"];
+        for (written, now, kept) in [
+            ("b1", "b1", &all[..]),
+            ("b1", "b2", &["memory.available", "preemption"][..]),
+            ("", "b2", &["memory.available", "preemption"][..]),
+            ("", "", &["memory.available", "preemption"][..]),
+        ] {
+            let orders = all.map(order).into();
+            let checkpoint = Checkpoint { orders, boot_id: written.into(), ..Checkpoint::default() };
+            let orders = checkpoint.in_boot(now).orders;
+            let signals: Vec<&str> = orders.iter().map(|order| order.signal.as_str()).collect();
+            assert_eq!(signals, kept, "{written} {now}");
+        }
     }
 }

@@ -21,7 +21,7 @@ use keelson_resource_manager_core::desire::{PodDesire, PodRef, Want};
 use keelson_resource_manager_core::enforce::{EnforceTarget, enforce_targets};
 use keelson_resource_manager_core::eviction::local::{exceeded_limit, has_limits};
 use keelson_resource_manager_core::eviction::monitor::{Monitor, reclaim};
-use keelson_resource_manager_core::eviction::order::{Order, is_in_effect};
+use keelson_resource_manager_core::eviction::order::{Order, OrderKind, is_in_effect};
 use keelson_resource_manager_core::eviction::rank::rank;
 use keelson_resource_manager_core::eviction::signal::{Condition, Observation};
 use keelson_resource_manager_core::eviction::threshold::{
@@ -91,8 +91,10 @@ pub(crate) struct EvictionLoop {
     pub(crate) orders: Orders,
     pub(crate) conditions: watch::Sender<BTreeSet<Condition>>,
     pub(crate) commands: mpsc::Sender<Command>,
-    /// Orders of the manager to preempt pods.
-    pub(crate) preemptions: mpsc::Receiver<Vec<Order>>,
+    /// Orders of the manager to preempt pods, and of a shutdown to end them.
+    pub(crate) ordered: mpsc::Receiver<Vec<Order>>,
+    /// The current boot.
+    pub(crate) boot_id: String,
     /// Incremented when a pod is finished.
     pub(crate) finished: watch::Receiver<u64>,
     pub(crate) metrics: EvictionMetrics,
@@ -115,7 +117,7 @@ impl EvictionLoop {
             // others hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                Some(orders) = self.preemptions.recv() => self.issue(orders).await,
+                Some(orders) = self.ordered.recv() => self.issue(orders).await,
                 changed = self.finished.changed() => {
                     if changed.is_err() {
                         return;
@@ -208,7 +210,7 @@ impl EvictionLoop {
         if !fulfilled.is_empty() {
             // Checkpointed before it is published, as the order was: a kill in between restores no removed order.
             let orders = remaining.into_iter().map(|(_, order)| (*order).clone()).collect();
-            self.write(Checkpoint { orders, monitor: self.monitor.clone() }).await;
+            self.write(orders).await;
         }
         for (uid, _) in fulfilled {
             tracing::info!(uid, "the order to end the pod is fulfilled");
@@ -315,7 +317,7 @@ impl EvictionLoop {
         }
         let existing = self.orders.snapshot().into_iter().map(|(_, order)| (*order).clone());
         let all = existing.chain(new.iter().cloned()).collect();
-        self.write(Checkpoint { orders: all, monitor: self.monitor.clone() }).await;
+        self.write(all).await;
         for order in new {
             let pod = &order.pod;
             tracing::warn!(
@@ -327,10 +329,13 @@ impl EvictionLoop {
                 "ending the pod: {}",
                 order.message
             );
-            let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
-            let (reason, message) = (order.reason.clone(), order.message.clone());
-            let event = NewEvent { warning: true, reason, message, object };
-            self.ctx.events.record_annotated(event, order.annotations.clone());
+            // A shutdown has an event on the Node, and none on each pod, as in a kubelet.
+            if order.kind() != OrderKind::NodeShutdown {
+                let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
+                let (reason, message) = (order.reason.clone(), order.message.clone());
+                let event = NewEvent { warning: true, reason, message, object };
+                self.ctx.events.record_annotated(event, order.annotations.clone());
+            }
             self.metrics.count(&order);
             self.orders.set(pod.uid.clone(), Arc::new(order));
         }
@@ -338,11 +343,12 @@ impl EvictionLoop {
 
     async fn write_checkpoint(&self) {
         let orders = self.orders.snapshot().into_iter().map(|(_, order)| (*order).clone()).collect();
-        self.write(Checkpoint { orders, monitor: self.monitor.clone() }).await;
+        self.write(orders).await;
     }
 
-    /// Writes the checkpoint. Orders are issued even if that fails: the disk may be what is full.
-    async fn write(&self, checkpoint: Checkpoint) {
+    /// Writes the checkpoint with these orders. Orders are issued even if that fails: the disk may be what is full.
+    async fn write(&self, orders: Vec<Order>) {
+        let checkpoint = Checkpoint { orders, monitor: self.monitor.clone(), boot_id: self.boot_id.clone() };
         let written = self.file.store(checkpoint).await;
         let result = written.map_err(|error| keelson_service_kit::status::chain(&error));
         self.ctx.progress.condition("eviction-state", result);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use keelson_proto::keelson::common::v1::{PodRef, Synced};
 use keelson_proto::keelson::resource_manager::v1 as pb;
-use keelson_resource_manager_core::eviction::order::Order;
+use keelson_resource_manager_core::eviction::order::{Order, OrderKind};
 use keelson_service_kit::WatchItem;
 
 /// Converts a change of the orders.
@@ -30,5 +30,6 @@ fn eviction(order: &Order) -> pb::Eviction {
         condition_message: order.condition_message.clone(),
         since_unix_nanos: order.since_unix_nanos,
         signal: order.signal.clone(),
+        node_shutdown: order.kind() == OrderKind::NodeShutdown,
     }
 }

@@ -1,185 +1,21 @@
 //! The client against a fake logind and systemd on a bus of the test's own.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Stdio;
-use std::sync::{Arc, Mutex as Records};
 
-use keelson_testkit::Component;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::net::unix::pipe;
-use tokio::process::{Child, Command};
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
-use zbus::OwnedVariant;
 
+use super::fake::{Behaviour, FakeLogind, Machine, PATIENT, signal_from, soon};
 use super::*;
 
-/// The longest that a test waits for an event.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-async fn soon<T>(event: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, event).await.expect("the event happens")
-}
-
-/// A scratch folder with the socket of a bus and the configuration of logind.
-struct Machine {
-    dir: tempfile::TempDir,
-}
-
 impl Machine {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
-    }
-
     /// Settings that need a delay of 30 s.
     fn settings(&self) -> Settings {
-        Settings {
-            socket: self.dir.path().join("bus"),
-            config_dir: self.dir.path().join("etc/logind.conf.d"),
-            delay: Duration::from_secs(30),
-            may_configure: true,
-        }
+        Settings::for_test(self, Duration::from_secs(30))
     }
 
     fn config_file(&self) -> PathBuf {
         self.settings().config_dir.join(CONFIG_FILE)
-    }
-
-    /// A bus, until it is dropped. Every client may own every name on it.
-    async fn start_bus(&self) -> Child {
-        let socket = self.settings().socket;
-        keelson_files::remove_if_exists(&socket).unwrap();
-        let config = self.dir.path().join("bus.conf");
-        let text = format!(
-            "<busconfig><listen>unix:path={}</listen><auth>EXTERNAL</auth><policy context=\"default\">\
-             <allow send_destination=\"*\"/><allow receive_sender=\"*\"/><allow own=\"*\"/></policy></busconfig>",
-            socket.display()
-        );
-        std::fs::write(&config, text).unwrap();
-        let program = Component::Dbus.find().unwrap_or_else(|error| panic!("{error:#}"));
-        let mut command = Command::new(program);
-        command.arg(format!("--config-file={}", config.display()));
-        command.args(["--nofork", "--nopidfile", "--print-address=1"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut bus = command.spawn().unwrap();
-        // It prints the address once it listens.
-        let mut lines = BufReader::new(bus.stdout.take().unwrap()).lines();
-        let address = soon(lines.next_line()).await.unwrap().expect("dbus-daemon prints its address");
-        assert!(address.starts_with("unix:path="), "{address}");
-        bus
-    }
-
-    async fn client(&self) -> Connection {
-        connect(&self.settings().socket).await.unwrap()
-    }
-}
-
-/// How a fake logind behaves.
-#[derive(Clone)]
-struct Behaviour {
-    /// Its limit until it reads its configuration.
-    limit_seconds: u64,
-    /// The file that it reads on SIGHUP; none: it keeps its limit.
-    config_file: Option<PathBuf>,
-    /// A shutdown is being prepared: it refuses inhibitors.
-    preparing: bool,
-}
-
-const PATIENT: Behaviour = Behaviour { limit_seconds: 30, config_file: None, preparing: false };
-
-/// A fake logind, which is systemd at the same time. It records calls that change something.
-struct FakeLogind {
-    connection: Connection,
-    calls: Arc<Records<Vec<String>>>,
-    /// One end of a pipe per inhibitor; it reads the end of file when the inhibitor is released.
-    inhibitors: mpsc::Receiver<pipe::Receiver>,
-}
-
-impl FakeLogind {
-    async fn start(machine: &Machine, behaviour: Behaviour) -> Self {
-        let connection = machine.client().await;
-        let calls = Arc::<Records<Vec<String>>>::default();
-        let (taken, inhibitors) = mpsc::channel(4);
-        let requests = MessageStream::from(&connection);
-        let server = Server { connection: connection.clone(), calls: Arc::clone(&calls), taken, behaviour };
-        tokio::spawn(server.serve(requests));
-        for name in [LOGIND, SYSTEMD] {
-            connection.request_name(name).await.unwrap();
-        }
-        Self { connection, calls, inhibitors }
-    }
-
-    fn calls(&self) -> Vec<String> {
-        self.calls.lock().unwrap().clone()
-    }
-
-    async fn signal(&self, preparing: bool) {
-        signal_from(&self.connection, preparing).await;
-    }
-}
-
-async fn signal_from(connection: &Connection, preparing: bool) {
-    let to = None::<zbus::names::BusName<'_>>;
-    connection.emit_signal(to, OBJECT, MANAGER, "PrepareForShutdown", &preparing).await.unwrap();
-}
-
-struct Server {
-    connection: Connection,
-    calls: Arc<Records<Vec<String>>>,
-    taken: mpsc::Sender<pipe::Receiver>,
-    behaviour: Behaviour,
-}
-
-impl Server {
-    async fn serve(mut self, mut requests: MessageStream) {
-        while let Some(Ok(message)) = requests.next().await {
-            if message.message_type() == MessageType::MethodCall {
-                self.answer(&message).await;
-            }
-        }
-    }
-
-    async fn answer(&mut self, message: &Message) {
-        let header = message.header();
-        match header.member().unwrap().as_str() {
-            "Get" => {
-                let (interface, name): (String, String) = message.body().deserialize().unwrap();
-                assert_eq!((interface.as_str(), header.path().unwrap().as_str()), (MANAGER, OBJECT));
-                let value = match name.as_str() {
-                    "InhibitDelayMaxUSec" => Variant::new(self.behaviour.limit_seconds * 1_000_000),
-                    "PreparingForShutdown" => Variant::new(self.behaviour.preparing),
-                    other => panic!("unknown property {other}"),
-                };
-                let value: OwnedVariant = value.try_into_owned().unwrap();
-                self.connection.reply(&header, &value).await.unwrap();
-            }
-            "Inhibit" => {
-                let text: (String, String, String, String) = message.body().deserialize().unwrap();
-                self.calls.lock().unwrap().push(format!("Inhibit {text:?}"));
-                if self.behaviour.preparing {
-                    let name = "org.freedesktop.login1.OperationInProgress";
-                    self.connection.reply_error(&header, name, &"already running").await.unwrap();
-                    return;
-                }
-                let (reader, writer) = std::io::pipe().unwrap();
-                let writer = Fd::from(OwnedFd::from(writer));
-                self.connection.reply(&header, &writer).await.unwrap();
-                drop(writer);
-                let reader = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
-                self.taken.send(reader).await.unwrap();
-            }
-            "KillUnit" => {
-                let text: (String, String, i32) = message.body().deserialize().unwrap();
-                assert_eq!(header.destination().unwrap().as_str(), SYSTEMD);
-                self.calls.lock().unwrap().push(format!("KillUnit {text:?}"));
-                if let Some(file) = &self.behaviour.config_file {
-                    let text = tokio::fs::read_to_string(file).await.unwrap();
-                    let (_, seconds) = text.trim().rsplit_once('=').unwrap();
-                    self.behaviour.limit_seconds = seconds.parse().unwrap();
-                }
-                self.connection.reply(&header, &()).await.unwrap();
-            }
-            other => panic!("unknown method {other}"),
-        }
     }
 }
 

@@ -114,14 +114,14 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .default_text("0s")
     .gate("GracefulNodeShutdown", NotZero)
-    .checked_by_group(),
+    .sets(&["resources.nodeShutdown.totalNanos"]),
     field(
         "shutdownGracePeriodByPodPriority",
         ShutdownPeriods,
         "The grace period of pods by priority when the machine shuts down.",
     )
     .gate("GracefulNodeShutdownBasedOnPodPriority", NotEmpty)
-    .checked_by_group(),
+    .sets(&["resources.nodeShutdown.byPriority"]),
     field(
         "shutdownGracePeriodCriticalPods",
         SignedDuration,
@@ -129,7 +129,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .default_text("0s")
     .gate("GracefulNodeShutdown", NotZero)
-    .checked_by_group(),
+    .sets(&["resources.nodeShutdown.criticalNanos"]),
     field("tracing", Object, "Traces over OTLP.").sets(&["tracing"]),
     field("tracing.endpoint", Text, "The address of the collector of traces; unset: localhost:4317.")
         .empty_is_unset()

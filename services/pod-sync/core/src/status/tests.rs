@@ -212,7 +212,7 @@ mod phases {
             reason: "Evicted".into(),
             message: "low on memory".into(),
             disruption_target: true,
-            condition_message: String::new(),
+            ..StatusPatch::default()
         };
         let pod = plain("Always", &["a"]);
         let run = |seen: ObservationBuilder, terminal| {

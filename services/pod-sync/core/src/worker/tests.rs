@@ -223,13 +223,24 @@ fn a_shorter_grace_period_cancels_the_turn_and_a_longer_one_is_ignored() {
 }
 
 #[test]
+fn a_pod_that_a_shutdown_ends_is_of_an_earlier_boot_after_the_reboot() {
+    for (of, boot, earlier) in [("b1", "b2", true), ("b1", "b1", false), ("", "b1", false), ("b1", "", false)]
+    {
+        let patch = StatusPatch { shutdown_of_boot: of.into(), ..StatusPatch::default() };
+        let state = WorkerState { status_patch: Some(patch), ..WorkerState::default() };
+        assert_eq!(state.is_of_earlier_boot(boot), earlier, "{of} {boot}");
+    }
+    assert!(!WorkerState::default().is_of_earlier_boot("b1"));
+}
+
+#[test]
 fn an_eviction_sets_the_status_patch_until_the_pod_has_terminated() {
     let pod = with_grace(30);
     let patch = StatusPatch {
         reason: "Evicted".into(),
         message: "m".into(),
         disruption_target: true,
-        condition_message: String::new(),
+        ..StatusPatch::default()
     };
     let kill = Input::Killed { pod: &pod, grace_seconds: Some(0), patch: Some(patch.clone()) };
     let got = step(Some(&running(&pod)), &kill, &at(10));

@@ -22,12 +22,26 @@ const MIN_EXPECTED_SECONDS: i64 = 10;
 /// The signal of an order that preempts a pod for a critical one.
 pub const PREEMPTION: &str = "preemption";
 
-/// The signals of all orders but [`PREEMPTION`].
+/// The signal of an order that ends a pod before a shutdown of the machine.
+pub const NODE_SHUTDOWN: &str = "node-shutdown";
+
+/// The kind of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrderKind {
+    /// The node is short of a resource, or the pod has exceeded a local storage limit.
+    Eviction,
+    /// A critical pod needs its resources.
+    Preemption,
+    /// The machine shuts down.
+    NodeShutdown,
+}
+
+/// The signals of evictions.
 pub fn eviction_signals() -> impl Iterator<Item = &'static str> {
     Signal::ALL.into_iter().map(Signal::name).chain(local::SIGNALS)
 }
 
-/// An order to end a pod: an eviction or a preemption. It does not change while it is in effect.
+/// An order to end a pod. It does not change while it is in effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Order {
     /// The pod.
@@ -40,7 +54,7 @@ pub struct Order {
     pub grace_seconds: Option<i64>,
     /// The message of the `DisruptionTarget` condition.
     pub condition_message: String,
-    /// The cause: an eviction signal, a kind of limit or [`PREEMPTION`].
+    /// The cause: an eviction signal, a kind of limit, [`PREEMPTION`] or [`NODE_SHUTDOWN`].
     pub signal: String,
     /// When it was issued, in nanoseconds since 1970.
     pub since_unix_nanos: i64,
@@ -114,7 +128,16 @@ impl Order {
         }
     }
 
-    /// Whether it is an eviction for a shortage, not for a limit or a preemption.
+    /// What kind of order it is, by its signal.
+    pub fn kind(&self) -> OrderKind {
+        match self.signal.as_str() {
+            PREEMPTION => OrderKind::Preemption,
+            NODE_SHUTDOWN => OrderKind::NodeShutdown,
+            _ => OrderKind::Eviction,
+        }
+    }
+
+    /// Whether it is an eviction for a shortage, not for a limit, a preemption or a shutdown.
     pub fn is_for_shortage(&self) -> bool {
         Signal::parse(&self.signal).is_some()
     }
@@ -345,6 +368,14 @@ mod tests {
         assert_eq!(Order::for_exceeded_limit(&desire, exceeded_limit, 7).grace_seconds, Some(1));
         let preempted = Order::for_preemption(&desire, 7);
         assert_eq!((preempted.reason.as_str(), preempted.grace_seconds), ("Preempting", None));
+    }
+
+    #[test]
+    fn the_signal_of_an_order_says_what_kind_it_is() {
+        let kind = |signal: &str| Order { signal: signal.to_owned(), ..Order::default() }.kind();
+        assert!(eviction_signals().all(|signal| kind(signal) == OrderKind::Eviction));
+        assert_eq!(kind("preemption"), OrderKind::Preemption);
+        assert_eq!(kind("node-shutdown"), OrderKind::NodeShutdown);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The order in which pods are ended before a shutdown (node-and-api.md §11, pod-lifecycle.md §15.2).
 
 use crate::desire::{PodDesire, Want};
-use crate::eviction::order::Order;
+use crate::eviction::order::{NODE_SHUTDOWN, Order, OrderKind};
 
 use super::periods::GracePeriods;
 
@@ -9,8 +9,6 @@ use super::periods::GracePeriods;
 pub const REASON: &str = "Terminated";
 /// `status.message` of such a pod, and the message of its condition `DisruptionTarget`.
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// The cause of an order that ends a pod before a shutdown ([`Order::signal`]).
-pub const SIGNAL: &str = "node-shutdown";
 
 /// Pods that are ended at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +49,21 @@ pub fn groups<'a>(
     groups
 }
 
+impl Group {
+    /// The time in nanoseconds that the group still has. A group that was ordered to end before a restart of this agent,
+    /// according to `earlier` orders, has what is left of its time.
+    ///
+    /// A clock that was set meanwhile gives it at most its whole time.
+    pub fn left_nanos<'a>(&self, earlier: impl IntoIterator<Item = &'a Order>, now_unix_nanos: i64) -> u64 {
+        let whole = self.seconds.max(0).saturating_mul(1_000_000_000);
+        let is_own = |order: &&Order| self.orders.iter().any(|own| own.pod.uid == order.pod.uid);
+        let earlier = earlier.into_iter().filter(|order| order.kind() == OrderKind::NodeShutdown);
+        let since = earlier.filter(is_own).map(|order| order.since_unix_nanos).min();
+        let passed = since.map_or(0, |since| now_unix_nanos.saturating_sub(since)).clamp(0, whole);
+        u64::try_from(whole - passed).unwrap_or(0)
+    }
+}
+
 fn order(pod: &PodDesire, grace_seconds: i64, now_unix_nanos: i64) -> Order {
     Order {
         pod: pod.header.pod.clone(),
@@ -58,7 +71,7 @@ fn order(pod: &PodDesire, grace_seconds: i64, now_unix_nanos: i64) -> Order {
         message: MESSAGE.to_owned(),
         grace_seconds: Some(grace_seconds),
         condition_message: MESSAGE.to_owned(),
-        signal: SIGNAL.to_owned(),
+        signal: NODE_SHUTDOWN.to_owned(),
         since_unix_nanos: now_unix_nanos,
         ..Order::default()
     }
@@ -92,8 +105,6 @@ mod tests {
     fn periods() -> GracePeriods {
         let period = |priority, seconds| GracePeriod { priority, seconds };
         let settings = Settings {
-            enabled: true,
-            by_priority_enabled: true,
             by_priority: vec![period(0, 20), period(1000, 5), period(SYSTEM_CRITICAL_PRIORITY, 10)],
             ..Settings::default()
         };
@@ -163,6 +174,29 @@ mod tests {
         assert_eq!(order.condition_message, order.message);
         assert_eq!((order.pod.uid.as_str(), order.since_unix_nanos), ("a", 7));
         assert!(!order.is_for_shortage() && !order.blocks_the_next(7), "an eviction need not wait for it");
+    }
+
+    #[test]
+    fn a_group_that_was_ordered_to_end_before_has_the_rest_of_its_time() {
+        const SECOND: i64 = 1_000_000_000;
+        let group = &groups(&periods(), &[pod("a", 0, 60, Want::Stop), pod("b", 0, 60, Want::Run)], 0)[0];
+        let order = |uid: &str, signal: &str, since_seconds: i64| Order {
+            pod: PodRef { uid: uid.into(), ..PodRef::default() },
+            signal: signal.into(),
+            since_unix_nanos: since_seconds * SECOND,
+            ..Order::default()
+        };
+        for (earlier, left_seconds) in [
+            (vec![], 20),
+            (vec![order("a", NODE_SHUTDOWN, 95)], 15),
+            (vec![order("a", NODE_SHUTDOWN, 95), order("b", NODE_SHUTDOWN, 90)], 10),
+            (vec![order("a", NODE_SHUTDOWN, 7)], 0),
+            (vec![order("a", NODE_SHUTDOWN, 200)], 20),
+            (vec![order("a", "memory.available", 95)], 20),
+            (vec![order("of another group", NODE_SHUTDOWN, 95)], 20),
+        ] {
+            assert_eq!(group.left_nanos(&earlier, 100 * SECOND), left_seconds * 1_000_000_000, "{earlier:?}");
+        }
     }
 
     #[test]

@@ -15,13 +15,10 @@ pub struct GracePeriod {
     pub seconds: i64,
 }
 
-/// The configuration of a graceful node shutdown.
+/// The configuration of a graceful node shutdown. Its feature gates are not part of it: without them a configuration with a grace
+/// period is refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The feature gate `GracefulNodeShutdown`.
-    pub enabled: bool,
-    /// The feature gate `GracefulNodeShutdownBasedOnPodPriority`.
-    pub by_priority_enabled: bool,
     /// `shutdownGracePeriod` in nanoseconds: the time of all pods together.
     pub total_nanos: i64,
     /// `shutdownGracePeriodCriticalPods` in nanoseconds: the part of it that is for critical pods.
@@ -40,12 +37,9 @@ impl GracePeriods {
     /// The list by priority takes precedence. Without it, the total is divided into a period of non-critical pods and one of
     /// critical pods. Fractions of a second are cut off. A part for critical pods that exceeds the total configures nothing.
     pub fn from_settings(settings: &Settings) -> Option<Self> {
-        if !settings.enabled {
-            return None;
-        }
-        let mut periods = match settings.by_priority_enabled && !settings.by_priority.is_empty() {
-            true => settings.by_priority.clone(),
-            false => divided(settings.total_nanos, settings.critical_nanos),
+        let mut periods = match settings.by_priority.is_empty() {
+            true => divided(settings.total_nanos, settings.critical_nanos),
+            false => settings.by_priority.clone(),
         };
         periods.sort_by_key(|period| period.priority);
         (!periods.is_empty()).then_some(Self(periods))
@@ -116,7 +110,7 @@ mod tests {
             (-10_000, -20_000, None),
         ] {
             let (total_nanos, critical_nanos) = (total_ms * 1_000_000, critical_ms * 1_000_000);
-            let settings = Settings { enabled: true, total_nanos, critical_nanos, ..Settings::default() };
+            let settings = Settings { total_nanos, critical_nanos, ..Settings::default() };
             assert_eq!(periods(&settings), expected.map(Vec::from), "{total_ms} {critical_ms}");
         }
     }
@@ -124,35 +118,18 @@ mod tests {
     #[test]
     fn the_list_by_priority_takes_precedence_and_is_sorted() {
         let settings = Settings {
-            enabled: true,
-            by_priority_enabled: true,
             total_nanos: 30 * SECOND,
             by_priority: by_priority(&[(100, 10), (-5, 1), (10, 0)]),
             ..Settings::default()
         };
         assert_eq!(periods(&settings), Some(vec![(-5, 1), (10, 0), (100, 10)]));
-        let without_its_gate = Settings { by_priority_enabled: false, ..settings.clone() };
-        assert_eq!(periods(&without_its_gate), Some(vec![(0, 30), (CRITICAL, 0)]));
         let empty = Settings { by_priority: Vec::new(), ..settings };
         assert_eq!(periods(&empty), Some(vec![(0, 30), (CRITICAL, 0)]));
     }
 
-    #[test]
-    fn without_the_gate_nothing_delays_a_shutdown() {
-        let settings = Settings {
-            enabled: false,
-            by_priority_enabled: true,
-            total_nanos: 30 * SECOND,
-            critical_nanos: 10 * SECOND,
-            by_priority: by_priority(&[(0, 10)]),
-        };
-        assert_eq!(periods(&settings), None);
-    }
-
     fn of(list: &[(i32, i64)]) -> GracePeriods {
         let by_priority = by_priority(list);
-        let settings =
-            Settings { enabled: true, by_priority_enabled: true, by_priority, ..Settings::default() };
+        let settings = Settings { by_priority, ..Settings::default() };
         GracePeriods::from_settings(&settings).unwrap()
     }
 

@@ -1,9 +1,16 @@
 //! What to do when the machine prepares for a shutdown, and when it no longer does (node-and-api.md §11).
 
-/// Why a pod is rejected while the node shuts down: its `status.reason`.
-pub const REJECTION_REASON: &str = "NodeShutdown";
-/// The message of that rejection.
-pub const REJECTION_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
+use crate::admit::Rejection;
+
+/// The rejection of a pod while the node shuts down. It is temporary: a pod that no controller replaces, such as a static pod,
+/// waits until the shutdown is cancelled or the machine has booted again.
+pub fn rejection() -> Rejection {
+    Rejection {
+        reason: "NodeShutdown".to_owned(),
+        message: "Pod was rejected as the node is shutting down.".to_owned(),
+        temporary: true,
+    }
+}
 
 /// How far a shutdown is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,7 +44,7 @@ pub enum Input {
 /// What to do, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Take the inhibitor that delays a shutdown, unless it is held.
+    /// Take an inhibitor that delays a shutdown, in place of one that is held.
     Inhibit,
     /// Let the shutdown continue: release the inhibitor.
     Release,
@@ -161,8 +168,9 @@ mod tests {
     fn pods_are_rejected_from_the_signal_until_the_cancellation() {
         let refused = [Running, Ending, Ended].map(Progress::is_shutting_down);
         assert_eq!(refused, [false, true, true]);
-        assert_eq!(REJECTION_REASON, "NodeShutdown");
-        assert_eq!(REJECTION_MESSAGE, "Pod was rejected as the node is shutting down.");
+        let Rejection { reason, message, temporary } = rejection();
+        assert_eq!((reason.as_str(), temporary), ("NodeShutdown", true));
+        assert_eq!(message, "Pod was rejected as the node is shutting down.");
     }
 
     #[test]
