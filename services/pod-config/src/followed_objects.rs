@@ -22,6 +22,8 @@ const SECRET: &str = "Secret";
 pub const TRUST_BUNDLE: &str = "ClusterTrustBundle";
 /// The ClusterTrustBundles of the signer with the name of the object.
 pub const TRUST_BUNDLES: &str = "ClusterTrustBundleList";
+/// A request for a certificate of a pod.
+pub const CERTIFICATE_REQUEST: &str = "PodCertificateRequest";
 
 /// The objects that are in use, and those that are restored when they are used.
 pub struct FollowedObjects {
@@ -177,6 +179,8 @@ impl FollowedObjects {
         }
         match &now {
             Some(json) if wanted.kind == SECRET => self.secrets.put(secret_name(wanted), json),
+            // Its key is only in the memory of volume-manager, which requests a certificate anew after a restart.
+            Some(_) if wanted.kind == CERTIFICATE_REQUEST => {}
             Some(json) => self.checkpoint.put(&checkpoint_key(wanted), json.clone()),
             None => self.forget(wanted),
         }
@@ -226,7 +230,7 @@ pub fn encode(wanted: &ObjectRequest, Object(mut object): Object) -> Vec<u8> {
     if let Some(map) = object.as_object_mut() {
         let version = match wanted.kind.as_str() {
             RUNTIME_CLASS => "node.k8s.io/v1",
-            TRUST_BUNDLE | TRUST_BUNDLES => "certificates.k8s.io/v1beta1",
+            TRUST_BUNDLE | TRUST_BUNDLES | CERTIFICATE_REQUEST => "certificates.k8s.io/v1beta1",
             _ => "v1",
         };
         map.insert("apiVersion".to_owned(), version.into());

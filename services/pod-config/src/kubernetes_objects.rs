@@ -21,8 +21,10 @@ use tokio_util::sync::CancellationToken;
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{ControlPlaneError, ObjectRequest};
 use crate::followed_objects::{
-    FollowedObjects, Following, ObjectState, RUNTIME_CLASS, checkpoint_key, encode, resource,
+    CERTIFICATE_REQUEST, FollowedObjects, Following, ObjectState, RUNTIME_CLASS, checkpoint_key, encode,
+    resource,
 };
+use crate::pod_certificates::REQUESTS;
 use crate::secrets::Secrets;
 
 mod trust_bundles;
@@ -46,6 +48,7 @@ struct Inner {
     checkpoint: Checkpoint,
     shutdown: CancellationToken,
     strategy: ObjectsBy,
+    node_name: String,
     /// How old a polled object may be.
     ttl: Mutex<Duration>,
     state: Mutex<FollowedObjects>,
@@ -71,6 +74,7 @@ impl ObjectCache {
             checkpoint,
             shutdown: ctx.shutdown.clone(),
             strategy,
+            node_name: ctx.config.node_name.clone(),
             ttl: Mutex::new(MIN_TTL),
             state: Mutex::new(state),
             changes: watch::Sender::new(0),
@@ -102,7 +106,7 @@ impl ObjectCache {
     /// The server has not answered, and nothing is cached.
     pub async fn get(&self, wanted: ObjectRequest) -> Result<Option<Vec<u8>>, ControlPlaneError> {
         let resource = resource(&wanted.kind);
-        if resource.is_none() && !is_trust_bundle(&wanted.kind) {
+        if resource.is_none() && !is_only_followed(&wanted.kind) {
             return Ok(None);
         }
         let unavailable = |cause: String| ControlPlaneError::Unavailable { name: API, cause };
@@ -170,7 +174,11 @@ impl ObjectCache {
         if self.state().follow_known(wanted, json, end.clone()) {
             keelson_service_kit::spawn(
                 "follow an object",
-                self.clone().follow(wanted.clone(), Resource::RUNTIME_CLASS, end),
+                self.clone().follow(
+                    wanted.clone(),
+                    Range::one(Resource::RUNTIME_CLASS, None, &wanted.name),
+                    end,
+                ),
             );
         }
     }
@@ -178,7 +186,7 @@ impl ObjectCache {
     /// Adds or removes a user of an object.
     pub fn retain(&self, wanted: &ObjectRequest, watched: bool) {
         let resource = resource(&wanted.kind);
-        if resource.is_none() && !is_trust_bundle(&wanted.kind) {
+        if resource.is_none() && !is_only_followed(&wanted.kind) {
             return;
         }
         if !watched {
@@ -192,16 +200,21 @@ impl ObjectCache {
         }
         let following = self.state().add_user(wanted, self.0.shutdown.child_token());
         let Some(Following { end, refresh }) = following else { return };
+        if wanted.kind == CERTIFICATE_REQUEST {
+            let range = self.certificate_request(wanted);
+            let task = self.clone().follow(wanted.clone(), range, end);
+            keelson_service_kit::spawn("follow a certificate request", task);
+            return;
+        }
         let Some(resource) = resource else {
             let task = self.clone().follow_trust_bundles(wanted.clone(), end);
             keelson_service_kit::spawn("follow trust bundles", task);
             return;
         };
         if self.0.strategy == ObjectsBy::Watch || is_always_followed(&wanted.kind) {
-            keelson_service_kit::spawn(
-                "follow an object",
-                self.clone().follow(wanted.clone(), resource, end),
-            );
+            let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
+            let range = Range::one(resource, namespace, &wanted.name);
+            keelson_service_kit::spawn("follow an object", self.clone().follow(wanted.clone(), range, end));
         } else {
             keelson_service_kit::spawn(
                 "poll an object",
@@ -219,9 +232,15 @@ impl ObjectCache {
         self.state().unfollow_unused(&wanted);
     }
 
-    async fn follow(self, wanted: ObjectRequest, resource: Resource, end: CancellationToken) {
-        let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
-        let mut follower = Follower::new(self.0.api.clone(), Range::one(resource, namespace, &wanted.name));
+    /// A node may list and watch only the certificate requests of its own pods (docs/node-requests.md).
+    fn certificate_request(&self, wanted: &ObjectRequest) -> Range {
+        let mut range = Range::one(REQUESTS, Some(&wanted.namespace), &wanted.name);
+        range.fields = range.fields.map(|name| format!("{name},spec.nodeName={}", self.0.node_name));
+        range
+    }
+
+    async fn follow(self, wanted: ObjectRequest, range: Range, end: CancellationToken) {
+        let mut follower = Follower::new(self.0.api.clone(), range);
         loop {
             let event = tokio::select! {
                 () = end.cancelled() => return,
@@ -312,7 +331,12 @@ impl ObjectCache {
 
 /// Whether objects of this kind are watched whatever the configured way is.
 fn is_always_followed(kind: &str) -> bool {
-    kind == RUNTIME_CLASS || is_trust_bundle(kind)
+    kind == RUNTIME_CLASS || is_only_followed(kind)
+}
+
+/// Whether objects of this kind are known only while they are watched.
+fn is_only_followed(kind: &str) -> bool {
+    kind == CERTIFICATE_REQUEST || is_trust_bundle(kind)
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ mod metrics;
 mod mutations;
 mod node_configuration;
 mod objects;
+mod pod_certificates;
 mod review_metrics;
 mod reviews;
 mod secrets;

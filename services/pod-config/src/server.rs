@@ -27,6 +27,7 @@ use crate::live_objects::{self, LiveObjects};
 use crate::manifest_store::{ManifestStore, ObjectName, StoreError};
 use crate::mutations::{self, mutate};
 use crate::objects::{self, Objects};
+use crate::pod_certificates;
 use crate::reviews::Reviewer;
 
 /// Implements the RPCs.
@@ -248,6 +249,19 @@ impl PodConfig for Server {
             expires_unix_seconds: token.expires,
             lifetime_seconds: token.lifetime,
         }))
+    }
+
+    async fn request_pod_certificate(
+        &self,
+        request: Request<pb::RequestPodCertificateRequest>,
+    ) -> Result<Response<pb::RequestPodCertificateResponse>, Status> {
+        let wanted = pod_certificates::from_wire(request.into_inner())?;
+        let api = self.cluster.as_ref().map(Cluster::api);
+        let (control_plane, node) = (self.objects.control_plane.name(), self.node.get(&()));
+        let node = (self.node_name.as_str(), node.as_deref());
+        let name = pod_certificates::request((api, control_plane), node, &wanted).await;
+        let name = name.map_err(|cause| pod_certificates::status(&cause))?;
+        Ok(Response::new(pb::RequestPodCertificateResponse { name }))
     }
 
     async fn mutate(

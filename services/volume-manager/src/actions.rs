@@ -6,6 +6,7 @@ use keelson_volume_manager_core::desire::PodDesire;
 use keelson_volume_manager_core::names::{VolumeKey, unescape};
 use keelson_volume_manager_core::payload::{ObjectLookup, ObjectName, SourceCache};
 use keelson_volume_manager_core::plan::Action;
+use keelson_volume_manager_core::pod_certificate::{CertificateLookup, CertificateName};
 use keelson_volume_manager_core::token::{TokenLookup, TokenName};
 use tokio::sync::watch;
 
@@ -23,19 +24,28 @@ pub(crate) struct Outcome {
     pub(crate) result: Result<Option<ReadyVolume>, StoreError>,
 }
 
-/// The objects and tokens that the volumes of one pod refer to.
-pub(crate) struct VolumeSources<T> {
+/// The objects, tokens and certificates that the volumes of one pod refer to.
+pub(crate) struct VolumeSources<T, C> {
     pub(crate) objects: ObjectCache,
     pub(crate) tokens: T,
+    pub(crate) certificates: C,
 }
 
-impl<T: Fn(&TokenName) -> TokenLookup> SourceCache for VolumeSources<T> {
+impl<T, C> SourceCache for VolumeSources<T, C>
+where
+    T: Fn(&TokenName) -> TokenLookup,
+    C: Fn(&CertificateName) -> CertificateLookup,
+{
     fn object(&self, name: &ObjectName) -> ObjectLookup {
         self.objects.lookup(name)
     }
 
     fn token(&self, name: &TokenName) -> TokenLookup {
         (self.tokens)(name)
+    }
+
+    fn certificate(&self, name: &CertificateName) -> CertificateLookup {
+        (self.certificates)(name)
     }
 }
 

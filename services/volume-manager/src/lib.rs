@@ -21,6 +21,7 @@
 //! | `objects` | the cache of ConfigMaps, Secrets and other objects that pods refer to, watched in pod-config |
 //! | `claims_in_use` | reports the claims in use to pod-config, which keeps them bound |
 //! | `tokens` | service account tokens, renewed before they expire |
+//! | `pod_certificates` | certificates of pods: their keys, requests and refreshes |
 //! | `prepare` | what one container needs: subPaths, and values of environment files |
 //! | `subpath` | subPaths, opened beneath their volume and bind-mounted for a container |
 //! | `stats`, `measure` | the usage of volumes, measured in the background |
@@ -39,8 +40,8 @@
 mod actions;
 mod atomic;
 mod block;
-mod csi;
 mod claims_in_use;
+mod csi;
 mod driver_stats;
 mod fsgroup;
 mod legacy;
@@ -57,6 +58,7 @@ mod orphans;
 mod plugin_error;
 mod plugin_set;
 mod plugins;
+mod pod_certificates;
 mod pod_plugins;
 mod prepare;
 mod quantities;

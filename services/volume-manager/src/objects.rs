@@ -1,5 +1,5 @@
-//! The cache of ConfigMaps, Secrets and ClusterTrustBundles that pods' volumes refer to, watched in pod-config. An object is kept in memory
-//! only, and only while a pod refers to it.
+//! The cache of ConfigMaps, Secrets, ClusterTrustBundles and PodCertificateRequests that pods' volumes refer to, watched in pod-config. An
+//! object is kept in memory only, and only while a pod refers to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ impl ObjectCache {
     }
 
     /// Stores what pod-config reports about an object, and notifies its subscriptions of a change.
-    fn store(&self, name: &ObjectName, lookup: ObjectLookup) {
+    pub(crate) fn store(&self, name: &ObjectName, lookup: ObjectLookup) {
         let mut state = self.state();
         let State { objects, subscriptions, .. } = &mut *state;
         let Some(object) = objects.get_mut(name).filter(|object| object.lookup != lookup) else { return };
@@ -215,7 +215,7 @@ fn parse_data(kind: ObjectKind, json: &[u8]) -> Result<ObjectData, String> {
         .map_err(|error| format!("it is not valid JSON: line {}", error.line()))?;
     let mut data = ObjectData::new();
     if !kind.has_keys() {
-        return bundles(kind, object);
+        return whole_objects(kind, object);
     }
     for (field, is_base64) in [("data", kind == ObjectKind::Secret), ("binaryData", true)] {
         if kind == ObjectKind::Secret && field == "binaryData" {
@@ -236,8 +236,8 @@ fn parse_data(kind: ObjectKind, json: &[u8]) -> Result<ObjectData, String> {
     Ok(data)
 }
 
-/// The JSON of each ClusterTrustBundle by name.
-fn bundles(kind: ObjectKind, object: serde_json::Value) -> Result<ObjectData, String> {
+/// The JSON of each ClusterTrustBundle, or of the PodCertificateRequest, by name.
+fn whole_objects(kind: ObjectKind, object: serde_json::Value) -> Result<ObjectData, String> {
     let list = match (kind, object) {
         (ObjectKind::ClusterTrustBundleList, mut list) => match list["items"].take() {
             serde_json::Value::Array(items) => items,
@@ -245,9 +245,9 @@ fn bundles(kind: ObjectKind, object: serde_json::Value) -> Result<ObjectData, St
         },
         (_, one) => vec![one],
     };
-    let one = |bundle: serde_json::Value| {
-        let name = bundle["metadata"]["name"].as_str().ok_or("a bundle has no name")?.to_owned();
-        Ok((name, bundle.to_string().into_bytes().into()))
+    let one = |object: serde_json::Value| {
+        let name = object["metadata"]["name"].as_str().ok_or("an object has no name")?.to_owned();
+        Ok((name, object.to_string().into_bytes().into()))
     };
     list.into_iter().map(one).collect()
 }
@@ -306,8 +306,8 @@ mod tests {
         assert!(parse_data(all, br#"{"items": []}"#).unwrap().is_empty());
         for (kind, json, why) in [
             (all, &b"{}"[..], "its items are not a list"),
-            (all, br#"{"items": [{}]}"#, "a bundle has no name"),
-            (single, br#"{"data": {}}"#, "a bundle has no name"),
+            (all, br#"{"items": [{}]}"#, "an object has no name"),
+            (single, br#"{"data": {}}"#, "an object has no name"),
         ] {
             assert_eq!(parse_data(kind, json).unwrap_err(), why);
         }

@@ -41,6 +41,7 @@ use crate::objects::ObjectCache;
 use crate::orphans::{clean, left_of};
 use crate::plugin_set::{self, PluginSet};
 use crate::plugins::csi::Csi;
+use crate::pod_certificates::CertificateClient;
 use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
 use crate::resolver::Resolver;
 use crate::selinux::{self, SeLinux, SeLinuxMetrics};
@@ -91,6 +92,8 @@ async fn build_with(ctx: Context, mounter: Mounter) -> anyhow::Result<Routes> {
     let totals = VolumeTotals::register(&ctx.metrics);
     let metrics = (&operations, &totals);
     let (found, resolver, plugin_set) = start_plugins(&ctx, &store, found, metrics, &tokens).await?;
+    let pod_config = ctx.peer(ServiceName::PodConfig);
+    let certificates = CertificateClient::new(pod_config, objects.clone(), ctx.events.clone(), &ctx.metrics);
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -100,6 +103,7 @@ async fn build_with(ctx: Context, mounter: Mounter) -> anyhow::Result<Routes> {
         ),
         objects,
         tokens,
+        certificates,
         hub: hub.clone(),
         events: ctx.events.clone(),
         orphans: OrphanMetrics::register(&ctx.metrics),
@@ -186,11 +190,11 @@ async fn start_plugins(
     let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
     let handle = ctx.progress.register("volumes of plugins");
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
+    let reports = ClaimReports::start(ctx, shared.claims(), connected);
     let selinux = SeLinux::of_machine(config.volumes.selinux_mount, selinux_metrics);
     let events = ctx.events.clone();
     Ok((found, Resolver { live, plugins, shared, selinux, events, reports }, plugin_set))
 }
-    let reports = ClaimReports::start(ctx, shared.claims(), connected);
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
 /// without that, too.

@@ -14,6 +14,7 @@ use keelson_volume_manager_core::names::is_path_component;
 use keelson_volume_manager_core::payload::{
     DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind, TokenFile,
 };
+use keelson_volume_manager_core::pod_certificate::CertificateName;
 use keelson_volume_manager_core::selinux::{ChangePolicy, SeLinuxOptions};
 use keelson_volume_manager_core::token::TokenName;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
@@ -24,6 +25,7 @@ use crate::stats::{PodStats, VolumeStats};
 use crate::subpath::SubPath;
 use crate::view::{MountedVolume, PodVolumeStatus, VolumeWait};
 
+mod pod_certificate;
 mod trust_bundle;
 
 /// Why a message is invalid; names the field.
@@ -98,7 +100,7 @@ fn volume(message: pb::Volume) -> Result<Volume, WireError> {
             size_limit: positive(dir.size_limit_bytes),
         },
         pb::volume::Source::HostPath(host) => Source::HostPath { path: host.path, kind: host.r#type },
-        pb::volume::Source::Files(volume) => Source::Files(files(volume)?),
+        pb::volume::Source::Files(volume) => Source::Files(files(&name, volume)?),
         pb::volume::Source::Claim(claim) => self::claim(claim)?,
         pb::volume::Source::Plugin(plugin) => Source::Plugin { kind: plugin.kind, json: plugin.source_json },
         pb::volume::Source::Unsupported(kind) => Source::Unsupported(kind),
@@ -141,7 +143,7 @@ fn selinux_options(volumes: &[pb::Volume]) -> BTreeMap<String, Vec<SeLinuxOption
         .collect()
 }
 
-fn files(message: pb::FileVolume) -> Result<Files, WireError> {
+fn files(volume: &str, message: pb::FileVolume) -> Result<Files, WireError> {
     let kind = match message.kind() {
         pb::file_volume::Kind::ConfigMap => FilesKind::ConfigMap,
         pb::file_volume::Kind::Secret => FilesKind::Secret,
@@ -149,11 +151,14 @@ fn files(message: pb::FileVolume) -> Result<Files, WireError> {
         pb::file_volume::Kind::Projected => FilesKind::Projected,
         pb::file_volume::Kind::Unspecified => return Err(MissingField("pod.volumes.files.kind").into()),
     };
-    let sources = message.sources.into_iter().map(file_source).collect::<Result<_, _>>()?;
+    let source =
+        |(source, message)| file_source(CertificateName { volume: volume.to_owned(), source }, message);
+    let sources = message.sources.into_iter().enumerate().map(source).collect::<Result<_, _>>()?;
     Ok(Files { kind, sources, default_mode: message.default_mode, nested: message.nested })
 }
 
-fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
+/// Converts a source. `name`: of the certificate, if the source is one.
+fn file_source(name: CertificateName, message: pb::FileSource) -> Result<FileSource, WireError> {
     Ok(match message.source.ok_or(MissingField("pod.volumes.files.sources.source"))? {
         pb::file_source::Source::Object(object) => FileSource::Object(ObjectFiles {
             kind: ObjectKind::parse(&object.kind).filter(|kind| kind.has_keys()).ok_or(
@@ -176,6 +181,9 @@ fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
         pb::file_source::Source::Token(token) => FileSource::Token(self::token(token)?),
         pb::file_source::Source::TrustBundle(bundle) => {
             FileSource::TrustBundle(trust_bundle::from_wire(bundle)?)
+        }
+        pb::file_source::Source::PodCertificate(certificate) => {
+            FileSource::Certificate(pod_certificate::from_wire(name, certificate)?)
         }
         pb::file_source::Source::Unsupported(field) => FileSource::Unsupported(field),
     })

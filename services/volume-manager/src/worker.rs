@@ -14,6 +14,7 @@ use keelson_volume_manager_core::mount_latency::MountWaits;
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{ObjectLookup, ObjectName, referenced_objects};
 use keelson_volume_manager_core::plan::{Action, ActualState, Plan, Settled, plan};
+use keelson_volume_manager_core::pod_certificate::CertificateLookup;
 use keelson_volume_manager_core::token::TokenLookup;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 use tokio::sync::{OwnedMutexGuard, mpsc, watch};
@@ -22,6 +23,7 @@ use tokio::task::JoinError;
 use crate::actions::{Outcome, VolumeSources, carry_out};
 use crate::metrics::{OperationMetrics, OrphanMetrics};
 use crate::objects::{ObjectCache, Subscription};
+use crate::pod_certificates::{CertificateClient, PodCertificates, certificate_names};
 use crate::pod_plugins::{PluginStatus, PodPlugins};
 use crate::resolver::Resolver;
 use crate::slow_actions::SlowActionWatch;
@@ -44,6 +46,7 @@ pub(crate) struct Env {
     pub(crate) runtime: Runtime,
     pub(crate) objects: ObjectCache,
     pub(crate) tokens: TokenClient,
+    pub(crate) certificates: CertificateClient,
     pub(crate) hub: WatchHub<String, PodVolumeStatus>,
     pub(crate) events: EventRing,
     pub(crate) orphans: OrphanMetrics,
@@ -66,6 +69,8 @@ pub(crate) struct Worker {
     objects: Subscription,
     /// The tokens that the volumes contain.
     tokens: PodTokens,
+    /// The certificates that the volumes contain.
+    certificates: PodCertificates,
     /// The volumes that plugins provide.
     plugins: PodPlugins,
     plugin_status: PluginStatus,
@@ -94,6 +99,14 @@ struct StatusDetails {
     gone: bool,
 }
 
+/// What actions wait for.
+#[derive(Default)]
+struct Pending {
+    texts: BTreeSet<String>,
+    /// Who has to act, if it is a certificate.
+    owner: Option<WaitOwner>,
+}
+
 /// The error of an action.
 struct ActionError {
     /// The pod's spec itself causes the error.
@@ -111,6 +124,7 @@ impl Worker {
     ) -> Self {
         let (objects, counts) = (env.objects.subscribe(), env.totals.count_pod(&actual));
         let tokens = PodTokens::new(env.tokens.clone());
+        let certificates = PodCertificates::new(env.certificates.clone());
         let plugins = PodPlugins::new(env.resolver.clone(), &assignments.uid);
         Self {
             env,
@@ -119,6 +133,7 @@ impl Worker {
             mounted: BTreeMap::new(),
             objects,
             tokens,
+            certificates,
             plugins,
             plugin_status: PluginStatus::default(),
             started: Instant::now(),
@@ -139,10 +154,13 @@ impl Worker {
                 let desire = &turn.assignment.desire;
                 self.objects.set(needed_objects(desire));
                 self.tokens.set(desire, &self.env.store.pod_folder(&self.assignments.uid));
+                self.certificates.set(desire);
                 self.plugins.set(desire);
             }
             self.note_plugins(&turn.assignment.desire);
-            if self.objects.has_changed() | self.tokens.has_changed() | turn.is_new {
+            let has_changed =
+                self.objects.has_changed() | self.tokens.has_changed() | self.certificates.has_changed();
+            if has_changed || turn.is_new {
                 self.actual.mark_files_stale(&turn.assignment.desire);
             }
             self.mount_waits.update(&turn.assignment.desire, &self.actual, self.started.elapsed());
@@ -151,11 +169,13 @@ impl Worker {
             let next = Box::pin(self.take_turn(&turn)).await;
             self.counts.update(&turn.assignment.desire, &self.actual);
             let (objects, tokens, plugins) = (&self.objects, &self.tokens, &self.plugins);
+            let certificates = &self.certificates;
             let changed = async {
-                // Cancel-safe: neither future consumes anything.
+                // Cancel-safe: no future consumes anything.
                 tokio::select! {
                     changed = objects.changed() => changed,
                     changed = tokens.changed() => changed,
+                    changed = certificates.changed() => changed,
                     changed = plugins.changed() => changed,
                 }
             };
@@ -230,11 +250,11 @@ impl Worker {
         folder.lock_owned().await
     }
 
-    /// Splits off the actions whose objects and tokens are known, and returns what the others wait for. These wait
-    /// without an attempt, since pod-config reports objects and tokens as soon as it can.
-    fn runnable(&self, desire: &PodDesire, actions: Vec<Action>) -> (Vec<Action>, BTreeSet<String>) {
-        let mut pending = BTreeSet::new();
-        let lookup = self.tokens.lookup();
+    /// Splits off the actions whose objects, tokens and certificates are known, and returns what the others wait for. These
+    /// wait without an attempt, since pod-config reports objects and tokens as soon as it can.
+    fn runnable(&self, desire: &PodDesire, actions: Vec<Action>) -> (Vec<Action>, Pending) {
+        let mut pending = Pending::default();
+        let (lookup, certificate) = (self.tokens.lookup(), self.certificates.lookup());
         let is_runnable = |action: &Action| {
             let (Action::SetUp(i) | Action::Refresh(i)) = action else { return true };
             let Some(volume) = desire.volumes.get(*i) else { return true };
@@ -247,18 +267,27 @@ impl Worker {
                 TokenLookup::Refused(_) | TokenLookup::Present(_) => None,
             });
             let unknown: Vec<String> = objects.chain(tokens).collect();
-            let is_runnable = unknown.is_empty();
-            pending.extend(unknown);
+            let mut is_runnable = unknown.is_empty();
+            pending.texts.extend(unknown);
+            for name in certificate_names(volume) {
+                if let CertificateLookup::Pending { what, owner } = certificate(name) {
+                    is_runnable = false;
+                    pending.texts.insert(what);
+                    pending.owner.get_or_insert(owner);
+                }
+            }
             is_runnable
         };
         let actions = actions.into_iter().filter(is_runnable).collect();
         (actions, pending)
     }
 
-    fn wait_for(&self, desire: &PodDesire, pending: &BTreeSet<String>) -> Next {
+    fn wait_for(&self, desire: &PodDesire, pending: &Pending) -> Next {
         let phase = if self.is_ready(desire) { Phase::Mounted } else { Phase::Pending };
-        let message = pending.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        self.publish(desire, phase, &StatusDetails { message, ..StatusDetails::default() });
+        let message = pending.texts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let owner = pending.owner.as_ref().filter(|owner| **owner != WaitOwner::VolumeManager);
+        let owner = owner.map(ToString::to_string).unwrap_or_default();
+        self.publish(desire, phase, &StatusDetails { message, owner, ..StatusDetails::default() });
         Next::WhenChanged
     }
 
@@ -427,7 +456,8 @@ impl Worker {
         mut folder: Option<OwnedMutexGuard<PodFolder>>,
     ) -> Result<Vec<Outcome>, JoinError> {
         let env = Arc::clone(&self.env);
-        let sources = VolumeSources { objects: self.env.objects.clone(), tokens: self.tokens.lookup() };
+        let (tokens, certificates) = (self.tokens.lookup(), self.certificates.lookup());
+        let sources = VolumeSources { objects: self.env.objects.clone(), tokens, certificates };
         let work = Arc::clone(desire);
         let (sender, current) = watch::channel(None);
         let walks = Arc::new(FsGroupWalks::default());

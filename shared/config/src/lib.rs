@@ -338,6 +338,9 @@ pub struct Volumes {
     /// Whether projected volumes may have trust anchors of ClusterTrustBundles (gate `ClusterTrustBundleProjection`).
     #[serde(default)]
     pub cluster_trust_bundles: bool,
+    /// Whether projected volumes may have certificates of their pod (gate `PodCertificateRequest`).
+    #[serde(default)]
+    pub pod_certificates: bool,
 }
 
 /// Where a kubelet looks for flexVolume drivers; a configuration of an earlier release names no folder.
@@ -353,6 +356,7 @@ impl Default for Volumes {
             csi_volume_health: false,
             selinux_mount: false,
             cluster_trust_bundles: false,
+            pod_certificates: false,
         }
     }
 }

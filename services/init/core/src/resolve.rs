@@ -116,6 +116,7 @@ pub(crate) fn resolve_with(
     out.config.volumes.csi_volume_health = gates.is_on("CSIVolumeHealth");
     out.config.volumes.selinux_mount = gates.is_on("SELinuxMount");
     out.config.volumes.cluster_trust_bundles = gates.is_on("ClusterTrustBundleProjection");
+    out.config.volumes.pod_certificates = gates.is_on("PodCertificateRequest");
     report_notes(&mut out, kubelet);
     add_flags_to_origins(&mut out.errors, keelson);
     if !out.errors.is_empty() {

@@ -35,6 +35,7 @@ pub mod object;
 mod object_rules;
 pub mod offline;
 mod parse;
+pub mod pod_certificate;
 pub mod redirect;
 pub mod scan;
 pub mod sent_record;

@@ -92,7 +92,8 @@ impl DesiredState {
         let security = pod.spec.security_context.as_ref();
         let tokens = has_cluster(&self.context.config);
         let trust_bundles = tokens && self.context.config.volumes.cluster_trust_bundles;
-        let api = volume_messages::ApiSources { tokens, trust_bundles };
+        let certificates = tokens && self.context.config.volumes.pod_certificates;
+        let api = volume_messages::ApiSources { tokens, trust_bundles, certificates };
         volume::PodDesire {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,

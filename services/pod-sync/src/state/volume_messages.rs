@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use keelson_kube_model::volume_source::{ServedBy, pod_sources, served_by};
 use keelson_kube_model::{
-    ClusterTrustBundleProjection, Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource,
-    Quantity, ResourceList, SeLinuxOptions, ServiceAccountTokenProjection, Volume, VolumeProjection,
+    ClusterTrustBundleProjection, Container, DownwardApiVolumeFile, KeyToPath, Pod, PodCertificateProjection,
+    ProjectedVolumeSource, Quantity, ResourceList, SeLinuxOptions, ServiceAccountTokenProjection, Volume,
+    VolumeProjection,
 };
 use keelson_pod_sync_core::config::{DownwardValue, TokenAccess, downward_value, token_access};
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -23,6 +24,8 @@ pub struct ApiSources {
     pub tokens: bool,
     /// It has ClusterTrustBundles, and pods may use them (gate `ClusterTrustBundleProjection`).
     pub trust_bundles: bool,
+    /// It has PodCertificateRequests, and pods may use them (gate `PodCertificateRequest`).
+    pub certificates: bool,
 }
 
 /// The volumes that some container of a pod uses (volumes.md §3.2). Others may refer to objects that do not exist. `allocatable`: what
@@ -197,6 +200,9 @@ fn projections(
         {
             return bundle;
         }
+        if let Some(projection) = source.pod_certificate.as_ref().filter(|_| api.certificates) {
+            return certificate(pod, projection);
+        }
         let field = match source {
             VolumeProjection { service_account_token: Some(_), .. } => "serviceAccountToken",
             VolumeProjection { cluster_trust_bundle: Some(_), .. } => "clusterTrustBundle",
@@ -237,6 +243,32 @@ fn trust_bundle(pod: &Pod, projection: &ClusterTrustBundleProjection) -> Option<
             mode,
             owner_uid: owner,
         })
+    })
+}
+
+/// The values of `keyType` that volume-manager knows.
+const KEY_TYPES: [&str; 6] = ["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
+
+/// A certificate of the pod.
+fn certificate(pod: &Pod, projection: &PodCertificateProjection) -> FileSource {
+    let TokenAccess { mode, owner } = token_access(pod);
+    let PodCertificateProjection { signer_name, key_type, .. } = projection;
+    if signer_name.is_empty() {
+        return FileSource::Unsupported("podCertificate".to_owned());
+    }
+    if !KEY_TYPES.contains(&key_type.as_str()) {
+        return FileSource::Unsupported(format!("podCertificate with the keyType {key_type:?}"));
+    }
+    FileSource::PodCertificate(volume::PodCertificate {
+        signer_name: signer_name.clone(),
+        key_type: key_type.clone(),
+        max_expiration_seconds: projection.max_expiration_seconds,
+        credential_bundle_path: projection.credential_bundle_path.clone(),
+        key_path: projection.key_path.clone(),
+        certificate_chain_path: projection.certificate_chain_path.clone(),
+        user_annotations: projection.user_annotations.clone().into_iter().collect(),
+        mode,
+        owner_uid: owner,
     })
 }
 

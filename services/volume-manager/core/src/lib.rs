@@ -5,6 +5,7 @@
 //! | [`desire`] | which volumes pod-sync wants for a pod, without wire types |
 //! | [`plan`] | which actions come next for one pod |
 //! | [`payload`] | which files a configMap, secret, downwardAPI or projected volume contains |
+//! | [`pod_certificate`] | when certificates of pods are requested, used, refreshed and given up |
 //! | [`token`] | how service account tokens are named, and when they are renewed |
 //! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
@@ -21,8 +22,8 @@
 //! | [`legacy`] | which CSI volume serves a legacy in-tree source |
 //! | [`csi`] | how CSI drivers register and which calls, paths and files their volumes need |
 //! | [`claims`] | which PersistentVolume a volume has through its claim, and whether the pod may mount it here |
-//! | [`node_selector`] | whether a node matches a selector |
 //! | [`claims_in_use`] | which claims are in use on this node, and by what |
+//! | [`node_selector`] | whether a node matches a selector |
 //! | [`operations`] | which operations on volumes may run together, and when a failed one is retried |
 //! | [`wait_owner`] | who has to act before a volume can advance |
 //! | [`world`] | which actions come next for the volumes that the pods of the node share |
@@ -36,8 +37,8 @@
 //! | [`flexvolume`] | where flexVolume drivers are, how they are called, and what they answer |
 
 pub mod claims;
-pub mod csi;
 pub mod claims_in_use;
+pub mod csi;
 pub mod desire;
 pub mod envfile;
 pub mod expansion;
@@ -61,7 +62,9 @@ pub mod objects;
 pub mod operations;
 pub mod ownership;
 pub mod payload;
+mod pem;
 pub mod plan;
+pub mod pod_certificate;
 pub mod selinux;
 pub mod sources;
 pub mod tmpfs;

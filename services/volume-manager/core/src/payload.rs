@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 pub use error::{FileError, PayloadError};
 pub use trust::{Bundles, LabelRequirement, LabelSelector, TrustBundleFile};
 
+use crate::pod_certificate::{CertificateFiles, CertificateLookup, CertificateName};
 use crate::token::{TokenLookup, TokenName};
 
 mod error;
@@ -71,6 +74,8 @@ pub enum FileSource {
     Token(TokenFile),
     /// The trust anchors of ClusterTrustBundles.
     TrustBundle(TrustBundleFile),
+    /// A certificate of the pod, with its key.
+    Certificate(CertificateFiles),
     /// A source that needs an API server, by its field in the spec.
     Unsupported(String),
 }
@@ -145,9 +150,20 @@ pub enum ObjectKind {
     ClusterTrustBundle,
     /// All ClusterTrustBundles of a signer, whose name is that of the object.
     ClusterTrustBundleList,
+    /// PodCertificateRequest.
+    PodCertificateRequest,
 }
 
 impl ObjectKind {
+    /// All kinds.
+    const ALL: [Self; 5] = [
+        Self::ConfigMap,
+        Self::Secret,
+        Self::ClusterTrustBundle,
+        Self::ClusterTrustBundleList,
+        Self::PodCertificateRequest,
+    ];
+
     /// The value of the object's `kind` field.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -155,17 +171,16 @@ impl ObjectKind {
             Self::Secret => "Secret",
             Self::ClusterTrustBundle => "ClusterTrustBundle",
             Self::ClusterTrustBundleList => "ClusterTrustBundleList",
+            Self::PodCertificateRequest => "PodCertificateRequest",
         }
     }
 
     /// Parses the value of an object's `kind` field.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::ConfigMap, Self::Secret, Self::ClusterTrustBundle, Self::ClusterTrustBundleList]
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 
-    /// Whether an object of the kind has keys that can be files, and is in a namespace.
+    /// Whether an object of the kind has keys that can be files.
     pub const fn has_keys(self) -> bool {
         matches!(self, Self::ConfigMap | Self::Secret)
     }
@@ -192,7 +207,8 @@ impl fmt::Display for ObjectName {
     }
 }
 
-/// The data of an object: the bytes of each key. Of ClusterTrustBundles: the JSON of each bundle by name.
+/// The data of an object: the bytes of each key. Of ClusterTrustBundles: the JSON of each bundle by name; of a PodCertificateRequest: its
+/// JSON by its name.
 pub type ObjectData = BTreeMap<String, Arc<[u8]>>;
 
 /// What is known about an object.
@@ -221,12 +237,14 @@ impl fmt::Debug for ObjectLookup {
     }
 }
 
-/// Looks up the objects and tokens that a volume's files come from.
+/// Looks up the objects, tokens and certificates that a volume's files come from.
 pub trait SourceCache {
     /// Looks up an object.
     fn object(&self, name: &ObjectName) -> ObjectLookup;
     /// Looks up a token of the volume's pod.
     fn token(&self, name: &TokenName) -> TokenLookup;
+    /// Looks up a certificate of the volume's pod.
+    fn certificate(&self, name: &CertificateName) -> CertificateLookup;
 }
 
 /// A file to write.
@@ -268,7 +286,10 @@ pub fn referenced_objects<'a>(files: &'a Files, namespace: &'a str) -> impl Iter
     files.sources.iter().filter_map(move |source| match source {
         FileSource::Object(object) => Some(object_name(object, namespace)),
         FileSource::TrustBundle(file) => Some(bundle_name(file)),
-        FileSource::Downward(_) | FileSource::Token(_) | FileSource::Unsupported(_) => None,
+        FileSource::Downward(_)
+        | FileSource::Token(_)
+        | FileSource::Certificate(_)
+        | FileSource::Unsupported(_) => None,
     })
 }
 
@@ -306,6 +327,9 @@ pub fn collect(files: &Files, namespace: &str, sources: &impl SourceCache) -> Re
                 let name = bundle_name(file);
                 let found = sources.object(&name);
                 collector.add_trust_bundle(file, &name, found);
+            }
+            FileSource::Certificate(certificate) => {
+                collector.add_certificate(certificate, sources.certificate(&certificate.name));
             }
             FileSource::Unsupported(field) => {
                 collector.add_error(FileError::NoApiServer { field: field.clone() });
@@ -395,6 +419,25 @@ impl<'a> Collector<'a> {
         match file.content(&data) {
             Ok(bytes) => self.add_owned_file(&file.path, &bytes.into(), file.mode, file.owner),
             Err(why) => self.add_error(FileError::TrustBundle { why }),
+        }
+    }
+
+    fn add_certificate(&mut self, files: &CertificateFiles, found: CertificateLookup) {
+        let credentials = match found {
+            CertificateLookup::Present(credentials) => credentials,
+            CertificateLookup::Pending { what, .. } => return self.pending.push(what),
+            CertificateLookup::Refused(why) => return self.add_error(FileError::CertificateRefused { why }),
+        };
+        let (key, chain) = (credentials.key.as_str(), credentials.chain.as_str());
+        for (path, parts) in [
+            (&files.bundle_path, &[key, chain] as &[&str]),
+            (&files.key_path, &[key]),
+            (&files.chain_path, &[chain]),
+        ] {
+            if !path.is_empty() {
+                let bytes = Zeroizing::new(parts.concat());
+                self.add_owned_file(path, &bytes.as_bytes().into(), files.mode, files.owner);
+            }
         }
     }
 

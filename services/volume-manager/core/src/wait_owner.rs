@@ -25,6 +25,8 @@ pub enum WaitOwner {
     EphemeralVolumeController,
     /// The control plane's garbage collector, which has to remove the claim of an earlier pod.
     GarbageCollector,
+    /// The signer with this name, which has to issue a certificate.
+    Signer(String),
 }
 
 impl WaitOwner {
@@ -47,6 +49,7 @@ impl fmt::Display for WaitOwner {
             Self::Provisioner(name) => return write!(f, "provisioner {name}"),
             Self::EphemeralVolumeController => "ephemeral volume controller",
             Self::GarbageCollector => "garbage collector",
+            Self::Signer(name) => return write!(f, "signer {name}"),
         };
         f.write_str(name)
     }

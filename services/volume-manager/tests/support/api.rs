@@ -1,6 +1,7 @@
 //! The API objects and tokens of a test, served by a fake pod-config.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use keelson_config::ServiceName;
@@ -118,6 +119,11 @@ impl FakeApi {
         self.tokens().texts[number - 1].clone()
     }
 
+    /// All requests for certificates so far. They are named `req-1`, `req-2` and so on.
+    pub fn certificate_requests(&self) -> Vec<pb::RequestPodCertificateRequest> {
+        self.pod_config.request_pod_certificate.requests().all()
+    }
+
     /// The objects that are watched now.
     pub fn watched(&self) -> Vec<String> {
         let watched = self.objects.watched.lock().unwrap();
@@ -129,6 +135,11 @@ impl FakeApi {
         let (objects, tokens) = (Arc::clone(&self.objects), Arc::clone(&self.tokens));
         self.pod_config.watch_objects.handle(move |watch| send_objects(Arc::clone(&objects), watch));
         self.pod_config.create_token.answer_with(move |request| tokens.lock().unwrap().create(&request));
+        let number = AtomicUsize::new(self.certificate_requests().len());
+        self.pod_config.request_pod_certificate.answer_with(move |_| {
+            let name = format!("req-{}", number.fetch_add(1, Ordering::Relaxed) + 1);
+            Ok(pb::RequestPodCertificateResponse { name })
+        });
         let live = Arc::clone(&self.live);
         self.pod_config.get_live.answer_with(move |request| {
             if request.kind == "CSINode" {

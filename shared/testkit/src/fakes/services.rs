@@ -60,6 +60,7 @@ fake_service! {
         review_access(pod_config::ReviewAccessRequest) -> pod_config::ReviewAccessResponse;
         get_service_env(pod_config::GetServiceEnvRequest) -> pod_config::GetServiceEnvResponse;
         create_token(pod_config::CreateTokenRequest) -> pod_config::CreateTokenResponse;
+        request_pod_certificate(pod_config::RequestPodCertificateRequest) -> pod_config::RequestPodCertificateResponse;
         mutate(pod_config::MutateRequest) -> pod_config::MutateResponse;
         apply_manifest(pod_config::ApplyManifestRequest) -> pod_config::ApplyManifestResponse;
         delete_manifest(pod_config::DeleteManifestRequest) -> pod_config::DeleteManifestResponse;

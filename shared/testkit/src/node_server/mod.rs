@@ -6,6 +6,7 @@
 //! real API server.
 
 mod answer;
+mod certificates;
 #[cfg(feature = "kube")]
 mod filter;
 mod incoming;

@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::certificates;
 use super::objects::{Objects, Selection};
 use super::request::{Request, Target};
 
 /// The namespace of the leases of nodes.
 const LEASES: &str = "kube-node-lease";
 /// The annotation of a mirror pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Checks whether a node is authorized for the request; otherwise returns the reason.
 pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Result<(), String> {
@@ -41,6 +42,7 @@ pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Res
         ("", "configmaps" | "secrets", "get" | "list" | "watch")
         | ("", "persistentvolumeclaims" | "persistentvolumes", "get")
         | ("", "persistentvolumeclaims/status", "update" | "patch")
+        | ("", "serviceaccounts", "get")
         | ("", "serviceaccounts/token", "create")
         | ("storage.k8s.io", "volumeattachments", "get") => related(node, request, objects),
         ("coordination.k8s.io", "leases", "create") if target.namespace == LEASES => Ok(()),
@@ -59,7 +61,14 @@ pub(super) fn authorize(node: &str, request: &Request, objects: &Objects) -> Res
         {
             Ok(())
         }
-        ("", "events", "create" | "update" | "patch")
+        ("certificates.k8s.io", "podcertificaterequests", "list" | "watch") => {
+            let is_scoped = request.fields.get("spec.nodeName").is_some_and(|name| name == node);
+            is_scoped.then_some(()).ok_or_else(|| {
+                format!("node '{node}' lists and watches certificate requests only with spec.nodeName")
+            })
+        }
+        ("certificates.k8s.io", "podcertificaterequests", "create")
+        | ("", "events", "create" | "update" | "patch")
         | ("certificates.k8s.io", "certificatesigningrequests", "create")
         | ("authentication.k8s.io", "tokenreviews", "create")
         | ("authorization.k8s.io", "subjectaccessreviews" | "localsubjectaccessreviews", "create") => Ok(()),
@@ -227,6 +236,7 @@ pub(super) fn admit(
             is_own.then_some(()).ok_or_else(|| format!("node {node:?} makes only what has its own name"))
         }
         ("", "serviceaccounts/token", _) => admit_token(node, request, objects),
+        ("certificates.k8s.io", "podcertificaterequests", _) => certificates::admit(node, request, objects),
         ("", "persistentvolumeclaims/status", _) => admit_claim_status(node, old, new),
         _ => Ok(()),
     }

@@ -77,7 +77,8 @@ fn objects() -> Objects {
 fn node_authorizer_allows_reads_of_related_objects_only() {
     let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
     let lease = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
-    let cases: [(&'static str, String, &str, Option<&str>); 36] = [
+    let certificates = "/apis/certificates.k8s.io/v1beta1/namespaces/default/podcertificaterequests";
+    let cases: [(&'static str, String, &str, Option<&str>); 40] = [
         ("get", "/api/v1/nodes/n1".into(), "", None),
         ("get", "/api/v1/nodes/n2".into(), "", Some("its own Node alone")),
         ("list", "/api/v1/nodes".into(), "", Some("its own Node alone")),
@@ -113,7 +114,11 @@ fn node_authorizer_allows_reads_of_related_objects_only() {
         ("get", lease("n2"), "", Some("no get of leases")),
         ("get", below("pods/own/log"), "", Some("no get of pods/log")),
         ("create", below("pods/own/exec"), "", Some("no create of pods/exec")),
-        ("get", below("serviceaccounts/app"), "", Some("no get of serviceaccounts")),
+        ("get", below("serviceaccounts/app"), "", None),
+        ("get", below("serviceaccounts/none"), "", Some(UNRELATED)),
+        ("list", certificates.into(), "metadata.name=a,spec.nodeName=n1", None),
+        ("list", certificates.into(), "metadata.name=a", Some("only with spec.nodeName")),
+        ("watch", certificates.into(), "spec.nodeName=n2", Some("only with spec.nodeName")),
     ];
     let mut objects = objects();
     for (verb, path, selector, expected) in cases {
@@ -437,4 +442,43 @@ fn a_node_writes_its_own_csinode_and_the_expansion_of_related_claims() {
     let data = objects.core("persistentvolumeclaims", "default", "data").unwrap();
     assert_eq!(data["status"]["capacity"]["storage"], "2Gi");
     assert_eq!(data["spec"]["volumeName"], "pv-data");
+}
+
+#[test]
+fn node_restriction_limits_certificate_requests_to_own_pods_with_their_uids_and_signers() {
+    let mut objects = objects();
+    let volumes =
+        json!([{"name": "tls", "projected": {"sources": [{"podCertificate": {"signerName": "x/y"}}]}}]);
+    let spec = json!({"serviceAccountName": "app", "volumes": volumes});
+    made(&mut objects, "/api/v1/namespaces/default/pods", pod("web", "n1", spec));
+    let uid = |resource: &str, namespace: &str, name: &str| {
+        objects.core(resource, namespace, name).unwrap()["metadata"]["uid"].clone()
+    };
+    let spec = json!({
+        "signerName": "x/y", "podName": "web", "podUID": uid("pods", "default", "web"),
+        "serviceAccountName": "app", "serviceAccountUID": uid("serviceaccounts", "default", "app"),
+        "nodeName": "n1", "nodeUID": uid("nodes", "", "n1"),
+    });
+    for (field, value, expected) in [
+        ("signerName", "x/y", None),
+        ("nodeName", "n2", Some("spec.nodeName set to itself")),
+        ("podName", "none", Some("not found")),
+        ("podName", "other", Some("not bound to node")),
+        ("podName", "mirror", Some("is a mirror")),
+        ("serviceAccountName", "default", Some("is not \"default\"")),
+        ("podUID", "x", Some("spec.podUID")),
+        ("serviceAccountUID", "x", Some("spec.serviceAccountUID")),
+        ("nodeUID", "x", Some("spec.nodeUID")),
+        ("signerName", "x/z", Some("names the signer")),
+    ] {
+        let mut spec = spec.clone();
+        spec[field] = value.into();
+        let object = json!({"metadata": {"generateName": "req-"}, "spec": spec});
+        let path = "/apis/certificates.k8s.io/v1beta1/namespaces/default/podcertificaterequests";
+        match (ask(&mut objects, N1, "create", path, "", object), expected) {
+            (Ok(made), None) => assert!(made["metadata"]["name"].as_str().unwrap().starts_with("req-")),
+            (Err(denied), Some(part)) if denied.message.contains(part) => {}
+            (result, _) => panic!("{field} {value}: {result:?}"),
+        }
+    }
 }

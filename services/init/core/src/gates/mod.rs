@@ -183,8 +183,13 @@ fn missing_dependencies(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced
 }
 
 /// The gates that a service asks for. All others decide only which settings are allowed.
-const WITH_EFFECT: [&str; 4] =
-    ["CSIVolumeHealth", "ClusterTrustBundle", "ClusterTrustBundleProjection", "SELinuxMount"];
+const WITH_EFFECT: [&str; 5] = [
+    "CSIVolumeHealth",
+    "ClusterTrustBundle",
+    "ClusterTrustBundleProjection",
+    "PodCertificateRequest",
+    "SELinuxMount",
+];
 
 /// Lists the gates that differ from their default and have no effect yet, except on what may be configured.
 fn without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {

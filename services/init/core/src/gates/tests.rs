@@ -192,6 +192,7 @@ fn non_default_feature_gates_without_effect_are_listed_in_one_note() {
         ("AllAlpha", true),
         ("SELinuxMount", true),
         ("CSIVolumeHealth", true),
+        ("PodCertificateRequest", true),
     ]));
     let infos: Vec<&str> =
         notes.iter().filter(|note| note.level == Level::Info).map(|note| note.text.as_str()).collect();

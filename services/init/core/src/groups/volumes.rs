@@ -91,6 +91,14 @@ mod tests {
     }
 
     #[test]
+    fn certificates_of_pods_are_projected_only_with_the_gate() {
+        for (gates, expected) in [(json!({}), false), (json!({"PodCertificateRequest": true}), true)] {
+            let config = with_kubelet(json!({"featureGates": gates}));
+            assert_eq!(config.volumes.pod_certificates, expected, "{gates}");
+        }
+    }
+
+    #[test]
     fn negative_volume_stats_period_means_off_and_zero_the_default() {
         for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
             let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));

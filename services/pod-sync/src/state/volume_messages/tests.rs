@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-const TOKENS: ApiSources = ApiSources { tokens: true, trust_bundles: false };
+const TOKENS: ApiSources = ApiSources { tokens: true, trust_bundles: false, certificates: false };
 
 fn pod(mounts: serde_json::Value, volumes: serde_json::Value) -> Pod {
     serde_json::from_value(json!({
@@ -87,6 +87,7 @@ fn projected_sources_keep_their_order_and_unsupported_ones_are_named() {
             FileSource::Downward(_) => "downward".to_owned(),
             FileSource::Token(token) => format!("token {}", token.path),
             FileSource::TrustBundle(bundle) => format!("bundle {}", bundle.path),
+            FileSource::PodCertificate(certificate) => certificate.signer_name,
             FileSource::Unsupported(field) => field,
         })
         .collect();
@@ -165,8 +166,41 @@ fn trust_bundles_are_sent_with_their_gate_and_other_sources_still_named() {
         refused("clusterTrustBundle"),
         refused("podCertificate"),
     ];
-    assert_eq!(sources(ApiSources { tokens: true, trust_bundles: true }), expected);
+    assert_eq!(sources(ApiSources { tokens: true, trust_bundles: true, certificates: false }), expected);
     assert!(sources(TOKENS)[..4].iter().all(|source| *source == refused("clusterTrustBundle")));
+}
+
+#[test]
+fn certificates_of_pods_are_sent_with_their_gate_and_known_key_types_only() {
+    let volume = json!({"name": "v", "projected": {"sources": [
+        {"podCertificate": {"signerName": "x/y", "keyType": "ED25519", "credentialBundlePath": "a", "keyPath": "b",
+            "certificateChainPath": "c", "maxExpirationSeconds": 3600, "userAnnotations": {"x/k": "v"}}},
+        {"podCertificate": {"signerName": "x/y", "keyType": "RSA1024"}},
+        {"podCertificate": {"keyType": "ED25519"}},
+    ]}});
+    let mut pod = pod(at("/v"), json!([volume]));
+    pod.spec.security_context = serde_json::from_value(json!({"runAsUser": 7})).unwrap();
+    let sources = |api| match messages(&pod, &ResourceList::new(), api).remove(0).source {
+        Some(Source::Files(files)) => {
+            files.sources.into_iter().filter_map(|source| source.source).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    let refused = |field: &str| FileSource::Unsupported(field.into());
+    let sent = FileSource::PodCertificate(volume::PodCertificate {
+        signer_name: "x/y".into(),
+        key_type: "ED25519".into(),
+        max_expiration_seconds: Some(3600),
+        credential_bundle_path: "a".into(),
+        key_path: "b".into(),
+        certificate_chain_path: "c".into(),
+        user_annotations: [("x/k".to_owned(), "v".to_owned())].into(),
+        mode: Some(0o600),
+        owner_uid: Some(7),
+    });
+    let expected = [sent, refused("podCertificate with the keyType \"RSA1024\""), refused("podCertificate")];
+    assert_eq!(sources(ApiSources { certificates: true, ..TOKENS }), expected);
+    assert_eq!(sources(TOKENS), vec![refused("podCertificate"); 3]);
 }
 
 #[test]

@@ -75,6 +75,12 @@ pub enum FileError {
         /// The message.
         why: String,
     },
+    /// The signer refuses a certificate. The message begins with the kubelet's.
+    #[error("{why}")]
+    CertificateRefused {
+        /// The message.
+        why: String,
+    },
     /// The source needs an API server. The message begins with the kubelet's, if it has one.
     #[error("{}{field} needs an API server and {}; remove the source from the volume", needs(.field).0, needs(.field).1)]
     NoApiServer {
@@ -89,6 +95,7 @@ const fn kind_word(kind: ObjectKind) -> &'static str {
         ObjectKind::Secret => "secret",
         ObjectKind::ClusterTrustBundle => "clustertrustbundle",
         ObjectKind::ClusterTrustBundleList => "clustertrustbundles of the signer",
+        ObjectKind::PodCertificateRequest => "podcertificaterequest",
     }
 }
 
@@ -97,6 +104,7 @@ const fn key_words(kind: ObjectKind) -> (&'static str, &'static str) {
         ObjectKind::ConfigMap => ("configmap ", "config"),
         ObjectKind::Secret => ("", "secret"),
         ObjectKind::ClusterTrustBundle | ObjectKind::ClusterTrustBundleList => ("", "clustertrustbundle"),
+        ObjectKind::PodCertificateRequest => ("", "podcertificaterequest"),
     }
 }
 
@@ -107,6 +115,7 @@ fn needs(field: &str) -> (&'static str, &'static str) {
             "ClusterTrustBundle projection is not supported in static kubelet mode: ",
             "the feature gate ClusterTrustBundleProjection",
         ),
+        "podCertificate" => ("", "the feature gate PodCertificateRequest"),
         _ => ("", "an agent that supports it"),
     }
 }
@@ -120,6 +129,8 @@ impl FileError {
             Self::TokenRefused { .. } => false,
             // A bundle may be created later.
             Self::TrustBundle { .. } => false,
+            // The signer may decide otherwise for the next pod.
+            Self::CertificateRefused { .. } => false,
             // Keys of an object become paths, too.
             Self::InvalidPath { .. } | Self::PathConflict { .. } => false,
             Self::NoMode { .. } | Self::NoValue { .. } | Self::NoApiServer { .. } => true,

@@ -40,6 +40,10 @@ impl<F: Fn(&ObjectName) -> ObjectLookup> SourceCache for Objects<F> {
     fn token(&self, name: &TokenName) -> TokenLookup {
         TokenLookup::Pending(name.to_string())
     }
+
+    fn certificate(&self, name: &CertificateName) -> CertificateLookup {
+        unreachable!("{name:?}")
+    }
 }
 
 fn collect(
@@ -197,6 +201,10 @@ impl SourceCache for WithToken {
 
     fn token(&self, _: &TokenName) -> TokenLookup {
         self.0.clone()
+    }
+
+    fn certificate(&self, name: &CertificateName) -> CertificateLookup {
+        unreachable!("{name:?}")
     }
 }
 

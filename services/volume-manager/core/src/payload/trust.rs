@@ -2,16 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use keelson_kube_model::base64;
 use serde::Deserialize;
 
 use super::ObjectData;
 use crate::objects::{Strings, or_default};
+use crate::pem::{blocks, certificate};
 
 /// The longest text of a label selector, in bytes.
 const MAX_SELECTOR: usize = 100 * 1024;
-/// The length of a line of PEM, in characters.
-const PEM_LINE: usize = 64;
 
 /// The trust anchors of ClusterTrustBundles that are written as a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,13 +107,13 @@ impl TrustBundleFile {
                 .map_err(|error| format!("ClusterTrustBundle {name:?} cannot be read: {error}"))?;
             if self.bundles.selects(name, &bundle) {
                 is_any_selected = true;
-                anchors.extend(pem_blocks(&bundle.spec.trust_bundle));
+                anchors.extend(blocks(&bundle.spec.trust_bundle));
             }
         }
         if !is_any_selected && !self.optional {
             return Err(self.bundles.missing());
         }
-        Ok(anchors.iter().flat_map(|der| pem(der).into_bytes()).collect())
+        Ok(anchors.iter().flat_map(|der| certificate(der).into_bytes()).collect())
     }
 }
 
@@ -204,41 +202,6 @@ impl LabelSelector {
         let parts: Vec<usize> = labels.chain(self.match_expressions.iter().map(of_expression)).collect();
         parts.iter().sum::<usize>() + parts.len().saturating_sub(1)
     }
-}
-
-/// The bytes of each PEM block of any type. Headers, text between blocks, and blocks that are not valid are left out.
-fn pem_blocks(text: &str) -> Vec<Vec<u8>> {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
-    let mut blocks = Vec::new();
-    let mut rest = lines.as_slice();
-    while let Some((first, following)) = rest.split_first() {
-        rest = following;
-        let label = first.strip_prefix("-----BEGIN ").and_then(|label| label.strip_suffix("-----"));
-        let Some(label) = label else { continue };
-        let end = rest.iter().position(|line| line.starts_with("-----")).unwrap_or(rest.len());
-        let (body, after) = rest.split_at(end);
-        let is_closed = after.first().is_some_and(|line| *line == format!("-----END {label}-----"));
-        rest = if is_closed { &after[1..] } else { after };
-        let headers = body.iter().take_while(|line| line.contains(':')).count();
-        let encoded: String = body[headers..].concat().split_whitespace().collect();
-        blocks.extend(base64::decode(&encoded).filter(|_| is_closed));
-    }
-    blocks
-}
-
-/// A certificate in PEM.
-fn pem(der: &[u8]) -> String {
-    let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    let mut rest = base64::encode(der);
-    while !rest.is_empty() {
-        // Base64 is ASCII.
-        let after = rest.split_off(rest.len().min(PEM_LINE));
-        text.push_str(&rest);
-        text.push('\n');
-        rest = after;
-    }
-    text.push_str("-----END CERTIFICATE-----\n");
-    text
 }
 
 #[cfg(test)]

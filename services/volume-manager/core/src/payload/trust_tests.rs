@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use keelson_kube_model::base64;
 use serde_json::{Value, json};
 
 use super::super::{
     FileSource, Files, FilesKind, ObjectKind, ObjectLookup, ObjectName, SourceCache, collect,
 };
 use super::*;
+use crate::pod_certificate::{CertificateLookup, CertificateName};
 use crate::token::{TokenLookup, TokenName};
 
 const SIGNER: &str = "example.com/ca";
@@ -175,6 +177,10 @@ impl SourceCache for Lookup {
 
     fn token(&self, name: &TokenName) -> TokenLookup {
         TokenLookup::Pending(name.to_string())
+    }
+
+    fn certificate(&self, name: &CertificateName) -> CertificateLookup {
+        unreachable!("{name:?}")
     }
 }
 
