@@ -91,7 +91,7 @@ async fn next(stream: &mut Streaming<pb::WatchObjectsResponse>) -> Option<Value>
 }
 
 #[tokio::test]
-async fn a_certificate_request_is_created_with_the_nodes_rights_and_followed_until_it_is_gone() {
+async fn a_certificate_request_is_created_with_the_nodes_rights_and_followed_to_its_end() {
     let scene = Scene::start();
     let name = scene.request("example.com/ca").await.unwrap();
     let (_watched, mut stream) = scene.follow(&name).await;

@@ -445,7 +445,7 @@ fn a_node_writes_its_own_csinode_and_the_expansion_of_related_claims() {
 }
 
 #[test]
-fn node_restriction_limits_certificate_requests_to_own_pods_with_their_uids_and_signers() {
+fn node_restriction_limits_certificate_requests_to_own_pods_with_their_uids() {
     let mut objects = objects();
     let volumes =
         json!([{"name": "tls", "projected": {"sources": [{"podCertificate": {"signerName": "x/y"}}]}}]);

@@ -64,7 +64,7 @@ fn a_certificate_is_requested_issued_and_refreshed_after_its_time_and_the_jitter
 }
 
 #[test]
-fn a_request_that_the_server_never_shows_is_given_up_after_ten_minutes_and_the_jitter() {
+fn a_request_that_the_server_never_shows_is_given_up_after_ten_minutes_and_jitter() {
     let mut state = State::default();
     state.requested("req-a".to_owned(), 100, JITTER);
     assert_eq!(waiting(&mut state, 100 + 659, &Observed::Missing), Some(760));
