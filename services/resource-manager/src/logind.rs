@@ -119,8 +119,18 @@ pub(crate) enum LogindError {
     #[error("systemd-logind has left the message bus")]
     Left,
     /// The configuration of logind cannot be written.
-    #[error("cannot raise the limit of systemd-logind for the delay of a shutdown")]
-    Configure(#[source] io::Error),
+    #[error(
+        "cannot raise the limit of systemd-logind for the delay of a shutdown; set InhibitDelayMaxSec={} in a file below \
+         {CONFIG_DIR} and restart {UNIT}",
+        needed.as_secs()
+    )]
+    Configure {
+        /// The sum of the grace periods.
+        needed: Duration,
+        /// The error of the file.
+        #[source]
+        source: io::Error,
+    },
     /// logind allows only a shorter delay.
     #[error(
         "systemd-logind delays a shutdown by at most {} s, and the grace periods of pods need {} s: set \
@@ -250,7 +260,8 @@ impl Session {
             return Ok(());
         }
         if settings.may_configure {
-            configure(settings.config_dir.clone(), needed).await.map_err(LogindError::Configure)?;
+            let written = configure(settings.config_dir.clone(), needed).await;
+            written.map_err(|source| LogindError::Configure { needed, source })?;
             let systemd = Target { name: SYSTEMD, object: SYSTEMD_OBJECT, interface: SYSTEMD_MANAGER };
             call(&self.connection, systemd, "KillUnit", &(UNIT, "all", SIGHUP), ACT).await?;
             for read in 0..READS {

@@ -89,6 +89,20 @@ async fn a_limit_that_stays_too_low_is_an_error_with_a_remedy() {
 }
 
 #[tokio::test]
+async fn a_configuration_that_cannot_be_written_is_an_error_with_a_remedy() {
+    let machine = Machine::new();
+    let _bus = machine.start_bus().await;
+    let _logind = FakeLogind::start(&machine, Behaviour { limit_seconds: 5, ..PATIENT }).await;
+    std::fs::write(machine.dir.path().join("etc"), "no folder").unwrap();
+    let error = Session::open(&machine.settings()).await.unwrap_err().to_string();
+    assert!(error.starts_with("cannot raise the limit of systemd-logind"), "{error}");
+    assert!(
+        error.contains("set InhibitDelayMaxSec=30 in a file below /etc/systemd/logind.conf.d"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn no_inhibitor_is_granted_while_a_shutdown_is_prepared() {
     let machine = Machine::new();
     let _bus = machine.start_bus().await;
