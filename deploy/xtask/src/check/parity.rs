@@ -42,13 +42,10 @@ const SECTIONS: &[&str] = &[
 /// The capabilities that are not built at all. The state of a row that belongs to one of them is `later (…)`; the state of any
 /// other missing behaviour is `not yet`.
 const CAPABILITIES: &[&str] = &[
-    "claims and CSI",
     "devices",
     "dynamic resources",
     "exclusive CPUs",
     "feature gates",
-    "graceful shutdown",
-    "image volumes",
     "resize",
     "user namespaces",
 ];
