@@ -304,6 +304,15 @@ fn bind_claim(server: &NodeServer) {
     server.create(VOLUMES, &volume).unwrap();
 }
 
+/// Starts the CSI driver, which registers at the node.
+async fn start_driver(cluster: &Cluster, scratch: &Scratch, arguments: &[&str]) -> CsiDriver {
+    let folder = scratch.path().join("driver");
+    std::fs::create_dir(&folder).unwrap();
+    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
+    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
+    CsiDriver::start(spec.with(arguments)).await.unwrap()
+}
+
 /// The VolumeAttachment of the volume, with this status.
 fn attachment(node: &str, status: &Value) -> Value {
     // volumes.md §11.4
@@ -338,12 +347,12 @@ fn attach(server: &NodeServer, node: &str, volume: &str) {
 async fn a_csi_volume_waits_until_it_is_reported_in_use_and_attached() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch).await;
-    let folder = scratch.path().join("driver");
-    std::fs::create_dir(&folder).unwrap();
-    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
-    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
-    let spec = spec.with(&["--stage", "--node-id", "id-1", "--topology", &format!("{ZONE}=z1")]);
-    let driver = CsiDriver::start(spec).await.unwrap();
+    let driver = start_driver(
+        &cluster,
+        &scratch,
+        &["--stage", "--node-id", "id-1", "--topology", &format!("{ZONE}=z1")],
+    )
+    .await;
     let csi_node = format!("{STORAGE}/csinodes/{}", cluster.node);
     let is_listed = |server: &NodeServer| {
         let drivers = server.get(&csi_node).unwrap_or_default()["spec"]["drivers"].clone();
@@ -395,12 +404,8 @@ fn request_expansion(server: &NodeServer, size: &str) {
 async fn a_csi_volume_grows_while_it_is_in_use_and_its_claim_says_so() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch).await;
-    let folder = scratch.path().join("driver");
-    std::fs::create_dir(&folder).unwrap();
-    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
-    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
-    let spec = spec.with(&["--stage", "--node-id", "id-1", "--capabilities", "expand"]);
-    let driver = CsiDriver::start(spec).await.unwrap();
+    let driver =
+        start_driver(&cluster, &scratch, &["--stage", "--node-id", "id-1", "--capabilities", "expand"]).await;
     bind_claim(&cluster.server);
     attach(&cluster.server, &cluster.node, &format!("kubernetes.io/csi/{DRIVER}^handle"));
     cluster.server.create(PODS, &pod_with_claim(&cluster.node)).unwrap();
@@ -441,11 +446,7 @@ async fn a_pod_whose_csi_volume_has_no_room_on_the_node_is_rejected() {
         "spec": {"nodeAllocatableUpdatePeriodSeconds": 3600},
     });
     cluster.server.create(&format!("{STORAGE}/csidrivers"), &object).unwrap();
-    let folder = scratch.path().join("driver");
-    std::fs::create_dir(&folder).unwrap();
-    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
-    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
-    let driver = CsiDriver::start(spec.with(&["--stage"])).await.unwrap();
+    let driver = start_driver(&cluster, &scratch, &["--stage"]).await;
     bind_claim(&cluster.server);
     let full = json!({"attached": false, "attachError": {"errorCode": 8, "message": "no slot is free"}});
     cluster
@@ -498,12 +499,8 @@ async fn until_registered(cluster: &Cluster, driver: &CsiDriver, times: usize) {
 async fn the_node_shows_a_csi_driver_through_kills_until_it_leaves_and_keeps_its_labels() {
     let scratch = Scratch::new().unwrap();
     let cluster = Cluster::start(&scratch).await;
-    let folder = scratch.path().join("driver");
-    std::fs::create_dir(&folder).unwrap();
-    let registry = cluster.agent.spec().root_dir.join("plugins_registry");
-    let spec = CsiDriverSpec::new(env!("CARGO_BIN_EXE_csi-test-driver"), DRIVER, &folder, &registry);
-    let spec = spec.with(&["--node-id", "id-1", "--topology", &format!("{ZONE}=z1")]);
-    let driver = CsiDriver::start(spec).await.unwrap();
+    let driver =
+        start_driver(&cluster, &scratch, &["--node-id", "id-1", "--topology", &format!("{ZONE}=z1")]).await;
     let node = cluster.node.clone();
     cluster.until("the Node shows the driver", |server| shown_driver(server, &node) == "id-1").await;
 
