@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::fleet::object;
+use common::fleet::{object, wait_for_phase, wait_until};
 use common::{Node, Service};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::status::reason;
@@ -67,26 +67,6 @@ fn data(user: &str) -> pb::ClaimInUse {
         user: user.into(),
         ..Default::default()
     }
-}
-
-/// Waits until an object is as it should be, looking again whenever the service has decided about bindings.
-async fn wait_until(
-    service: &mut Service,
-    kind: &str,
-    name: &str,
-    is_done: impl Fn(Option<&Value>) -> bool,
-) -> Option<Value> {
-    loop {
-        let found = object(service, kind, name).await;
-        if is_done(found.as_ref()) {
-            return found;
-        }
-        service.wait_for_event("volume_objects_updated");
-    }
-}
-
-async fn wait_for_phase(service: &mut Service, kind: &str, name: &str, phase: &str) {
-    wait_until(service, kind, name, |found| found.is_some_and(|it| it["status"]["phase"] == phase)).await;
 }
 
 /// Waits until the claim is shown as deleted and held by this.

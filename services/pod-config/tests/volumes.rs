@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::fleet::{Fleet, object};
+use common::fleet::{Fleet, object, wait_for_phase, wait_until};
 use common::{Node, Service, replace};
 use keelson_config::{Offline, ServiceName, StartAfterReboot};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -28,28 +28,6 @@ fn claim(name: &str) -> String {
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
          resources: {{requests: {{storage: 1Gi}}}}\n"
     )
-}
-
-/// Waits until the object of this kind and name is as it should be, looking again whenever the service has decided about bindings.
-async fn wait_until(
-    service: &mut Service,
-    kind: &str,
-    name: &str,
-    is_done: impl Fn(Option<&Value>) -> bool,
-) -> Option<Value> {
-    loop {
-        let found = object(service, kind, name).await;
-        if is_done(found.as_ref()) {
-            return found;
-        }
-        service.wait_for_event("volume_objects_updated");
-    }
-}
-
-async fn wait_for_phase(service: &mut Service, kind: &str, name: &str, phase: &str) -> Value {
-    let found =
-        wait_until(service, kind, name, |found| found.is_some_and(|it| it["status"]["phase"] == phase));
-    found.await.unwrap()
 }
 
 async fn warnings(service: &Service) -> Vec<pb::SourceWarning> {

@@ -55,3 +55,26 @@ pub async fn object(service: &Service, kind: &str, name: &str) -> Option<serde_j
     let answer = service.client().get_object(request).await.ok()?.into_inner();
     serde_json::from_slice(&answer.object_json).ok()
 }
+
+/// Waits until a PersistentVolume or claim is as it should be, looking again whenever the service has decided about bindings.
+pub async fn wait_until(
+    service: &mut Service,
+    kind: &str,
+    name: &str,
+    is_done: impl Fn(Option<&serde_json::Value>) -> bool,
+) -> Option<serde_json::Value> {
+    loop {
+        let found = object(service, kind, name).await;
+        if is_done(found.as_ref()) {
+            return found;
+        }
+        service.wait_for_event("volume_objects_updated");
+    }
+}
+
+/// Waits until a PersistentVolume or claim has this phase.
+pub async fn wait_for_phase(service: &mut Service, kind: &str, name: &str, phase: &str) -> serde_json::Value {
+    let found =
+        wait_until(service, kind, name, |found| found.is_some_and(|it| it["status"]["phase"] == phase));
+    found.await.unwrap()
+}
