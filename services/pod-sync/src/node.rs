@@ -185,7 +185,7 @@ fn thermal_throttle_paths(cpus: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test fails where it stands.
+    #![allow(clippy::unwrap_used)] // A panic fails the test.
 
     use super::*;
 

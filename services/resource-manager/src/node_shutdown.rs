@@ -2,7 +2,7 @@
 //!
 //! One task follows logind while a grace period is configured. When a shutdown is prepared it publishes orders to end pods, group
 //! by group, and releases its inhibitor when the last group has ended or had its time. While logind cannot be reached a condition
-//! says so, and everything else goes on. The decisions are in `keelson-resource-manager-core::node_shutdown`.
+//! says so, and nothing else waits. The decisions are in `keelson-resource-manager-core::node_shutdown`.
 //!
 //! | module | task |
 //! |---|---|
@@ -144,7 +144,7 @@ impl ShutdownLoop {
     async fn apply(&mut self, input: Input, session: Option<&Session>) -> Result<(), LogindError> {
         let (next, actions) = self.progress.step(input);
         if next != self.progress {
-            tracing::info!(event = "node_shutdown", before = ?self.progress, now = ?next, "the shutdown of the machine has got further");
+            tracing::info!(event = "node_shutdown", before = ?self.progress, now = ?next, "the state of the shutdown of the machine has changed");
         }
         self.progress = next;
         let now = next.is_shutting_down();

@@ -90,7 +90,7 @@ fn text_of(field: &[u8]) -> String {
     String::from_utf8_lossy(field).into_owned()
 }
 
-/// Decodes a backslash and three octal digits, as in `\040`, to the byte that they stand for.
+/// Decodes a backslash and three octal digits, as in `\040`, to the byte that they encode.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

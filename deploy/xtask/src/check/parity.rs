@@ -41,14 +41,8 @@ const SECTIONS: &[&str] = &[
 
 /// The capabilities that are not built at all. The state of a row that belongs to one of them is `later (…)`; the state of any
 /// other missing behaviour is `not yet`.
-const CAPABILITIES: &[&str] = &[
-    "devices",
-    "dynamic resources",
-    "exclusive CPUs",
-    "feature gates",
-    "resize",
-    "user namespaces",
-];
+const CAPABILITIES: &[&str] =
+    &["devices", "dynamic resources", "exclusive CPUs", "feature gates", "resize", "user namespaces"];
 
 /// The beginning of a row's tests if it has none. The reason follows.
 const NO_TEST: &str = "no test:";

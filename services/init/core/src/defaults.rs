@@ -47,7 +47,7 @@ pub(crate) fn insert_at(whole: &mut Map<String, Value>, path: &str, value: Value
     }
 }
 
-/// Whether a value is empty and stands for the default of its field; `from_flag`: a flag sets it.
+/// Whether a value is empty, and its field has its default; `from_flag`: a flag sets it.
 pub(crate) fn is_empty_default(field: &KubeletField, value: &Value, from_flag: bool) -> bool {
     let can_be = match field.empty {
         EmptyValue::Itself | EmptyValue::Unset => false,

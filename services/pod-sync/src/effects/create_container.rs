@@ -97,7 +97,7 @@ pub async fn create_container(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test fails where it stands.
+    #![allow(clippy::unwrap_used)] // A panic fails the test.
 
     use super::*;
 

@@ -74,7 +74,7 @@ pub async fn follow_allocatable(effects: Arc<Effects>) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test fails where it stands.
+    #![allow(clippy::unwrap_used)] // A panic fails the test.
 
     use bytes::Bytes;
     use keelson_config::{Config, ServiceName};

@@ -136,12 +136,12 @@ pub struct DataError {
     /// The file.
     pub path: String,
     /// What is wrong with it.
-    pub fault: DataFault,
+    pub fault: DataFileError,
 }
 
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DataFault {
+pub enum DataFileError {
     /// The agent or the node stopped before anything was written.
     #[error("is empty")]
     Empty,
@@ -185,23 +185,23 @@ pub fn read(path: &str, bytes: &[u8]) -> Result<SavedVolume, DataError> {
     parse(bytes).map_err(|fault| DataError { path: path.to_owned(), fault })
 }
 
-fn parse(bytes: &[u8]) -> Result<SavedVolume, DataFault> {
+fn parse(bytes: &[u8]) -> Result<SavedVolume, DataFileError> {
     if bytes.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
-        return Err(DataFault::Empty);
+        return Err(DataFileError::Empty);
     }
     let object = match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => object,
-        Ok(_) => return Err(DataFault::NotAnObject),
-        Err(error) if error.is_eof() => return Err(DataFault::CutOff),
-        Err(error) => return Err(DataFault::NotJson { why: error.to_string() }),
+        Ok(_) => return Err(DataFileError::NotAnObject),
+        Err(error) if error.is_eof() => return Err(DataFileError::CutOff),
+        Err(error) => return Err(DataFileError::NotJson { why: error.to_string() }),
     };
     let driver = required(&object, DRIVER_NAME)?;
     let lifecycle = match optional(&object, LIFECYCLE_MODE)? {
         None => LifecycleMode::Persistent,
-        Some(mode) => LifecycleMode::parse(&mode).ok_or(DataFault::LifecycleMode { mode })?,
+        Some(mode) => LifecycleMode::parse(&mode).ok_or(DataFileError::LifecycleMode { mode })?,
     };
     Ok(SavedVolume {
-        driver: DriverName::parse(&driver).map_err(DataFault::Driver)?,
+        driver: DriverName::parse(&driver).map_err(DataFileError::Driver)?,
         volume_handle: required(&object, VOLUME_HANDLE)?,
         spec_volume_id: optional(&object, SPEC_VOLUME_ID)?,
         node: optional(&object, NODE_NAME)?,
@@ -211,16 +211,16 @@ fn parse(bytes: &[u8]) -> Result<SavedVolume, DataFault> {
     })
 }
 
-fn required(object: &Map<String, Value>, field: &'static str) -> Result<String, DataFault> {
-    optional(object, field)?.ok_or(DataFault::Missing { field })
+fn required(object: &Map<String, Value>, field: &'static str) -> Result<String, DataFileError> {
+    optional(object, field)?.ok_or(DataFileError::Missing { field })
 }
 
 /// An empty string is a missing field, as for the kubelet.
-fn optional(object: &Map<String, Value>, field: &'static str) -> Result<Option<String>, DataFault> {
+fn optional(object: &Map<String, Value>, field: &'static str) -> Result<Option<String>, DataFileError> {
     match object.get(field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok((!text.is_empty()).then(|| text.clone())),
-        Some(_) => Err(DataFault::NotAString { field }),
+        Some(_) => Err(DataFileError::NotAString { field }),
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    fn fault(bytes: &[u8]) -> DataFault {
+    fn fault(bytes: &[u8]) -> DataFileError {
         read(PATH, bytes).unwrap_err().fault
     }
 
@@ -317,25 +317,25 @@ mod tests {
     #[test]
     fn a_foreign_file_is_refused_and_the_error_names_what_is_wrong() {
         for empty in ["", "\n", " \n\t", "\0\0\0\0"] {
-            assert_eq!(fault(empty.as_bytes()), DataFault::Empty, "{empty:?}");
+            assert_eq!(fault(empty.as_bytes()), DataFileError::Empty, "{empty:?}");
         }
         for no_object in ["[]", "\"text\"", "7", "null", "true"] {
-            assert_eq!(fault(no_object.as_bytes()), DataFault::NotAnObject, "{no_object}");
+            assert_eq!(fault(no_object.as_bytes()), DataFileError::NotAnObject, "{no_object}");
         }
         for garbage in ["driverName=d", "{]", "{\"a\":1}}", "\u{7f}", "{\"driverName\":\"d\"}\0"] {
-            assert!(matches!(fault(garbage.as_bytes()), DataFault::NotJson { .. }), "{garbage:?}");
+            assert!(matches!(fault(garbage.as_bytes()), DataFileError::NotJson { .. }), "{garbage:?}");
         }
-        assert!(matches!(fault(b"{\"driverName\":\"\xff\"}"), DataFault::NotJson { .. }));
+        assert!(matches!(fault(b"{\"driverName\":\"\xff\"}"), DataFileError::NotJson { .. }));
         let fault_of = |file: Value| fault(file.to_string().as_bytes());
-        let missing = |field| DataFault::Missing { field };
+        let missing = |field| DataFileError::Missing { field };
         assert_eq!(fault_of(json!({})), missing("driverName"));
         assert_eq!(fault_of(json!({"volumeHandle": "h", "driverName": ""})), missing("driverName"));
         assert_eq!(fault_of(json!({"driverName": "d"})), missing("volumeHandle"));
         assert_eq!(fault_of(json!({"driverName": "d", "volumeHandle": ""})), missing("volumeHandle"));
         let wrong_mode = json!({"driverName": "d", "volumeHandle": "h", "volumeLifecycleMode": "Other"});
-        assert_eq!(fault_of(wrong_mode), DataFault::LifecycleMode { mode: "Other".into() });
+        assert_eq!(fault_of(wrong_mode), DataFileError::LifecycleMode { mode: "Other".into() });
         let outside = fault_of(json!({"driverName": "../d", "volumeHandle": "h"}));
-        assert!(matches!(outside, DataFault::Driver(NameError::Driver { .. })), "{outside:?}");
+        assert!(matches!(outside, DataFileError::Driver(NameError::Driver { .. })), "{outside:?}");
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
             for wrong in [json!(null), json!(7), json!(["x"]), json!({"x": "y"}), json!(true)] {
                 let mut file = json!({"driverName": "d", "volumeHandle": "h"});
                 file[field] = wrong;
-                assert_eq!(fault(file.to_string().as_bytes()), DataFault::NotAString { field });
+                assert_eq!(fault(file.to_string().as_bytes()), DataFileError::NotAString { field });
             }
         }
     }
@@ -384,7 +384,7 @@ mod tests {
             for end in 1..bytes.len() - 1 {
                 let fault = fault(&bytes[..end]);
                 let cut_in_a_letter = std::str::from_utf8(&bytes[..end]).is_err();
-                prop_assert!(fault == DataFault::CutOff || cut_in_a_letter, "{end}: {fault:?}");
+                prop_assert!(fault == DataFileError::CutOff || cut_in_a_letter, "{end}: {fault:?}");
             }
             reached.case([
                 ("a label", label.is_some()),

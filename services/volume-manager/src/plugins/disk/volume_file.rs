@@ -85,7 +85,7 @@ pub(super) fn folder_of_volume(folders: &[PathBuf], inner_name: &str) -> Option<
 mod tests {
     use super::*;
 
-    /// `/dev/null` and `/dev/zero` stand for devices: they have numbers.
+    /// `/dev/null` and `/dev/zero` serve as devices: they have device numbers.
     #[test]
     fn a_block_map_of_another_agent_is_found_by_its_device_and_then_by_name() {
         let dir = tempfile::tempdir().unwrap();
