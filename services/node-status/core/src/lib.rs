@@ -15,9 +15,11 @@
 //! | [`name_conflict`] | whether another agent uses the node's name |
 //! | [`health`] | whether a service makes progress: [`Watchdog`] |
 //! | [`patch`] | what an API server is sent: patches against its objects, and mirror pods |
+//! | `merge_patch` | the merge patch from one value of the API to another |
 //! | [`drift`] | whether the server's pod differs from the last report |
 //! | [`pods`] | which pods have changed since the last report: [`ReportedPods`] |
 //! | [`report`] | what is reported of a pod: [`PodReport`] |
+//! | `runtime_version` | the version of the container runtime in the Node |
 //! | [`startup`] | how long the machine took until its Node was ready |
 //! | [`events`] | the position in each event ring: [`Cursor`] |
 
