@@ -19,9 +19,9 @@ use crate::checkpoint::{API_KEY_PREFIX, Checkpoint};
 /// The condition for the connection to services.
 const CONDITION: &str = "control-plane-services";
 
-/// Delays between token requests while the server has not seen the pod: the server's own watch of pods lags behind the watch of
+/// Delays between requests on behalf of a pod while the server has not seen it: the server's own watch of pods lags behind the watch of
 /// this node.
-const POD_UNSEEN_DELAYS_MS: [u64; 5] = [50, 100, 200, 400, 800];
+pub const POD_UNSEEN_DELAYS_MS: [u64; 5] = [50, 100, 200, 400, 800];
 
 /// Whether a refusal of a token may mean that the server has not seen the pod, or its binding to this node, yet. These refusals
 /// have no structured reason of their own, so their text is matched (docs/node-requests.md).

@@ -10,6 +10,7 @@ use keelson_service_kit::status::{chain, error};
 use serde_json::Value;
 use tonic::{Code, Status};
 
+use crate::cluster::POD_UNSEEN_DELAYS_MS;
 use crate::control_plane::NodeState;
 
 /// The requests, as the API has them.
@@ -19,10 +20,6 @@ pub const REQUESTS: Resource = Resource {
     plural: "podcertificaterequests",
     namespaced: true,
 };
-
-/// Delays between reads of the service account while the authorizer has not seen the pod: its watch of pods lags behind the watch
-/// of this node.
-const POD_UNSEEN_DELAYS_MS: [u64; 5] = [50, 100, 200, 400, 800];
 
 /// Why no request was created.
 #[derive(Debug, thiserror::Error)]

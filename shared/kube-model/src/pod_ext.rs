@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ids::{PodFullName, PodUid};
 use crate::types::{Container, Pod, PodSpec, RestartPolicy};
 
-/// Annotation keys that the kubelet sets on pods from its sources.
+/// Annotation keys that the kubelet sets on pods from its sources, and those of this agent.
 pub mod annotations {
     /// Source a pod came from: `file`, `http`, `api`; in Keelson also `manifest` and `etcd`.
     pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
@@ -15,6 +15,8 @@ pub mod annotations {
     pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
     /// On a Node: the serving certificate of its kubelet API, PEM.
     pub const SERVING_CERTIFICATE: &str = "keelson.dev/serving-certificate";
+    /// On a deleted claim of a manifest: what still uses it, for people.
+    pub const HELD_BY: &str = "keelson.dev/held-by";
     /// When this agent first saw the pod, RFC 3339 with nanoseconds.
     pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 }

@@ -2,6 +2,7 @@
 //! it waits for a deleted claim.
 
 use keelson_config::ServiceName;
+use keelson_kube_model::pod_ext::annotations;
 use keelson_proto::keelson::pod_config::v1::WatchVolumeObjectsRequest;
 use keelson_proto::keelson::pod_config::v1::watch_volume_objects_response::Item;
 use keelson_service_kit::Signal;
@@ -82,7 +83,7 @@ pub(crate) async fn check_volume(session: &Session, volume: &str) -> Result<(), 
 /// What holds a claim that is deleted; `None` for one that is not deleted.
 fn holder(claim: &Value) -> Option<&str> {
     claim["metadata"]["deletionTimestamp"].as_str()?;
-    Some(claim["metadata"]["annotations"]["keelson.dev/held-by"].as_str().unwrap_or("its pod"))
+    Some(claim["metadata"]["annotations"][annotations::HELD_BY].as_str().unwrap_or("its pod"))
 }
 
 /// What holds a claim after its deletion; `None` if it is gone.

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kube_model::persistent_volume::ClaimReference;
+use keelson_kube_model::pod_ext::annotations;
 use keelson_pod_config_core::binder::{
     ClaimKey, ClaimState, DeletedClaim, FirstSeen, Holder, Manifests, Outcome, VolumeState,
 };
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::{ObjectKey, StoredObject};
 use serde_json::{Value, json};
-
-/// The annotation of a deleted claim that says what holds it.
-const HELD_BY: &str = "keelson.dev/held-by";
 
 /// The object with its state; `None` if it is no JSON, which a validated one always is.
 pub(super) fn returned(
@@ -51,7 +49,7 @@ pub(super) fn deleted(
     value["metadata"]["deletionGracePeriodSeconds"] = json!(0);
     value["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
     if let Some(holder) = holders.get(&claim.key()) {
-        value["metadata"]["annotations"][HELD_BY] = json!(holder.to_string());
+        value["metadata"]["annotations"][annotations::HELD_BY] = json!(holder.to_string());
     }
     if let Some(claim_state) = outcome.claims.get(&claim.key()) {
         set_claim_state(&mut value, claim_state, manifests);
