@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod csi_driver;
 pub mod disk;
 pub mod duplicates;
+pub mod ending;
 pub mod http;
 pub mod link;
 pub mod packages;

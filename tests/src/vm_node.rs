@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
@@ -10,6 +13,7 @@ use keelson_testkit::{BUSYBOX_IMAGE, Scratch, Vm, standard_images, write_archive
 use serde_json::{Value, json};
 
 use crate::is_ready;
+use crate::packages::strip_binaries;
 
 /// Time limit of every wait in an emulated machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
@@ -18,6 +22,31 @@ const CONTAINERS: &str = r#"set -o pipefail
 ctr -n k8s.io tasks list | while read -r id pid status; do
   if [ "$status" = RUNNING ]; then echo "$id $pid $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 20)"; fi
 done | sort"#;
+
+/// The machine's `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
+///
+/// # Panics
+/// The agent is not built, or its files cannot be copied.
+pub fn pack(folder: &Path) {
+    strip_binaries(&folder.join("target/release"));
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    fs::create_dir_all(folder.join("deploy")).unwrap();
+    let copied = Command::new("cp").arg("-r").arg(deploy.join("systemd")).arg(folder.join("deploy")).status();
+    assert!(copied.unwrap().success());
+}
+
+/// The commands in the shell blocks of a section of docs/systemd.md.
+///
+/// # Panics
+/// It has no such section.
+pub fn doc_commands(title: &str) -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/systemd.md");
+    let page = fs::read_to_string(page).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with(&format!("{title}\n")));
+    let section = section.unwrap_or_else(|| panic!("docs/systemd.md has no section {title}"));
+    let blocks = section.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    format!("set -e\ncd /payload\n{}", blocks.collect::<String>())
+}
 
 /// A container with resource requests and limits.
 fn container(command: &str, requests: &Value, limits: &Value) -> Value {

@@ -64,7 +64,7 @@ async fn explain_and_the_log_name_file_and_line_of_a_broken_manifest() {
         let in_log = |place: &str| {
             let log = agent.log();
             let errors = lines_with_event(&log, "manifest_error");
-            errors.iter().any(|line| line.contains("WARN") && line.contains(place))
+            errors.iter().any(|line| line.starts_with('W') && line.contains(place))
         };
         agent.write_manifest("web.yaml", &web).unwrap();
         let step = until_cause(&agent, "web", "source", "you", &place("web.yaml")).await.unwrap();

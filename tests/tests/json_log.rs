@@ -32,12 +32,12 @@ async fn every_json_log_line_has_time_level_message_and_target() {
     agent.stop().await.unwrap();
 
     let lines = json_lines(&agent.log()).unwrap();
-    let says = |line: &Value, part: &str| line["message"].as_str().is_some_and(|m| m.contains(part));
+    let says = |line: &Value, part: &str| line["msg"].as_str().is_some_and(|m| m.contains(part));
     for service in ServiceName::ALL {
         let own = format!("keelson_{}", service.as_str().replace('-', "_"));
         let ready_logged =
             lines.iter().any(|line| line["event"] == "service_ready" && line["service"] == service.as_str());
-        let by_target = lines.iter().any(|line| line["target"].as_str().is_some_and(|t| t.starts_with(&own)));
+        let by_target = lines.iter().any(|line| line["logger"].as_str().is_some_and(|t| t.starts_with(&own)));
         assert!(ready_logged && by_target, "{service}: {ready_logged} {by_target}\n{}", agent.log_tail());
     }
     let refused =

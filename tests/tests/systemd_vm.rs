@@ -4,34 +4,11 @@
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use keelson_config::ServiceName;
 use keelson_testkit::Scratch;
-use keelson_tests::packages::strip_binaries;
-use keelson_tests::vm_node::{Node, bound, web};
+use keelson_tests::vm_node::{Node, bound, doc_commands, pack, web};
 use serde_json::Value;
-
-/// The machine's `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
-fn pack(folder: &Path) {
-    strip_binaries(&folder.join("target/release"));
-    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
-    fs::create_dir_all(folder.join("deploy")).unwrap();
-    let copied = Command::new("cp").arg("-r").arg(deploy.join("systemd")).arg(folder.join("deploy")).status();
-    assert!(copied.unwrap().success());
-}
-
-/// The commands in the shell blocks of a section of docs/systemd.md.
-fn doc_commands(title: &str) -> String {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/systemd.md");
-    let page = fs::read_to_string(page).unwrap();
-    let section = page.split("\n## ").find(|section| section.starts_with(&format!("{title}\n")));
-    let section = section.unwrap_or_else(|| panic!("docs/systemd.md has no section {title}"));
-    let blocks = section.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
-    format!("set -e\ncd /payload\n{}", blocks.collect::<String>())
-}
 
 #[test]
 #[ignore = "boots an emulated machine; minutes"]

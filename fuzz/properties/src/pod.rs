@@ -111,6 +111,7 @@ fn assert_container_request_is_well_formed(
         host_path: format!("/volumes/{name}"),
         read_only: false,
         block_device: false,
+        selinux_relabel: false,
     };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();
     let images = pod.spec.volumes.iter().filter(|volume| volume.image.is_some());

@@ -193,7 +193,8 @@ impl Agent {
         answer.map(tonic::Response::into_inner).map_err(|s| self.call_error(service, s))
     }
 
-    fn resource_manager(&self) -> ResourceManagerClient<PeerChannel> {
+    /// The client of resource-manager.
+    pub(crate) fn resource_manager(&self) -> ResourceManagerClient<PeerChannel> {
         ResourceManagerClient::new(self.channel(ServiceName::ResourceManager))
     }
 

@@ -3,6 +3,7 @@
 mod candidates;
 mod change;
 mod container;
+mod drain;
 mod etcd;
 mod orphans;
 mod services;
@@ -17,8 +18,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::candidates::Candidates;
-pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, RetryArgs};
+pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, EvictArgs, RetryArgs};
 pub(crate) use self::container::{ExecArgs, LogsArgs};
+pub(crate) use self::drain::DrainArgs;
 pub(crate) use self::etcd::EtcdArgs;
 pub(crate) use self::orphans::{OrphansArgs, OrphansWhat};
 pub(crate) use self::services::{
@@ -120,8 +122,18 @@ pub(crate) enum Command {
     Apply(ApplyArgs),
     /// Remove pods and other objects that were applied, and wait until the pods are gone
     Delete(DeleteArgs),
+    /// Evict a pod: it ends with the phase Failed and the reason Evicted, and is not started again
+    Evict(EvictArgs),
     /// End every back-off of a pod now
     Retry(RetryArgs),
+    /// Let the node start no new pods; with --stop-pods, end those that run
+    ///
+    /// For a node without an API server; with one, `kubectl drain` does this. The node stays drained over restarts and
+    /// reboots, until `keelson uncordon`. New pods wait. Pods that run keep running, also over a reboot; with --stop-pods
+    /// they are ended by rising priority, in the order of a graceful shutdown, and start again after `keelson uncordon`.
+    Drain(DrainArgs),
+    /// Let a drained node start pods again
+    Uncordon,
     /// Run pods once with an agent of their own, and report how each of them ended
     ///
     /// Pods that end by themselves run to their end. A pod with a container that is always restarted never ends: it
@@ -186,6 +198,23 @@ mod tests {
         assert_eq!(cli.global.namespace, "web");
         assert!(Cli::try_parse_from(["keelson", "exec", "web", "ls"]).is_err());
         assert!(Cli::try_parse_from(["keelson", "exec", "web"]).is_err());
+    }
+
+    #[test]
+    fn drain_takes_a_timeout_only_where_it_waits() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["keelson", "drain"], args].concat());
+        let Command::Drain(args) = parse(&["--stop-pods", "--timeout", "90s"]).unwrap().command else {
+            panic!()
+        };
+        assert!(args.stop_pods && !args.undo);
+        assert_eq!(args.timeout, Some(Duration::from_secs(90)));
+        assert!(parse(&[]).is_ok() && parse(&["--undo"]).is_ok());
+        for refused in
+            [&["--timeout", "90s"][..], &["--undo", "--stop-pods"], &["--stop-pods", "--timeout", "x"]]
+        {
+            assert!(parse(refused).is_err(), "{refused:?}");
+        }
+        assert!(Cli::try_parse_from(["keelson", "uncordon", "node"]).is_err());
     }
 
     #[test]

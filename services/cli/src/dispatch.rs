@@ -5,9 +5,9 @@ use crate::args::{
     Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, OrphansWhat, PodNames, ServicesWhat,
 };
 use crate::cmd::{
-    apply, completion, config, delete, describe_node, describe_pod, exec, explain, get_events, get_images,
-    get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes, grpc, logs, man, orphans,
-    retry, run_once, services, top, trace, up, version,
+    apply, completion, config, delete, describe_node, describe_pod, drain, evict, exec, explain, get_events,
+    get_images, get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes, grpc, logs,
+    man, orphans, retry, run_once, services, top, trace, up, version,
 };
 use crate::error::CliError;
 use crate::fleet;
@@ -48,10 +48,14 @@ async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
         Command::Apply(args) => apply::run(session, &args.files).await,
         Command::Delete(args) => delete::run(session, &args).await,
         Command::Exec(args) => exec::run(session, &args).await,
+        Command::Evict(args) => evict::run(session, args).await,
         Command::Retry(args) => {
             let PodNames::Pod { names } = args.what;
             retry::run(session, &names).await
         }
+        Command::Drain(args) if args.undo => drain::uncordon(session).await,
+        Command::Drain(args) => drain::run(session, &args).await,
+        Command::Uncordon => drain::uncordon(session).await,
         Command::Top(args) => top::run(session, &args).await,
         Command::Trace(args) => {
             let PodNames::Pod { names } = args.what;
@@ -80,6 +84,9 @@ async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
     }
 }
 
+/// What has the state of a drain in a format.
+const DRAIN_HINT: &str = "`keelson get node -o json` gives the state";
+
 /// Refuses `-o` for the commands whose output has no format.
 fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
     let plain = "leave -o out";
@@ -89,7 +96,10 @@ fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
         Command::Describe(_) => ("describe", "`keelson get … -o json` gives the object"),
         Command::Delete(_) => ("delete", plain),
         Command::Exec(_) => ("exec", plain),
+        Command::Evict(_) => ("evict", plain),
         Command::Retry(_) => ("retry", plain),
+        Command::Drain(_) => ("drain", DRAIN_HINT),
+        Command::Uncordon => ("uncordon", DRAIN_HINT),
         Command::Services(_) => ("services restart", "`keelson get services -o json` gives the state"),
         Command::Grpc(args) => match args.what {
             GrpcWhat::List(_) => ("grpc list", plain),

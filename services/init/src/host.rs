@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use keelson_config::ServiceName;
-use keelson_init_core::Host;
+use keelson_init_core::{Host, SYSTEM_BUS_ADDRESS};
 use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 
 /// The name of the operator group.
@@ -30,7 +30,13 @@ pub fn facts(root_dir: &Path) -> Host {
         online_cpus: fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default(),
         memory_bytes: memory_bytes().unwrap_or(0),
         nodefs_bytes: file_system_bytes(root_dir).unwrap_or(0),
+        system_bus_address: environment_text(SYSTEM_BUS_ADDRESS),
     }
+}
+
+/// A variable of the environment; empty if it is not set. Bytes that are not UTF-8 are replaced, and refused later.
+fn environment_text(name: &str) -> String {
+    std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// The areas of a `/proc/swaps`, except those in compressed memory (zram), whose pages stay in memory.

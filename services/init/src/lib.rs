@@ -127,7 +127,8 @@ fn run() -> ExitCode {
     run_with_config(SPEC, config, |context| async move {
         let built = build(context, start, cli).await;
         if let (Err(error), true) = (&built, is_kubelet) {
-            tracing::error!("{}", startup_error_line(is_kubelet, &format!("{error:#}")));
+            // The log makes the line of a kubelet of it, as `startup_error_line` does before there is a log.
+            tracing::error!(error = format!("{error:#}"), "command failed");
         }
         built
     })
@@ -382,7 +383,8 @@ fn log_start(config: &Config, cli: &Cli, resolved: &Resolved) {
     let verbosity = verbosity(&resolved.kubelet_configuration);
     let configuration = configuration_line(&resolved.kubelet_configuration, verbosity);
     for line in cli.log_lines(verbosity).into_iter().chain(configuration) {
-        tracing::info!("{line}");
+        // As a kubelet, without quotes around the line.
+        tracing::info!(target: keelson_service_kit::UNSTRUCTURED_TARGET, "{line}");
     }
     log_notes(&resolved.notes);
     tracing::info!(version = config.own_processes.kubelet_version, "Kubelet version");

@@ -446,7 +446,7 @@ async fn the_agent_runs_with_an_invalid_kubeconfig_and_uses_it_once_valid() {
     assert_eq!(init.ended().await, Some(0));
     let text = fs::read_to_string(&log).unwrap();
     let is_error = |line: &&serde_json::Value| {
-        let message = line["message"].as_str().unwrap_or_default();
+        let message = line["msg"].as_str().unwrap_or_default();
         line["level"] == "ERROR" && message.starts_with("invalid kubeconfig: ")
     };
     assert_eq!(json_lines(&text).unwrap().iter().filter(is_error).count(), 1, "{text}");

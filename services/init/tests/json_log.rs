@@ -36,7 +36,7 @@ async fn init_and_services_log_one_json_object_per_line() {
     let text = fs::read_to_string(&log).unwrap();
     let lines = json_lines(&text).unwrap();
     let says = |level: &str, part: &str| {
-        lines.iter().any(|l| l["level"] == level && l["message"].as_str().is_some_and(|m| m.contains(part)))
+        lines.iter().any(|l| l["level"] == level && l["msg"].as_str().is_some_and(|m| m.contains(part)))
     };
     for service in ServiceName::ALL.into_iter().filter(|service| *service != ServiceName::NodeApi) {
         let is_ready = |l: &Value| {

@@ -11,7 +11,7 @@ use common::Scene;
 use serde_json::Value;
 
 /// The files, with the number of their commented defaults.
-const FILES: [(&str, usize); 2] = [("kubelet.yaml", 13), ("keelson.yaml", 6)];
+const FILES: [(&str, usize); 2] = [("kubelet.yaml", 13), ("keelson.yaml", 7)];
 
 fn shipped(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/systemd").join(name)).unwrap()

@@ -15,6 +15,9 @@
 //! | | `/runningpods/` | a PodList of the running pods, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in effect, from the file that init writes |
 //! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and uptime of this process, the flags of init |
+//! | | `/logs/…` | [`node_logs`]: files below `/var/log` and the journal, from runtime-shim |
+//! | | `/checkpoint/…` | [`checkpoint`]: an archive of a container, written by the runtime |
+//! | | `/debug/flags/v` | [`debug_flags`]: the verbosity of the logs of all services |
 //! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: streams between client and runtime |
 //! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`disabled`] |
 //! | health | `/healthz`, `/healthz/ping` | whether this process is running |
@@ -25,8 +28,10 @@
 pub mod access;
 mod api_error;
 mod cadvisor;
+mod checkpoint;
 mod configz;
 pub mod connection_limits;
+mod debug_flags;
 mod disabled;
 mod flagz;
 mod gzip;
@@ -36,6 +41,7 @@ mod log_target;
 pub mod logs;
 pub mod metrics;
 mod metrics_text;
+mod node_logs;
 pub mod pods;
 mod refusal_log;
 mod request_metrics;
@@ -237,7 +243,10 @@ fn debugging_paths() -> Router<App> {
 pub fn api_router(ctx: &Context, slis: &Slis, requests: &RequestMetrics, access: Access) -> Router {
     let handlers = ctx.config.api.handlers;
     let debugging = if handlers.debugging {
-        debugging_paths().merge(disabled::individual_paths(handlers))
+        debugging_paths()
+            .merge(node_logs::router(handlers))
+            .merge(debug_flags::router(handlers))
+            .merge(disabled::individual_paths(handlers))
     } else {
         disabled::all_debugging_paths()
     };
@@ -246,6 +255,7 @@ pub fn api_router(ctx: &Context, slis: &Slis, requests: &RequestMetrics, access:
         .route("/configz/", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
+        .merge(checkpoint::router(handlers))
         .merge(debugging);
     with_middleware(paths, ctx, slis, requests.for_server("readwrite"), access)
 }

@@ -25,6 +25,11 @@ pub(crate) enum LogTargetError {
     NotAPod { pod: String, error: String },
 }
 
+/// Whether the spec of a pod has a container of this name, of any kind.
+pub(crate) fn has_container(pod_json: &[u8], name: &str) -> bool {
+    serde_json::from_slice::<Document<'_>>(pod_json).is_ok_and(|document| document.spec.names(name))
+}
+
 /// An instance of a container: the newest in the runtime, or the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instance {
@@ -50,6 +55,14 @@ struct Spec<'a> {
     init_containers: Option<Vec<Named<'a>>>,
     #[serde(borrow)]
     ephemeral_containers: Option<Vec<Named<'a>>>,
+}
+
+impl Spec<'_> {
+    /// Whether a container of any kind has this name.
+    fn names(&self, container: &str) -> bool {
+        let all = [&self.containers, &self.init_containers, &self.ephemeral_containers];
+        all.into_iter().flatten().flatten().any(|named| named.name == container)
+    }
 }
 
 #[derive(Deserialize)]
@@ -125,9 +138,7 @@ pub(crate) fn choose_instance(
     let (pod, container) = (pod.to_owned(), container.to_owned());
     let document: Document<'_> = serde_json::from_slice(pod_json)
         .map_err(|error| LogTargetError::NotAPod { pod: pod.clone(), error: error.to_string() })?;
-    let spec =
-        [&document.spec.containers, &document.spec.init_containers, &document.spec.ephemeral_containers];
-    if !spec.into_iter().flatten().flatten().any(|named| named.name == container) {
+    if !document.spec.names(&container) {
         return Err(LogTargetError::NotInSpec { container, pod });
     }
     let status = &document.status;

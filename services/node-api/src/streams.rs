@@ -47,7 +47,7 @@ use options::{StreamOptions, attach_options, ports};
 /// The query of a request.
 type QueryPairs = Query<Vec<(String, String)>>;
 /// The authenticated user; `None` over plain HTTP.
-type MaybeUser = Option<Extension<User>>;
+pub(crate) type MaybeUser = Option<Extension<User>>;
 
 /// Pieces of input that are buffered for the runtime.
 const INPUT_BUFFER: usize = 4;
@@ -81,22 +81,29 @@ static HTTP_REFUSAL_LOG: LazyLock<RefusalLog> = LazyLock::new(RefusalLog::unregi
 /// The user of a request with one of `methods`. Without a user the error is 401, with another method 405.
 #[allow(clippy::result_large_err)]
 fn require_user(user: MaybeUser, request: &Request, methods: &[Method]) -> Result<User, Response> {
+    let user = authenticated(user, request)?;
+    if methods.contains(request.method()) {
+        return Ok(user);
+    }
+    Err((StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed").into_response())
+}
+
+/// The user of a request that not every local process may send; the error is 401.
+#[allow(clippy::result_large_err)]
+pub(crate) fn authenticated(user: MaybeUser, request: &Request) -> Result<User, Response> {
     let Some(Extension(user)) = user else {
         if let Some(suppressed) = HTTP_REFUSAL_LOG.count(None, 401) {
             tracing::warn!(
                 event = "stream_refused",
                 path = %Sanitized(request.uri().path()),
                 suppressed,
-                "refused a request into a container: HTTP has no authentication; set authentication.x509.clientCAFile or \
-                 tlsCertFile to enable TLS"
+                "refused a request that needs an authenticated user: HTTP has no authentication; set \
+                 authentication.x509.clientCAFile or tlsCertFile to enable TLS"
             );
         }
         return Err(unauthorized_response());
     };
-    if methods.contains(request.method()) {
-        return Ok(user);
-    }
-    Err((StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed").into_response())
+    Ok(user)
 }
 
 async fn exec(

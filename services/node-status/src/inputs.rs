@@ -168,6 +168,7 @@ fn machine_of(message: rm::Machine) -> Machine {
         disk_pressure: message.disk_pressure,
         pid_pressure: message.pid_pressure,
         shutting_down: message.shutting_down,
+        drained: message.drained,
         machine_id: message.machine_id,
         system_uuid: message.system_uuid,
         boot_id: message.boot_id,

@@ -149,6 +149,7 @@ impl NodeLoop {
                 images: observed.images.as_deref().unwrap_or_default(),
                 volumes_in_use: observed.volumes_in_use.as_deref(),
                 runtime: if down.is_some() { Some(&down_runtime) } else { observed.runtime.as_ref() },
+                declared_features: &own.declared_features,
                 service_errors: &service_errors,
                 created_unix_seconds: self.created,
                 now_unix_seconds: now_unix_nanos() / 1_000_000_000,

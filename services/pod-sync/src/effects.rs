@@ -14,6 +14,7 @@ pub mod http;
 pub mod images;
 pub mod probe_handlers;
 pub mod probe_turns;
+pub mod resize;
 pub mod volumes;
 
 use std::sync::Arc;

@@ -42,7 +42,7 @@ use crate::inputs::{evictions, machine, pod_cidr, streams};
 use crate::publish::metrics::census;
 use crate::state::registry::PodRegistry;
 use crate::state::store::Store;
-use crate::turn::lifecycle;
+use crate::turn::{lifecycle, resize};
 
 /// Builds the service and starts its loops.
 ///
@@ -106,11 +106,12 @@ fn spawn_loops(context: &Context, effects: &Arc<Effects>) {
     context.spawn("machine", machine::follow_machine(Arc::clone(effects)));
     context.spawn("node", machine::follow_node(Arc::clone(effects)));
     context.spawn("pod CIDR", pod_cidr::follow(Arc::clone(effects)));
+    context.spawn("resizes", resize::follow(Arc::clone(effects)));
     context.spawn("evictions", evictions::follow(Arc::clone(effects), orders));
     context.spawn("volumes of the machine", machine::follow_allocatable(Arc::clone(effects)));
     context.spawn("observations", streams::follow_runtime(Arc::clone(effects), sources));
     let progress = context.progress.register("pod workers");
-    context.spawn("heartbeat", streams::heartbeat(Arc::clone(effects), progress, gauges(context)));
+    context.spawn("heartbeat", streams::heartbeat(Arc::clone(effects), progress, gauges(context, effects)));
 
     let clients = effects.clients.clone();
     let runtime = effects.registry.desired_state.sets.runtime.clone().run(
@@ -145,7 +146,7 @@ fn spawn_loops(context: &Context, effects: &Arc<Effects>) {
 }
 
 /// Updates the gauges of pod workers, by phase.
-fn gauges(context: &Context) -> impl Fn(&PodRegistry) + Send + use<> {
+fn gauges(context: &Context, effects: &Arc<Effects>) -> impl Fn(&PodRegistry) + Send + use<> {
     use prometheus_client::encoding::EncodeLabelSet;
     use prometheus_client::metrics::family::Family;
     use prometheus_client::metrics::gauge::Gauge;
@@ -156,7 +157,9 @@ fn gauges(context: &Context) -> impl Fn(&PodRegistry) + Send + use<> {
     }
     let workers: Family<Phase, Gauge> = Family::default();
     context.metrics.register("keelson_pod_sync_workers", "Pod workers, by phase", workers.clone());
+    let resizes = effects.publisher.metrics.resizes.clone();
     move |registry| {
+        resizes.count(registry);
         let counts = registry.phases();
         for phase in ["sync", "terminating", "terminated", "finished"] {
             workers.get_or_create(&Phase { phase }).set(counts.get(phase).copied().unwrap_or(0));

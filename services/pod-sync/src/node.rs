@@ -1,5 +1,6 @@
 //! Facts about the node: its runtime, its machine, its Node object, its addresses.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct RuntimeView {
     pub message: String,
     /// Its default handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
+    /// Its handlers that support user namespaces; the name of the default one is empty.
+    pub user_namespace_handlers: BTreeSet<String>,
 }
 
 impl RuntimeView {

@@ -10,7 +10,6 @@ use keelson_kube_model::{PodPhase, PodStatus};
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
-use keelson_pod_sync_core::allocation::RESIZE_UNSUPPORTED;
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::probe::readiness;
 use keelson_pod_sync_core::start_time::start_time;
@@ -143,9 +142,10 @@ impl Publisher {
             readiness: readiness(&desired.pod, &state.runtime.observed, old, &state.probes.states),
             waiting: facts.waiting,
             pod_ready_to_start: facts.sandbox_made,
+            without_ready_to_start: !self.context.config.pods.ready_to_start_condition,
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
             admission_wait: state.admission.hold.as_ref(),
-            resize_refused: state.admission.resize_refused,
+            resize: Some(&state.admission.resize),
             patch: state.worker.status_patch.as_ref(),
             recursive_read_only,
             v4_first: self.v4_first(&state.runtime.observed),
@@ -228,15 +228,6 @@ impl Publisher {
             self.publish(uid, &StatusFacts::default());
         } else {
             self.registry.with(uid, |state| self.resend(uid, state));
-        }
-    }
-
-    /// An event for a change of resources that is not made, once for each generation of the pod.
-    pub fn report_refused_resize(&self, desired: &DesiredPod) {
-        let unreported = |state: &mut PodState| std::mem::take(&mut state.admission.resize_unreported);
-        if self.registry.with(&desired.pod.metadata.uid, unreported) == Some(true) {
-            let object = pod_object(&desired.pod);
-            self.context.events.warning(object, "ResizeInfeasible", RESIZE_UNSUPPORTED.to_owned());
         }
     }
 }

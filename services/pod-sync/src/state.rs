@@ -13,6 +13,7 @@ pub mod pod_state;
 pub mod probe_tasks;
 pub mod published;
 pub mod registry;
+pub mod resize_queue;
 pub mod runtime_records;
 pub mod start_record;
 pub mod store;

@@ -10,6 +10,7 @@ mod node_inputs;
 pub mod panic_quarantine;
 mod permit;
 pub mod probes;
+pub mod resize;
 pub mod start;
 pub mod stop;
 pub mod sync;

@@ -162,6 +162,82 @@ async fn after_a_shutdown_and_a_reboot_only_pods_without_a_controller_start_agai
     third.kill();
 }
 
+/// The order that ends a pod for a drain.
+fn drain_order(uid: &str) -> Eviction {
+    Eviction { node_drain: true, signal: "node-drain".into(), ..order(uid, "Drained", Some(1)) }
+}
+
+#[tokio::test]
+async fn a_drained_pod_stays_ended_over_a_kill_and_starts_again_when_its_order_is_gone() {
+    let world = World::start();
+    let text = "The node was low on resource: memory. ";
+    let first = world.pod_sync().await;
+    for uid in ["web", "db"] {
+        world.add_pod(uid, "Always", 1);
+        first.phase(uid, "Running").await;
+        world.machine.evictions.set(uid.into(), drain_order(uid));
+        assert_evicted(&world, &first, uid, "Drained", text).await;
+    }
+    first.kill();
+    let second = world.pod_sync().await;
+    for uid in ["web", "db"] {
+        second.phase(uid, "Failed").await;
+    }
+    assert_eq!(world.shim.calls("RunPodSandbox"), 2);
+    world.machine.evictions.remove(&"web".to_owned());
+    // runtime-shim removes what has ended.
+    world.shim.remove("web");
+    second.phase("web", "Running").await;
+    assert_eq!(second.pod("web").await.unwrap()["status"]["reason"], Value::Null);
+    second.phase("db", "Failed").await;
+    second.kill();
+    // The drain is undone while this service is down.
+    world.machine.evictions.remove(&"db".to_owned());
+    world.shim.remove("db");
+    let third = world.pod_sync().await;
+    third.phase("db", "Running").await;
+    third.phase("web", "Running").await;
+    assert_eq!(world.shim.calls("RunPodSandbox"), 4);
+    third.kill();
+}
+
+#[tokio::test]
+async fn a_pod_starts_again_if_a_drain_is_undone_while_the_pod_is_ending() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.add_pod("web", "Always", 1);
+    service.phase("web", "Running").await;
+    world.shim.hold_stops();
+    world.machine.evictions.set("web".into(), drain_order("web"));
+    eventually("the stop", async || (world.shim.calls("StopContainer") > 0).then_some(())).await;
+    world.machine.evictions.remove(&"web".to_owned());
+    world.shim.release_stops();
+    eventually("its end", async || (world.shim.calls("StopPodSandbox") > 0).then_some(())).await;
+    world.shim.remove("web");
+    eventually("its second sandbox", async || (world.shim.calls("RunPodSandbox") == 2).then_some(())).await;
+    service.phase("web", "Running").await;
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_new_pod_waits_on_a_drained_node_for_the_operator() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.machine.reject_temporarily("NodeDrained", "The node is drained.");
+    world.add_pod("web", "Always", 1);
+    let message = eventually("that it waits", async || {
+        let status = service.pod("web").await?["status"].take();
+        let waits = status["phase"] == "Pending" && status["reason"] == "NodeDrained";
+        waits.then(|| status["message"].as_str().unwrap_or_default().to_owned())
+    })
+    .await;
+    assert!(message.contains("The node is drained."), "{message}");
+    service.event("Warning NodeDrained: The node is drained.").await;
+    world.machine.admit();
+    service.phase("web", "Running").await;
+    service.kill();
+}
+
 #[tokio::test]
 async fn a_pod_is_rejected_while_the_node_shuts_down_and_a_static_one_waits() {
     let mut world = World::start();

@@ -113,6 +113,44 @@ async fn crash_loop_back_off_survives_a_restart_of_pod_sync() {
 }
 
 #[tokio::test]
+async fn the_first_restart_back_off_is_the_configured_one_after_a_kill_too() {
+    let mut world = World::start();
+    world.settings.initial_restart_backoff_ms = 7_000;
+    let first = world.pod_sync().await;
+    world.add_pod("web", "Always", 1);
+    first.phase("web", "Running").await;
+    world.shim.exit("web", 1);
+    eventually("the restart", async || (world.shim.calls("StartContainer") == 2).then_some(())).await;
+    first.step("web", "container", |step| step.state == "done").await;
+    world.shim.exit("web", 1);
+    first.step("web", "container", |step| step.state == "waiting").await;
+    first.kill();
+
+    let second = world.pod_sync().await;
+    second.step("web", "container", |step| step.state == "waiting").await;
+    let status = second.pod("web").await.unwrap()["status"]["containerStatuses"][0]["state"].clone();
+    assert!(status["waiting"]["message"].as_str().unwrap().contains("back-off 7s"), "{status}");
+    second.kill();
+}
+
+#[tokio::test]
+async fn pods_have_the_condition_ready_to_start_unless_its_gate_is_off() {
+    for on in [true, false] {
+        let mut world = World::start();
+        world.settings.ready_to_start_condition = on;
+        world.add_pod("web", "Always", 1);
+        for _ in 0..2 {
+            let service = world.pod_sync().await;
+            service.phase("web", "Running").await;
+            let conditions = service.pod("web").await.unwrap()["status"]["conditions"].clone();
+            let has = |type_: &str| conditions.as_array().unwrap().iter().any(|c| c["type"] == type_);
+            assert!(has("Ready") && has("PodReadyToStartContainers") == on, "{conditions}");
+            service.kill();
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_runtime_read_error_is_an_event_and_stops_no_pod() {
     let world = World::start();
     let first = world.pod_sync().await;

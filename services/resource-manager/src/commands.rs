@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use keelson_resource_manager_core::desire::PodDesire;
+use keelson_resource_manager_core::desire::{Amounts, PodDesire};
 use tokio::sync::oneshot;
 
 use crate::admission::Verdict;
@@ -17,6 +17,8 @@ pub(crate) type Command = keelson_pod_reconciler::Command<PodDesire, View, Manag
 pub(crate) enum ManagerRequest {
     /// Decides whether a pod may run.
     Admit { uid: String, reply: oneshot::Sender<Verdict> },
+    /// Decides whether an admitted pod may have other requests.
+    Resize { uid: String, requests: Amounts, reply: oneshot::Sender<Verdict> },
     /// Defers a pod that waits for something outside this service: its resources and its turn go to other pods.
     Defer { uid: String, reply: oneshot::Sender<()> },
     /// Takes over the pods that were found when the tree was set up.

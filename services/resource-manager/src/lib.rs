@@ -24,6 +24,7 @@
 //! | `iptables` | maintains the kubelet's iptables chains |
 //! | `swap` | warns at startup when memory-backed volumes may be swapped out |
 //! | `node_shutdown` | ends pods before the machine shuts down |
+//! | `drain` | drains the node when an operator asks for it |
 //! | `logind` | delays a shutdown of the machine, and reports that one is prepared |
 //! | `tunables`, `oom` | sets kernel tunables at startup; reports victims of the system OOM killer |
 //!
@@ -37,6 +38,7 @@ mod cgroup;
 mod cgroup_version;
 mod commands;
 mod details;
+mod drain;
 mod driver;
 mod eviction;
 mod host;

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use keelson_files::Replacement;
+#[cfg(test)]
+use keelson_testkit::logind::Machine;
 use serde::Serialize;
 use zbus::connection::Builder;
 use zbus::fdo;
 use zbus::message::Type as MessageType;
 use zbus::{Connection, Fd, MatchRule, Message, MessageStream, Variant};
 
-/// The socket of the system bus.
-const SOCKET: &str = "/run/dbus/system_bus_socket";
 /// Where logind reads changes of its configuration.
 const CONFIG_DIR: &str = "/etc/systemd/logind.conf.d";
 /// The file there; a kubelet's has the same name.
@@ -54,16 +54,16 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The logind of this machine, which must delay a shutdown by at least `delay`. `may_configure`: this agent manages the host
-    /// and may raise logind's limit.
-    pub(crate) fn of_this_machine(delay: Duration, may_configure: bool) -> Self {
-        Self { socket: SOCKET.into(), config_dir: CONFIG_DIR.into(), delay, may_configure }
+    /// The logind on the bus with this socket, which must delay a shutdown by at least `delay`. `may_configure`: this agent
+    /// manages the host and may raise logind's limit.
+    pub(crate) fn new(socket: PathBuf, delay: Duration, may_configure: bool) -> Self {
+        Self { socket, config_dir: CONFIG_DIR.into(), delay, may_configure }
     }
 
     /// The logind on the bus of a test, whose configuration may be changed.
     #[cfg(test)]
-    pub(crate) fn for_test(machine: &fake::Machine, delay: Duration) -> Self {
-        let config_dir = machine.dir.path().join("etc/logind.conf.d");
+    pub(crate) fn for_test(machine: &Machine, delay: Duration) -> Self {
+        let config_dir = machine.dir().join("etc/logind.conf.d");
         Self { socket: machine.socket(), config_dir, delay, may_configure: true }
     }
 }
@@ -373,6 +373,4 @@ fn sender(message: &Message) -> Option<String> {
 }
 
 #[cfg(test)]
-pub(crate) mod fake;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -13,6 +13,7 @@ use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, LoopHandle, Progress};
 use tokio::sync::watch;
 
+use crate::drain::DrainState;
 use crate::host::{self, HostError, Identity};
 use crate::view::{MachineState, TreeState};
 
@@ -37,6 +38,8 @@ pub(crate) struct MachineInputs {
     pub(crate) conditions: watch::Receiver<BTreeSet<Condition>>,
     /// Whether the machine shuts down.
     pub(crate) shutting_down: watch::Receiver<bool>,
+    /// Whether the node is drained.
+    pub(crate) drain: watch::Receiver<DrainState>,
 }
 
 impl MachineLoop {
@@ -66,8 +69,8 @@ impl MachineLoop {
         self.state.subscribe()
     }
 
-    /// Runs until the shutdown: refreshes on each change of the tree, of the conditions or of a shutdown, else every
-    /// heartbeat.
+    /// Runs until the shutdown: refreshes on each change of the tree, of the conditions, of a shutdown or of a drain, else
+    /// every heartbeat.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
         loop {
             handle.tick();
@@ -78,6 +81,7 @@ impl MachineLoop {
                 changed = self.inputs.conditions.changed() => if changed.is_err() { return },
                 // Nobody sends it without a grace period.
                 Ok(()) = self.inputs.shutting_down.changed() => {}
+                changed = self.inputs.drain.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
             }
             self.refresh().await;
@@ -120,6 +124,7 @@ impl MachineLoop {
             swap: reading.memory.swap,
             conditions: self.inputs.conditions.borrow_and_update().clone(),
             shutting_down: *self.inputs.shutting_down.borrow_and_update(),
+            drained: self.inputs.drain.borrow_and_update().is_some(),
             cgroup_version,
             cgroup_driver,
             swap_accounting,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_pod_reconciler::{PodEvent, Pods};
-use keelson_resource_manager_core::admit::{Rejection, admit};
+use keelson_resource_manager_core::admit::{Rejection, admit, resize};
 use keelson_resource_manager_core::desire::{Amounts, PodDesire, Want};
+use keelson_resource_manager_core::drain;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::preempt::victims;
 use keelson_resource_manager_core::layout::Qos;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use crate::admission::{NO_TREE, OLDER_PODS_FIRST, PREEMPTING, PodAdmission, SET_NOT_COMPLETE, Verdict};
 use crate::cgroup::{FoundPods, PodCgroups};
 use crate::commands::{Command, KnownPod, ManagerRequest};
+use crate::drain::DrainState;
 use crate::view::{MachineState, Orders, Phase, TreeState, View};
 use crate::worker::{Worker, WorkerEnv};
 
@@ -42,6 +44,26 @@ pub(crate) struct ManagerOutputs {
     pub(crate) preempt: mpsc::Sender<Vec<Order>>,
 }
 
+/// Why the node may not start new pods.
+#[derive(Debug, Clone)]
+pub(crate) struct Closed {
+    /// Whether the machine shuts down.
+    pub(crate) shutting_down: watch::Receiver<bool>,
+    /// Whether the node is drained.
+    pub(crate) drain: watch::Receiver<DrainState>,
+}
+
+impl Closed {
+    /// Why a pod that is not admitted is rejected; none when the node may start it.
+    fn rejection(&self, uid: &str) -> Option<Rejection> {
+        if *self.shutting_down.borrow() {
+            return Some(rejection());
+        }
+        let drain = self.drain.borrow();
+        drain.as_ref().filter(|drain| !drain.admits(uid)).map(|_| drain::rejection())
+    }
+}
+
 /// The task that owns the set.
 pub(crate) struct Manager {
     env: Arc<WorkerEnv>,
@@ -49,8 +71,8 @@ pub(crate) struct Manager {
     /// Cgroups without an owner mark: they belong to this agent's pods once a set names those.
     unmarked: PodCgroups,
     machine: watch::Receiver<MachineState>,
-    /// Whether the machine shuts down.
-    shutting_down: watch::Receiver<bool>,
+    /// Whether the machine shuts down, and whether the node is drained.
+    closed: Closed,
     /// A set has been complete since the start, whether or not every source of pods was ready.
     set_complete: bool,
     outputs: ManagerOutputs,
@@ -63,14 +85,13 @@ impl Manager {
     pub(crate) fn new(
         env: Arc<WorkerEnv>,
         machine: watch::Receiver<MachineState>,
-        shutting_down: watch::Receiver<bool>,
+        closed: Closed,
         outputs: ManagerOutputs,
         orders: Orders,
         found: FoundPods,
     ) -> Self {
         let (pods, unmarked) = (Pods::default(), PodCgroups::new());
-        let mut manager =
-            Self { env, pods, unmarked, machine, shutting_down, set_complete: false, outputs, orders };
+        let mut manager = Self { env, pods, unmarked, machine, closed, set_complete: false, outputs, orders };
         manager.add_found(found);
         manager
     }
@@ -93,6 +114,9 @@ impl Manager {
             Some(PodEvent::Complete { .. }) => self.set_complete = true,
             Some(PodEvent::Request(ManagerRequest::Admit { uid, reply })) => {
                 let _ = reply.send(self.admit(&uid));
+            }
+            Some(PodEvent::Request(ManagerRequest::Resize { uid, requests, reply })) => {
+                let _ = reply.send(self.resize(&uid, requests));
             }
             Some(PodEvent::Request(ManagerRequest::Defer { uid, reply })) => {
                 self.defer(&uid);
@@ -185,14 +209,13 @@ impl Manager {
         if slot.note.admitted {
             return Verdict::Admitted;
         }
-        let is_shutting_down = *self.shutting_down.borrow();
-        if !is_shutting_down && let Some(wait) = self.wait_for_set() {
+        let closed = self.closed.rejection(uid);
+        if closed.is_none()
+            && let Some(wait) = self.wait_for_set()
+        {
             return wait;
         }
-        let verdict = match is_shutting_down {
-            true => Verdict::Rejected(rejection()),
-            false => self.decide(desire),
-        };
+        let verdict = closed.map_or_else(|| self.decide(desire), Verdict::Rejected);
         if let Some(slot) = self.pods.slot_mut(uid) {
             match &verdict {
                 Verdict::Admitted => {
@@ -210,6 +233,38 @@ impl Manager {
             self.outputs.changes.send_modify(|count| *count += 1);
         }
         verdict
+    }
+
+    /// Decides whether an admitted pod may have these requests. If it may, they count at once.
+    fn resize(&mut self, uid: &str, requests: Amounts) -> Verdict {
+        if let TreeState::Pending(message) = &*self.env.tree.borrow() {
+            return Verdict::NotYet { reason: NO_TREE, message: message.clone() };
+        }
+        let known = self.pods.slot(uid).filter(|slot| slot.note.admitted).and_then(Slot::desire);
+        let Some(desire) = known.filter(|desire| desire.header.want == Want::Run) else {
+            let message = format!("pod {uid} is not among the pods that run");
+            return Verdict::NotYet { reason: "PodNotAdmitted", message };
+        };
+        if *self.closed.shutting_down.borrow() {
+            return Verdict::Rejected(rejection());
+        }
+        if let Some(wait) = self.wait_for_set() {
+            return wait;
+        }
+        let machine = self.machine.borrow();
+        let others = self.pods.slots().filter(|(other, _)| *other != uid);
+        let others = others.filter_map(|(_, slot)| reserved(slot)).map(|other| &other.requests);
+        let decided = check_pressure(&machine.conditions, desire)
+            .and_then(|()| resize(&machine.allocatable, others, &desire.requests, &requests));
+        let resized = PodDesire { requests, ..desire.clone() };
+        drop(machine);
+        match decided {
+            Ok(()) => {
+                self.assign(resized);
+                Verdict::Admitted
+            }
+            Err(rejection) => Verdict::Rejected(rejection),
+        }
     }
 
     /// Why no pod is decided on yet; none when the requests of all pods are known.

@@ -111,7 +111,7 @@ impl EvictionMetrics {
                 let label = PreemptionSignal { preemption_signal: order.signal.clone() };
                 self.preemptions.get_or_create(&label).inc();
             }
-            OrderKind::NodeShutdown => {}
+            OrderKind::NodeShutdown | OrderKind::NodeDrain => {}
         }
     }
 

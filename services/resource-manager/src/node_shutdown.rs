@@ -17,7 +17,7 @@ mod tests;
 use std::pin::Pin;
 use std::time::Duration;
 
-use keelson_config::NodeShutdown;
+use keelson_config::{Config, NodeShutdown};
 use keelson_resource_manager_core::node_shutdown::periods::{self, GracePeriod, GracePeriods};
 use keelson_resource_manager_core::node_shutdown::progress::{Action, Input, Progress};
 use keelson_service_kit::status::chain;
@@ -39,20 +39,26 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The grace periods of a configuration; none when pods end with the machine.
 pub(crate) fn grace_periods(config: &NodeShutdown) -> Option<GracePeriods> {
+    GracePeriods::from_settings(&settings(config))
+}
+
+/// The settings of a configuration.
+pub(crate) fn settings(config: &NodeShutdown) -> periods::Settings {
     let by_priority = config.by_priority.iter();
-    GracePeriods::from_settings(&periods::Settings {
+    periods::Settings {
         total_nanos: config.total_nanos,
         critical_nanos: config.critical_nanos,
         by_priority: by_priority
             .map(|period| GracePeriod { priority: period.priority, seconds: period.seconds })
             .collect(),
-    })
+    }
 }
 
 /// The settings of logind that these grace periods need.
-pub(crate) fn logind_settings(periods: &GracePeriods, may_configure: bool) -> Settings {
+pub(crate) fn logind_settings(periods: &GracePeriods, config: &Config) -> Settings {
     let seconds = u64::try_from(periods.total_seconds()).unwrap_or(0);
-    Settings::of_this_machine(Duration::from_secs(seconds), may_configure)
+    let socket = config.resources.system_bus.socket.clone();
+    Settings::new(socket, Duration::from_secs(seconds), config.manage_host)
 }
 
 /// The groups of pods while they are being ended.
@@ -71,7 +77,8 @@ pub(crate) struct ShutdownLoop {
 }
 
 impl ShutdownLoop {
-    /// `shutting_down` is set while pods are being ended, and after that until the machine has stopped.
+    /// `shutting_down` is set while pods are being ended, and after that until the machine has stopped; also at the start, when
+    /// `record` has a shutdown that was not completed.
     pub(crate) fn new(
         ctx: Context,
         logind: Settings,
@@ -79,6 +86,8 @@ impl ShutdownLoop {
         record: Record,
         shutting_down: watch::Sender<bool>,
     ) -> Self {
+        // Until logind says that it was cancelled, a shutdown that an earlier process began is under way.
+        shutting_down.send_replace(record.is_unfinished());
         let (progress, inhibitor, groups) = (Progress::default(), None, None);
         Self { ctx, logind, ending, record, shutting_down, progress, inhibitor, groups }
     }

@@ -10,7 +10,7 @@ use keelson_pod_reconciler::{
 };
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_server::ResourceManager;
-use keelson_resource_manager_core::desire::{PodDesire, Want};
+use keelson_resource_manager_core::desire::{Amounts, PodCgroup, PodDesire, Want};
 use keelson_service_kit::answer_by;
 use keelson_service_kit::status::error;
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 
 use crate::admission::{NO_TREE, OLDER_PODS_FIRST, PREEMPTING, SET_NOT_COMPLETE, Verdict};
 use crate::commands::{Command, ManagerRequest};
+use crate::drain::DrainHandle;
 use crate::eviction;
 use crate::statistics::Statistics;
 use crate::view::{MachineState, Orders, Phase, TreeState, View};
@@ -39,6 +40,7 @@ pub(crate) struct Service {
     pub(crate) machine: watch::Receiver<MachineState>,
     pub(crate) tree: watch::Receiver<TreeState>,
     pub(crate) statistics: Arc<Statistics>,
+    pub(crate) drain: DrainHandle,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -97,7 +99,28 @@ impl Service {
         }
     }
 
-    async fn prepare(&self, uid: &str, revision: u64, until: Instant) -> Result<String, Status> {
+    /// The verdict on other requests for a pod. While the reservations of other pods are unknown, it waits.
+    async fn resize_verdict(&self, uid: &str, requests: Amounts, until: Instant) -> Result<Verdict, Status> {
+        let mut known = self.reservations_known.clone();
+        loop {
+            let (uid, requests) = (uid.to_owned(), requests.clone());
+            let ask = |reply| Command::Request(ManagerRequest::Resize { uid, requests, reply });
+            let verdict = self.manager.request(ask).await?;
+            let waits = matches!(verdict, Verdict::NotYet { reason: SET_NOT_COMPLETE, .. });
+            if !waits || timeout_at(until, known.wait_for(|known| *known)).await.is_err() {
+                return Ok(verdict);
+            }
+        }
+    }
+
+    /// Waits until the cgroup exists and, if values are given, until it has these.
+    async fn prepare(
+        &self,
+        uid: &str,
+        revision: u64,
+        values: Option<PodCgroup>,
+        until: Instant,
+    ) -> Result<String, Status> {
         let mut view = self.wait_until_named(uid, revision, until).await?;
         let mut tree = self.tree.clone();
         loop {
@@ -119,9 +142,17 @@ impl Service {
             }
         }
         let mut last = view.clone();
-        let ready = view.wait_for(|v| v.phase == Phase::Ready && v.revision >= revision);
-        match timeout_at(until, ready).await {
-            Ok(Ok(view)) => Ok(view.cgroup_parent.clone()),
+        let is_ready = |v: &View| {
+            let has_values = values.is_none() || v.applied == values;
+            v.phase == Phase::Ready && v.revision >= revision && has_values
+        };
+        let refusal = |v: &View| v.refused.clone().filter(|(refused, _)| values.as_ref() == Some(refused));
+        let decided = view.wait_for(|v| is_ready(v) || refusal(v).is_some());
+        match timeout_at(until, decided).await {
+            Ok(Ok(view)) => match refusal(&view) {
+                Some((_, text)) => Err(error(Code::FailedPrecondition, "LIMIT_BELOW_USAGE", text)),
+                None => Ok(view.cgroup_parent.clone()),
+            },
             Ok(Err(_)) => Err(not_ready(uid, "the pod has been removed in the meantime")),
             Err(_) => Err(not_ready(uid, &last.borrow_and_update().message)),
         }
@@ -147,6 +178,24 @@ impl ResourceManager for Service {
     ) -> Result<Response<Self::WatchEvictionsStream>, Status> {
         let items = self.orders.subscribe().into_stream(|item| Ok(eviction::watch_response(item)));
         Ok(Response::new(Box::pin(items)))
+    }
+
+    async fn drain(&self, request: Request<pb::DrainRequest>) -> Result<Response<pb::DrainResponse>, Status> {
+        Ok(Response::new(self.drain.drain(request.into_inner()).await?))
+    }
+
+    async fn uncordon(
+        &self,
+        _: Request<pb::UncordonRequest>,
+    ) -> Result<Response<pb::UncordonResponse>, Status> {
+        Ok(Response::new(self.drain.uncordon().await?))
+    }
+
+    async fn get_drain(
+        &self,
+        _: Request<pb::GetDrainRequest>,
+    ) -> Result<Response<pb::GetDrainResponse>, Status> {
+        Ok(Response::new(self.drain.get().await?))
     }
 
     async fn node_stats(
@@ -202,6 +251,28 @@ impl ResourceManager for Service {
         Ok(Response::new(pb::AdmitPodResponse { verdict: Some(verdict) }))
     }
 
+    async fn resize_pod(
+        &self,
+        request: Request<pb::ResizePodRequest>,
+    ) -> Result<Response<pb::ResizePodResponse>, Status> {
+        use pb::resize_pod_response::Verdict as Answer;
+        let until = answer_by(request.metadata());
+        let request = request.into_inner();
+        let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
+        self.wait_until_named(&uid, request.revision, until).await?;
+        let requests = request.requests.into_iter().collect();
+        let verdict = match self.resize_verdict(&uid, requests, until).await? {
+            Verdict::Admitted => Answer::Accepted(pb::Admitted {}),
+            Verdict::Rejected(r) => {
+                Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message, passing: r.temporary })
+            }
+            Verdict::NotYet { reason, message } => {
+                Answer::NotYet(pb::NotYet { reason: reason.to_owned(), message })
+            }
+        };
+        Ok(Response::new(pb::ResizePodResponse { verdict: Some(verdict) }))
+    }
+
     async fn defer_pod(
         &self,
         request: Request<pb::DeferPodRequest>,
@@ -221,8 +292,9 @@ impl ResourceManager for Service {
         let until = answer_by(request.metadata());
         let request = request.into_inner();
         let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
+        let values = request.cgroup.map(wire::pod_cgroup);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for cgroup", uid);
-        let cgroup_parent = self.prepare(&uid, request.revision, until).instrument(span).await?;
+        let cgroup_parent = self.prepare(&uid, request.revision, values, until).instrument(span).await?;
         Ok(Response::new(pb::PreparePodResponse { cgroup_parent }))
     }
 

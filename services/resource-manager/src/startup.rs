@@ -10,18 +10,20 @@ use keelson_resource_manager_core::driver::DriverChoice;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::signal::Condition;
+use keelson_resource_manager_core::node_shutdown::periods::GracePeriods;
 use keelson_service_kit::{Context, StateFile, now_unix_nanos};
 use tokio::sync::{mpsc, watch};
 use tonic::service::Routes;
 
 use crate::cgroup::{FoundPods, KernelNotifier};
 use crate::commands::Command;
+use crate::drain::{self, DrainHandle, DrainLoop, DrainState};
 use crate::driver::{self, DriverSelector};
 use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Settings};
 use crate::host::{self, Identity};
 use crate::iptables;
 use crate::machine_loop::{MachineInputs, MachineLoop};
-use crate::manager::{Manager, ManagerOutputs};
+use crate::manager::{Closed, Manager, ManagerOutputs};
 use crate::metrics::{CgroupMetrics, EvictionMetrics, ShutdownMetrics};
 use crate::node_shutdown::{self, Ending, Record, ShutdownLoop};
 use crate::oom;
@@ -51,7 +53,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let file = eviction::state_file(&ctx.config);
     let files = ctx.config.resources.identity_files.clone();
     let identity = tokio::task::spawn_blocking(move || Identity::read(&files)).await.unwrap_or_default();
-    let checkpoint = file.load().await?.in_boot(&identity.boot_id);
+    let drain = DrainState::from(drain::state_file(&ctx.config).load().await?);
+    let checkpoint = file.load().await?.in_boot(&identity.boot_id).under_drain(drain.as_deref());
     let orders = Orders::new();
     let (reports, reported) = watch::channel(None);
     ctx.spawn("runtime", follow_runtime(ctx.clone(), reports));
@@ -69,7 +72,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let tree = watch::Sender::new(tree);
     let choice = watch::Sender::new(choice);
     let eviction = EvictionState { settings, file, monitor };
-    Ok(start(ctx, StartState { eviction, orders, identity, tree, found, drivers, choice }).await)
+    Ok(start(ctx, StartState { eviction, orders, drain, identity, tree, found, drivers, choice }).await)
 }
 
 /// Follows the runtime's cgroup driver until the shutdown.
@@ -85,6 +88,7 @@ async fn follow_runtime(ctx: Context, reports: watch::Sender<Option<driver::Repo
 struct StartState {
     eviction: EvictionState,
     orders: Orders,
+    drain: DrainState,
     identity: Identity,
     tree: watch::Sender<TreeState>,
     found: FoundPods,
@@ -101,21 +105,25 @@ struct EvictionState {
 
 /// Starts the loops and returns the routes.
 async fn start(ctx: Context, state: StartState) -> Routes {
-    let StartState { eviction, orders, identity, tree, found, drivers, choice } = state;
+    let StartState { eviction, orders, drain, identity, tree, found, drivers, choice } = state;
     let conditions = watch::Sender::new(eviction.monitor.last_observed.keys().copied().collect());
     let (shutting_down, is_shutting_down) = watch::channel(false);
+    let drain = watch::Sender::new(drain);
     let boot_id = identity.boot_id.clone();
     let machine = MachineInputs {
         tree: tree.subscribe(),
         conditions: conditions.subscribe(),
         shutting_down: is_shutting_down.clone(),
+        drain: drain.subscribe(),
     };
     let machine = MachineLoop::start(&ctx.config, ctx.progress.clone(), machine, identity).await;
     let (commands, receiver) = mpsc::channel(QUEUE);
     let (issue, ordered) = mpsc::channel(ORDERED);
     let (outputs, receivers) = manager_outputs(issue.clone());
     let ending = EndingInputs { issue, orders: orders.clone(), commands: commands.clone() };
-    start_node_shutdown(&ctx, ending, &receivers, shutting_down).await;
+    let closed = Closed { shutting_down: is_shutting_down, drain: drain.subscribe() };
+    start_node_shutdown(&ctx, ending.clone(), &receivers, shutting_down).await;
+    let drain = start_drain(&ctx, ending, &receivers, drain);
     let metrics = CgroupMetrics::new(&ctx.metrics);
     let env = worker_env(&ctx, tree.subscribe(), metrics.clone(), commands.clone());
     let statistics = Arc::new(statistics(&ctx, tree.subscribe()));
@@ -127,20 +135,16 @@ async fn start(ctx: Context, state: StartState) -> Routes {
         machine: machine.state(),
         tree: tree.subscribe(),
         statistics: Arc::clone(&statistics),
+        drain,
     };
     let observer = Observer { root: ctx.config.paths.root_dir.clone(), statistics, tree: tree.subscribe() };
-    let inputs = EvictionInputs { ordered, finished: receivers.finished, boot_id };
+    let drain = closed.drain.clone();
+    let inputs = EvictionInputs { ordered, finished: receivers.finished, drain, boot_id };
     let eviction =
         eviction_loop(&ctx, eviction, observer, inputs, conditions, orders.clone(), commands.clone());
     let loops = Loops {
-        placement: PlacementLoop {
-            ctx: ctx.clone(),
-            tree: tree.subscribe(),
-            choice: choice.subscribe(),
-            statistics: Arc::clone(&service.statistics),
-            commands: commands.clone(),
-        },
-        manager: Manager::new(env, machine.state(), is_shutting_down, outputs, orders, found),
+        placement: placement_loop(&ctx, &tree, &choice, &service.statistics, &commands),
+        manager: Manager::new(env, machine.state(), closed, outputs, orders, found),
         received: receiver,
         machine,
         tree: TreeLoop {
@@ -175,14 +179,42 @@ fn worker_env(
 struct EvictionInputs {
     ordered: mpsc::Receiver<Vec<Order>>,
     finished: watch::Receiver<u64>,
+    drain: watch::Receiver<DrainState>,
     boot_id: String,
 }
 
-/// What is needed to end pods before a shutdown of the machine.
+/// What is needed to end pods before a shutdown of the machine or for a drain.
+#[derive(Clone)]
 struct EndingInputs {
     issue: mpsc::Sender<Vec<Order>>,
     orders: Orders,
     commands: mpsc::Sender<Command>,
+}
+
+impl EndingInputs {
+    fn ending(self, periods: GracePeriods, manager: &ManagerOutputReceivers) -> Ending {
+        Ending {
+            periods,
+            commands: self.commands,
+            changes: manager.changes.clone(),
+            pods_known: manager.reservations_known.clone(),
+            issue: self.issue,
+            orders: self.orders,
+        }
+    }
+}
+
+/// Starts the task that drains the node.
+fn start_drain(
+    ctx: &Context,
+    inputs: EndingInputs,
+    manager: &ManagerOutputReceivers,
+    state: watch::Sender<DrainState>,
+) -> DrainHandle {
+    let ending = inputs.ending(drain::periods(&ctx.config.resources.node_shutdown), manager);
+    let (task, handle) = DrainLoop::new(ctx, state, ending);
+    ctx.spawn("drain", task.run(ctx.shutdown.clone(), ctx.progress.register("drain")));
+    handle
 }
 
 /// Starts the task that ends pods before a shutdown of the machine, if a grace period is configured.
@@ -194,15 +226,8 @@ async fn start_node_shutdown(
 ) {
     let metrics = ShutdownMetrics::new(&ctx.metrics);
     let Some(periods) = node_shutdown::grace_periods(&ctx.config.resources.node_shutdown) else { return };
-    let logind = node_shutdown::logind_settings(&periods, ctx.config.manage_host);
-    let ending = Ending {
-        periods,
-        commands: inputs.commands,
-        changes: manager.changes.clone(),
-        pods_known: manager.reservations_known.clone(),
-        issue: inputs.issue,
-        orders: inputs.orders,
-    };
+    let logind = node_shutdown::logind_settings(&periods, &ctx.config);
+    let ending = inputs.ending(periods, manager);
     let record = Record::load(ctx, metrics).await;
     let task = ShutdownLoop::new(ctx.clone(), logind, ending, record, shutting_down);
     ctx.spawn("node-shutdown", task.run(ctx.shutdown.clone(), ctx.progress.register("node-shutdown")));
@@ -228,12 +253,29 @@ fn eviction_loop(
         conditions,
         commands,
         ordered: inputs.ordered,
+        drain: inputs.drain,
         boot_id: inputs.boot_id,
         finished: inputs.finished,
         metrics: EvictionMetrics::new(&ctx.metrics),
         notifications: notified.then(|| MemoryNotifications::new(Arc::new(KernelNotifier))),
         overdue: BTreeSet::new(),
         interval: eviction::INTERVAL,
+    }
+}
+
+fn placement_loop(
+    ctx: &Context,
+    tree: &watch::Sender<TreeState>,
+    choice: &watch::Sender<DriverChoice>,
+    statistics: &Arc<Statistics>,
+    commands: &mpsc::Sender<Command>,
+) -> PlacementLoop {
+    PlacementLoop {
+        ctx: ctx.clone(),
+        tree: tree.subscribe(),
+        choice: choice.subscribe(),
+        statistics: Arc::clone(statistics),
+        commands: commands.clone(),
     }
 }
 

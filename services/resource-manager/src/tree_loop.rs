@@ -61,7 +61,8 @@ pub(crate) async fn set_up_tree(config: &Arc<Config>, choice: DriverChoice) -> (
 fn open_tree(config: &Config, driver: Driver) -> anyhow::Result<(Tree, FoundPods)> {
     let driver_config = DriverConfig {
         layout: Layout::new(driver, &config.runtime.cgroup_root)?,
-        slices: (driver == Driver::Systemd).then(|| Arc::new(Systemd::of_this_machine()) as Arc<dyn Slices>),
+        slices: (driver == Driver::Systemd)
+            .then(|| Arc::new(Systemd::at(&config.resources.system_bus.socket)) as Arc<dyn Slices>),
         owner: config.paths.root_dir.to_string_lossy().into_owned(),
     };
     let mounts = keelson_mountinfo::parse(&std::fs::read("/proc/self/mountinfo")?);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use keelson_resource_manager_core::desire::{Amounts, Want};
+use keelson_resource_manager_core::desire::{Amounts, PodCgroup, Want};
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_service_kit::WatchHub;
@@ -41,6 +41,10 @@ pub(crate) struct View {
     pub(crate) message: String,
     /// The cgroup path in the driver's form; empty before the cgroup exists.
     pub(crate) cgroup_parent: String,
+    /// The values of the cgroup; none before it exists.
+    pub(crate) applied: Option<PodCgroup>,
+    /// Values that the cgroup cannot have now, because the pod uses more memory, and the error.
+    pub(crate) refused: Option<(PodCgroup, String)>,
 }
 
 impl keelson_pod_reconciler::View for View {
@@ -83,6 +87,8 @@ pub(crate) struct MachineState {
     pub(crate) conditions: BTreeSet<Condition>,
     /// The machine shuts down, and pods are being ended or have been.
     pub(crate) shutting_down: bool,
+    /// An operator has drained the node.
+    pub(crate) drained: bool,
     pub(crate) cgroup_version: &'static str,
     /// Empty while the tree is not set up.
     pub(crate) cgroup_driver: &'static str,

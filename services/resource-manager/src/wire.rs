@@ -54,22 +54,11 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
         let want = message.want();
         let mut header = header(message.pod, message.revision, want)?;
         header.pod.uid = usable_uid(header.pod.uid)?;
-        let cgroup = message.cgroup.unwrap_or_default();
         Ok(Self(PodDesire {
             header,
             qos: Qos::parse(&message.qos_class).ok_or(WireError::Qos(message.qos_class))?,
             requests: message.requests.into_iter().collect(),
-            cgroup: PodCgroup {
-                cpu_shares: cgroup.cpu_shares.max(MIN_SHARES),
-                cpu_quota_us: positive(cgroup.cpu_quota_us),
-                cpu_period_us: Some(cgroup.cpu_period_us).filter(|period| *period > 0),
-                memory_limit: positive(cgroup.memory_limit_bytes),
-                huge_pages: cgroup
-                    .huge_page_limits
-                    .into_iter()
-                    .map(|(size, bytes)| (size, u64::try_from(bytes).unwrap_or(0)))
-                    .collect(),
-            },
+            cgroup: pod_cgroup(message.cgroup.unwrap_or_default()),
             adopted: message.adopted,
             critical: message.critical,
             priority: message.priority,
@@ -81,6 +70,18 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             pod_level_requests: quantities("pod.pod_level_requests", message.pod_level_requests)?,
             pod_level_limits: quantities("pod.pod_level_limits", message.pod_level_limits)?,
         }))
+    }
+}
+
+/// The values of a pod's cgroup.
+pub(crate) fn pod_cgroup(cgroup: pb::PodCgroup) -> PodCgroup {
+    let bytes = |(size, bytes): (String, i64)| (size, u64::try_from(bytes).unwrap_or(0));
+    PodCgroup {
+        cpu_shares: cgroup.cpu_shares.max(MIN_SHARES),
+        cpu_quota_us: positive(cgroup.cpu_quota_us),
+        cpu_period_us: Some(cgroup.cpu_period_us).filter(|period| *period > 0),
+        memory_limit: positive(cgroup.memory_limit_bytes),
+        huge_pages: cgroup.huge_page_limits.into_iter().map(bytes).collect(),
     }
 }
 
@@ -147,6 +148,7 @@ pub(crate) fn machine(state: MachineState) -> pb::Machine {
         sockets: identity.topology.sockets,
         node_memory: identity.topology.node_memory.clone().into_iter().collect(),
         shutting_down: state.shutting_down,
+        drained: state.drained,
     }
 }
 

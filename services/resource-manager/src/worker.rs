@@ -149,9 +149,13 @@ impl Worker {
         let known = !self.observed.cgroups.insert(path.clone());
         let (values, target) = (desire.cgroup.clone(), path.clone());
         let started = Instant::now();
-        let result = blocking(move || tree.create_pod(&target, &values)).await;
-        match result {
-            Ok(()) => {
+        let result = blocking(move || match tree.usage_above(&target, &values).filter(|_| known) {
+            Some(usage) => Ok(Some(usage)),
+            None => tree.create_pod(&target, &values).map(|()| None),
+        });
+        match result.await {
+            Ok(Some(usage)) => self.refuse(desire, &path, usage),
+            Ok(None) => {
                 let took = started.elapsed();
                 self.env.metrics.observe(if known { "update" } else { "create" }, took);
                 let elapsed_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -164,6 +168,19 @@ impl Worker {
                 self.failed(desire, Phase::Pending, text)
             }
         }
+    }
+
+    /// The new memory limit of the cgroup is not above what the pod uses: nothing is written, and it is tried again.
+    fn refuse(&mut self, desire: &PodDesire, path: &CgroupPath, usage: u64) -> Next {
+        let limit = desire.cgroup.memory_limit.unwrap_or(0);
+        let text = format!("attempting to set pod memory limit ({limit}) below current usage ({usage})");
+        let pause = self.failed(desire, Phase::Ready, text.clone());
+        let refused = Some((desire.cgroup.clone(), text));
+        self.assignments.view.send_modify(|view| {
+            view.cgroup_parent = path.to_string();
+            view.refused = refused;
+        });
+        pause
     }
 
     async fn ask_runtime(&mut self, desire: &PodDesire) -> Next {
@@ -212,6 +229,8 @@ impl Worker {
             view.phase = phase;
             view.message = message;
             view.cgroup_parent = cgroup_parent;
+            view.refused = None;
+            view.applied = self.observed.applied.as_ref().map(|(_, values)| values.clone());
         });
     }
 }

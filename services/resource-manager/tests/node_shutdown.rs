@@ -3,88 +3,24 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
 
-#[allow(dead_code, reason = "shared with the unit tests, which use more of it")]
-#[path = "../src/logind/fake.rs"]
-mod fake;
+#[allow(dead_code, reason = "shared with tests that use more of it")]
+mod process;
 #[allow(dead_code, unused_imports, reason = "shared with tests that use more of it")]
 mod support;
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fake::{Behaviour, FakeLogind, Machine, PATIENT, soon};
-use keelson_config::{PriorityGracePeriod, ServiceName};
+use keelson_config::PriorityGracePeriod;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
-use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
-use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
-use keelson_service_kit::Peer;
-use support::{Client, Sync, World, admit, desire, until_some};
+use keelson_testkit::logind::{Behaviour, FakeLogind, Machine, PATIENT, soon};
+use process::{Process, next_order};
+use support::{Sync, World, admit, desire, until_some};
 use tokio::io::AsyncReadExt as _;
-use tonic::Streaming;
 
 const LONG: Duration = Duration::from_secs(60);
-
-/// The service as a process that sees only the bus of the test.
-struct Process {
-    child: Child,
-    client: Client,
-}
-
-impl Process {
-    async fn start(world: &World, machine: &Machine) -> Self {
-        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/dbus && mount --bind \"$1\" /run/dbus && shift && \
-                             exec \"$@\"";
-        let file = world.config.paths.config_file();
-        keelson_service_kit::store_config(&file, &world.config, Default::default()).unwrap();
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--", "sh", "-c", ENTER, "enter"]).arg(machine.bus_dir());
-        command.arg(env!("CARGO_BIN_EXE_keelson-resource-manager")).arg("--config").arg(file);
-        let child = command.stdin(Stdio::null()).spawn().unwrap();
-        let peer = Peer::service(&world.config.paths.run_dir, ServiceName::ResourceManager);
-        let client = ResourceManagerClient::new(peer.channel());
-        until_some("the service answers", || {
-            let mut client = client.clone();
-            async move { client.watch_machine(pb::WatchMachineRequest {}).await.ok() }
-        })
-        .await;
-        Self { child, client }
-    }
-
-    /// Waits until the machine shuts down, or no longer does.
-    async fn until_shutting_down(&mut self) {
-        let mut stream = self.client.watch_machine(pb::WatchMachineRequest {}).await.unwrap().into_inner();
-        while !soon(stream.message()).await.unwrap().unwrap().shutting_down {}
-    }
-
-    async fn orders(&mut self) -> Streaming<pb::WatchEvictionsResponse> {
-        self.client.watch_evictions(pb::WatchEvictionsRequest {}).await.unwrap().into_inner()
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-async fn next_order(orders: &mut Streaming<pb::WatchEvictionsResponse>) -> pb::Eviction {
-    loop {
-        match soon(orders.message()).await.unwrap().unwrap().item.unwrap() {
-            Item::Eviction(order) => return order,
-            Item::GoneUid(_) | Item::Synced(_) => {}
-        }
-    }
-}
 
 fn pod(uid: &str, revision: u64, want: Want, priority: i32) -> pb::PodDesire {
     pb::PodDesire { priority, termination_grace_seconds: 30, ..desire(uid, revision, want, "BestEffort") }
@@ -92,15 +28,16 @@ fn pod(uid: &str, revision: u64, want: Want, priority: i32) -> pb::PodDesire {
 
 #[tokio::test]
 async fn a_kill_in_the_middle_of_a_shutdown_loses_no_order_and_the_next_groups_follow() {
-    let machine = Machine::new();
+    let mut world = World::new();
+    let machine = Machine::new(&world.config.paths.root_dir);
+    world.config.resources.system_bus.socket = machine.socket();
     let _bus = machine.start_bus().await;
     let mut logind = FakeLogind::start(&machine, Behaviour { limit_seconds: 1200, ..PATIENT }).await;
-    let mut world = World::new();
     let _runtime = world.start_runtime().await;
     world.config.resources.node_shutdown.by_priority =
         [0, 1000].map(|priority| PriorityGracePeriod { priority, seconds: 600 }).into();
 
-    let mut first = Process::start(&world, &machine).await;
+    let mut first = Process::start(&world).await;
     let mut sync = Sync::open(&mut first.client).await;
     sync.pod(pod("low", 1, Want::Run, 0)).await;
     sync.pod(pod("high", 1, Want::Run, 1000)).await;
@@ -131,7 +68,7 @@ async fn a_kill_in_the_middle_of_a_shutdown_loses_no_order_and_the_next_groups_f
     drop(sync);
     first.kill();
     assert_eq!(soon(held.read(&mut [0])).await.unwrap(), 0, "the kernel has closed the inhibitor");
-    let mut second = Process::start(&world, &machine).await;
+    let mut second = Process::start(&world).await;
     let mut orders = second.orders().await;
     let restored = next_order(&mut orders).await;
     assert_eq!(restored, order);

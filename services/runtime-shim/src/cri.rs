@@ -101,6 +101,16 @@ impl Cri {
         with_deadline(message, self.timeout.min(limit))
     }
 
+    /// A request with the deadline `limit`, even if the configured one is shorter.
+    pub fn at_least<T>(&self, limit: Duration, message: T) -> Request<T> {
+        with_deadline(message, self.timeout.max(limit))
+    }
+
+    /// The configured deadline (`runtimeRequestTimeout`).
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// A request for a stream or a pull, which has no real deadline (90 days).
     pub fn unbounded<T>(&self, message: T) -> Request<T> {
         with_deadline(message, Duration::from_secs(90 * 24 * 3600))

@@ -9,8 +9,8 @@
 //! - pulls images ([`images`], [`credentials`], `credential_plugins`),
 //! - reports the disk usage of images and containers ([`filesystem`]),
 //! - writes the files that a container start needs ([`files`]),
-//! - rotates and reads logs ([`rotate`], [`logs`]),
-//! - runs commands in containers ([`exec`]),
+//! - rotates and reads logs ([`rotate`], [`logs`]), and reads the logs of the node ([`node_logs`]),
+//! - runs commands in containers ([`exec`]), and has the runtime write checkpoints of them ([`checkpoint`]),
 //! - removes dead containers, sandboxes and unused images; nothing else does ([`container_gc`], [`image_gc`]).
 //!
 //! Its only persistent state is the record of which pods may use which image ([`pull_records`]). Everything else is
@@ -18,6 +18,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them"))]
 
+pub mod checkpoint;
 pub mod clock;
 pub mod container_gc;
 mod credential_plugins;
@@ -39,6 +40,7 @@ pub mod log_dir;
 mod log_parts;
 mod log_usage;
 pub mod logs;
+pub mod node_logs;
 pub mod observe;
 mod observe_metrics;
 pub mod operations;
@@ -120,11 +122,6 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let runtime: proxy::Proxy<proxy::RuntimeService> =
         proxy::Proxy::new(cri.channel(), observer.clone(), files.clone());
     let image: proxy::Proxy<proxy::ImageService> = proxy::Proxy::new(cri.image_channel(), observer, files);
-    Ok(Routes::new(runtime_server::RuntimeServer::new(server::RuntimeServer {
-        collector,
-        execs,
-        filesystems,
-    }))
-    .add_service(runtime)
-    .add_service(image))
+    let server = server::RuntimeServer::new(collector, execs, filesystems);
+    Ok(Routes::new(runtime_server::RuntimeServer::new(server)).add_service(runtime).add_service(image))
 }

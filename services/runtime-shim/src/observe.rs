@@ -118,6 +118,11 @@ impl Observer {
         self.index().record_owner(id, uid, self.0.clock.read().boot_nanos);
     }
 
+    /// The resources of a container are being updated: from now on each read of its pod reads its status.
+    pub fn record_update(&self, id: &str) {
+        self.index().record_update(id);
+    }
+
     /// Reads one pod and publishes the result before returning it.
     ///
     /// # Errors
@@ -229,7 +234,7 @@ impl Observer {
     }
 
     /// Builds a pod from the runtime's list. Reads the status only of objects whose listed state differs from the
-    /// published one.
+    /// published one, and of containers whose resources were updated.
     async fn assemble(&self, uid: &str, began: Reading, listed: Listing) -> Result<pb::RuntimePod, Status> {
         let before = self.cached(uid);
         let mut pod = empty_pod(uid.to_owned(), began);
@@ -247,8 +252,10 @@ impl Observer {
             }
         }
         for container in &listed.containers {
-            let is_current =
-                |known: &&pb::Container| known.id == container.id && known.state == container.state as i32;
+            let is_updated = self.index().is_updated(&container.id);
+            let is_current = |known: &&pb::Container| {
+                known.id == container.id && known.state == container.state as i32 && !is_updated
+            };
             match before.as_ref().and_then(|before| before.containers.iter().find(is_current)) {
                 Some(known) => pod.containers.push(known.clone()),
                 None => pod.containers.extend(self.container(container).await?),

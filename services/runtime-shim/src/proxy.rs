@@ -99,6 +99,8 @@ enum PodCall {
     Create,
     /// The first field of the request is the id of a container or sandbox; its pod is read afterwards.
     ById,
+    /// Like `ById`; the status of the container changes without its state.
+    Update,
 }
 
 /// The pod and handler of a request.
@@ -113,9 +115,13 @@ fn pod_call_of(path: &str) -> Option<PodCall> {
     match path.strip_prefix("/runtime.v1.RuntimeService/")? {
         "RunPodSandbox" => Some(PodCall::RunSandbox),
         "CreateContainer" => Some(PodCall::Create),
-        "StartContainer" | "StopContainer" | "RemoveContainer" | "StopPodSandbox" | "RemovePodSandbox" => {
-            Some(PodCall::ById)
-        }
+        "StartContainer"
+        | "StopContainer"
+        | "RemoveContainer"
+        | "UpdatePodSandboxResources"
+        | "StopPodSandbox"
+        | "RemovePodSandbox" => Some(PodCall::ById),
+        "UpdateContainerResources" => Some(PodCall::Update),
         _ => None,
     }
 }
@@ -166,11 +172,11 @@ impl ProxyInner {
                 Ok(response) => self.attribute(uid, response).await,
                 Err(status) => Err(status),
             },
-            PodCall::ById => response.map(into_plain),
+            PodCall::ById | PodCall::Update => response.map(into_plain),
         };
         // Also after an error: a call whose response was lost may have had its effect.
         if let Some(uid) = uid
-            && (pod_call == PodCall::ById || response.is_err())
+            && (matches!(pod_call, PodCall::ById | PodCall::Update) || response.is_err())
         {
             self.observer.refresh(uid.clone());
         }
@@ -200,10 +206,13 @@ impl ProxyInner {
                     .and_then(|c| c.metadata)
                     .map(|m| m.uid),
             )),
-            PodCall::ById => Ok(target_of(
-                decode::<cri::StartContainerRequest>(bytes)
-                    .and_then(|r| self.observer.owner_of(&r.container_id)),
-            )),
+            PodCall::ById | PodCall::Update => {
+                let id = decode::<cri::StartContainerRequest>(bytes).map(|request| request.container_id);
+                if let Some(id) = id.as_deref().filter(|_| pod_call == PodCall::Update) {
+                    self.observer.record_update(id);
+                }
+                Ok(target_of(id.and_then(|id| self.observer.owner_of(&id))))
+            }
         }
     }
 
@@ -270,7 +279,14 @@ mod tests {
 
     #[test]
     fn only_calls_that_change_a_pod_are_decoded() {
-        assert_eq!(pod_call_of("/runtime.v1.RuntimeService/StopContainer"), Some(PodCall::ById));
+        for (method, pod_call) in [
+            ("StopContainer", PodCall::ById),
+            ("UpdatePodSandboxResources", PodCall::ById),
+            ("UpdateContainerResources", PodCall::Update),
+        ] {
+            let path = format!("/runtime.v1.RuntimeService/{method}");
+            assert_eq!(pod_call_of(&path), Some(pod_call));
+        }
         assert_eq!(pod_call_of("/runtime.v1.RuntimeService/ExecSync"), None);
         assert_eq!(pod_call_of("/runtime.v1.ImageService/RemoveImage"), None);
     }

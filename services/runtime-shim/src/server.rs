@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::checkpoint::{CheckpointError, checkpoint};
 use crate::container_gc::Collector;
 use crate::exec::{DialError, ExecError, Execs, RelayError, SetupError};
 use crate::files::FileError;
@@ -21,22 +22,30 @@ use crate::filesystem::Filesystems;
 use crate::image_gc::{Freed, ImageGcError};
 use crate::image_list;
 use crate::logs;
+use crate::node_logs::{NodeLogError, NodeLogs};
 use crate::observe::{Observer, WatchKey, WatchValue};
 
 /// `keelson.runtime.v1.Runtime`.
 #[derive(Debug, Clone)]
 pub struct RuntimeServer {
     /// The collector, which has the clients of most RPCs.
-    pub collector: Collector,
+    collector: Collector,
     /// Runs commands in containers.
-    pub execs: Execs,
+    execs: Execs,
     /// Usage of file systems.
-    pub filesystems: Filesystems,
+    filesystems: Filesystems,
+    /// Reads the logs of the node.
+    node_logs: NodeLogs,
 }
 
 type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl RuntimeServer {
+    /// A server that reads the logs of this node.
+    pub fn new(collector: Collector, execs: Execs, filesystems: Filesystems) -> Self {
+        Self { collector, execs, filesystems, node_logs: NodeLogs::default() }
+    }
+
     fn observer(&self) -> &Observer {
         &self.collector.observer
     }
@@ -71,6 +80,7 @@ impl Runtime for RuntimeServer {
     type WatchPodsStream = Boxed<pb::WatchPodsResponse>;
     type EnsureImageStream = ReceiverStream<Result<pb::EnsureImageResponse, Status>>;
     type ReadLogsStream = ReceiverStream<Result<pb::ReadLogsResponse, Status>>;
+    type ReadNodeLogsStream = ReceiverStream<Result<pb::ReadNodeLogsResponse, Status>>;
     type ExecStream = ReceiverStream<Result<pb::ExecResponse, Status>>;
     type StreamStream = ReceiverStream<Result<pb::StreamResponse, Status>>;
 
@@ -165,6 +175,24 @@ impl Runtime for RuntimeServer {
         let (files, observer) = (self.collector.files.clone(), self.observer().clone());
         keelson_service_kit::spawn("read a log", logs::stream(files, observer, source, request, out));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn read_node_logs(
+        &self,
+        request: Request<pb::ReadNodeLogsRequest>,
+    ) -> Result<Response<Self::ReadNodeLogsStream>, Status> {
+        let stream = self.node_logs.start(request.into_inner()).await.map_err(|e| node_log_status(&e))?;
+        Ok(Response::new(stream))
+    }
+
+    async fn checkpoint_container(
+        &self,
+        request: Request<pb::CheckpointContainerRequest>,
+    ) -> Result<Response<pb::CheckpointContainerResponse>, Status> {
+        let root = &self.collector.files.paths.root_dir;
+        let written = checkpoint(&self.collector.cri, root, &request.into_inner()).await;
+        let path = written.map_err(|error| checkpoint_status(&error))?;
+        Ok(Response::new(pb::CheckpointContainerResponse { path }))
     }
 
     async fn list_images(
@@ -298,6 +326,32 @@ fn setup_status(error: &SetupError) -> (Code, &'static str) {
         SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => STREAMS_UNAVAILABLE,
         SetupError::Stream(_) | SetupError::Early => STREAMS_UNUSABLE,
     }
+}
+
+/// The status of a request for a log of the node; the proto lists the codes and reasons.
+fn node_log_status(error: &NodeLogError) -> Status {
+    let (code, reason) = match error {
+        NodeLogError::NotFound { .. } => (Code::NotFound, "LOG_NOT_FOUND"),
+        NodeLogError::Refused { .. } => (Code::PermissionDenied, "LOG_REFUSED"),
+        NodeLogError::Range(_) => (Code::OutOfRange, "RANGE"),
+        NodeLogError::Empty | NodeLogError::Query(_) => (Code::InvalidArgument, "BAD_REQUEST"),
+        NodeLogError::TooMany => (Code::ResourceExhausted, "TOO_MANY_READERS"),
+        NodeLogError::Read { .. } | NodeLogError::Lost(_) => (Code::Internal, "READ"),
+    };
+    error_status(code, reason, chain(error))
+}
+
+fn checkpoint_status(error: &CheckpointError) -> Status {
+    let (code, reason) = match error {
+        CheckpointError::Timeout | CheckpointError::Name(_) => (Code::InvalidArgument, "BAD_REQUEST"),
+        CheckpointError::Target(TargetError::PodNotFound) => (Code::NotFound, "POD_NOT_FOUND"),
+        CheckpointError::Target(TargetError::ContainerNotFound { .. }) => {
+            (Code::NotFound, "CONTAINER_NOT_FOUND")
+        }
+        CheckpointError::Folder { .. } => (Code::Internal, "FOLDER"),
+        CheckpointError::Runtime(_) => (Code::FailedPrecondition, "RUNTIME_REFUSED"),
+    };
+    error_status(code, reason, chain(error))
 }
 
 fn file_status(error: &FileError) -> Status {

@@ -67,7 +67,7 @@ pub(crate) fn carry_out(
         let mut key = None;
         let started = Instant::now();
         let result = match &action {
-            Action::CreateFolders => store.create_pod_folders(uid).map(|()| None),
+            Action::CreateFolders => store.create_pod_folders(desire).map(|()| None),
             Action::SetUp(i) | Action::Refresh(i) => match desire.volumes.get(*i) {
                 Some(volume) => {
                     key = volume.key();

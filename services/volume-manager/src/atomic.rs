@@ -5,7 +5,7 @@
 //! rename; and for each name that users see a link `<name> -> ..data/<name>`.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -14,6 +14,7 @@ use keelson_files::remove_if_exists;
 use keelson_kube_model::time::format_seconds;
 use keelson_volume_manager_core::payload::{File, Payload};
 use rustix::fs::OFlags;
+use zeroize::Zeroizing;
 
 use crate::fsgroup::{self, Access, FsGroup};
 use crate::mounts::{MountError, read_mounts};
@@ -126,7 +127,11 @@ fn has_bytes(path: &Path, file: &File) -> Result<bool, WriteError> {
     if !meta.is_file() || meta.len() != file.bytes.len() as u64 {
         return Ok(false);
     }
-    Ok(fs::read(path).map_err(failed("read", path))? == *file.bytes)
+    // It may be a private key. Its buffer has the right length at once, so that no copy of a part is left behind.
+    let mut present = Zeroizing::new(Vec::with_capacity(file.bytes.len() + 1));
+    let opened = fs::File::open(path).map_err(failed("open", path))?;
+    opened.take(file.bytes.len() as u64 + 1).read_to_end(&mut present).map_err(failed("read", path))?;
+    Ok(**present == *file.bytes)
 }
 
 /// Writes a new folder and points `..data` to it. Returns the folder's name.

@@ -73,6 +73,7 @@ mod store;
 mod subpath;
 mod tokens;
 mod totals;
+mod user_namespaces;
 mod view;
 mod walks;
 mod wire;

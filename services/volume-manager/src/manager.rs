@@ -33,7 +33,7 @@ impl Manager {
             let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message, waits: Vec::new() };
             let folder = Arc::new(Mutex::new(PodFolder { has_subpaths: actual.subpaths }));
             env.hub.set(uid.clone(), status.clone());
-            let worker = |assignments| Worker::new(Arc::clone(&env), assignments, actual).run();
+            let worker = |assignments| Box::new(Worker::new(Arc::clone(&env), assignments, actual)).run();
             let set_view = |view: &mut PodView| {
                 view.status = status;
                 view.folder = folder;
@@ -53,7 +53,7 @@ impl Manager {
         while let Some(command) = self.pods.next(&mut commands, &shutdown, &handle).await {
             match self.pods.take(command) {
                 Some(PodEvent::Desired(desire)) => self.pods.assign(desire, |assignments| {
-                    Worker::new(Arc::clone(&self.env), assignments, ActualState::default()).run()
+                    Box::new(Worker::new(Arc::clone(&self.env), assignments, ActualState::default())).run()
                 }),
                 Some(PodEvent::Removed(uid)) => {
                     self.env.orphans.removed(&uid);

@@ -18,7 +18,7 @@ pub(crate) mod nfs;
 pub(crate) mod secrets;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -202,6 +202,8 @@ pub(crate) struct FoundDevice {
     pub(crate) is_block: bool,
     /// Where it is, or would be, mounted.
     pub(crate) device_mount_path: String,
+    /// The SELinux label of the mount. `None`: nothing is mounted, or the label is not known.
+    pub(crate) label: Option<MountLabel>,
 }
 
 /// Where a volume found at startup is, before its unique name is known.
@@ -263,6 +265,13 @@ pub(crate) trait Plugin: fmt::Debug + Send + Sync {
 
     /// Sets the volume up for its pod.
     fn set_up<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>) -> Answer<'a, SetUp>;
+
+    /// Whether each file of a volume that is set up at `path`, without an SELinux label for all of them, has a label of its own,
+    /// which the runtime may change for a container (volumes.md §6). It is asked only where SELinux is enabled, and not about
+    /// volumes of the mode `Block`. By default not: then the files belong to somebody else.
+    fn has_file_labels<'a>(&'a self, _: &'a VolumeSpec, _path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async { Ok(false) })
+    }
 
     /// Undoes [`Self::set_up`]. A volume that is not there is no error.
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()>;

@@ -1,5 +1,6 @@
 //! The gRPC API, and the construction of the service.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,11 +46,12 @@ use crate::pod_certificates::CertificateClient;
 use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
 use crate::resolver::Resolver;
 use crate::selinux::{self, SeLinux, SeLinuxMetrics};
-use crate::shared_volumes::{Environment, SharedVolumes, SharedVolumesTask, find_volumes};
+use crate::shared_volumes::{Environment, ForeignFolder, SharedVolumes, SharedVolumesTask, find_volumes};
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::tokens::TokenClient;
 use crate::totals::VolumeTotals;
+use crate::user_namespaces::{UserNamespaceSettings, UserNamespaces};
 use crate::view::{Phase, PodView, PodVolumeStatus};
 use crate::wire::{self, path_component};
 use crate::worker::Env;
@@ -186,7 +188,7 @@ async fn start_plugins(
         has_api_server,
         selinux: selinux_metrics.clone(),
     };
-    let on_disk = find_volumes(&plugins, folders).await;
+    let on_disk = find_volumes(&plugins, folders).await.with_foreign(foreign_folders(&found));
     let task = SharedVolumesTask::new(environment, inbox, node, on_disk);
     let handle = ctx.progress.register("volumes of plugins");
     ctx.spawn("volumes of plugins", task.run(ctx.shutdown.clone(), handle));
@@ -194,6 +196,15 @@ async fn start_plugins(
     let selinux = SeLinux::of_machine(config.volumes.selinux_mount, selinux_metrics);
     let events = ctx.events.clone();
     Ok((found, Resolver { live, plugins, shared, selinux, events, reports }, plugin_set))
+}
+
+/// The folders of plugins that this version does not have.
+fn foreign_folders(found: &[(String, ActualState)]) -> BTreeSet<ForeignFolder> {
+    let of_pod = |(uid, actual): &(String, ActualState)| {
+        let foreign = actual.on_disk.iter().filter(|key| key.is_foreign());
+        foreign.map(|key| (uid.as_str().into(), key.name.clone())).collect::<Vec<_>>()
+    };
+    found.iter().flat_map(of_pod).collect()
 }
 
 /// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
@@ -211,8 +222,13 @@ type FoundPods = (Store, Vec<(String, keelson_volume_manager_core::plan::ActualS
 
 fn open_store(config: &Config, mounter: Mounter) -> anyhow::Result<FoundPods> {
     let root = &config.paths.root_dir;
-    let store = Store::open(root, &config.paths.run_dir, allocatable_memory(config), mounter)
-        .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
+    let user_namespaces = UserNamespaces::new(UserNamespaceSettings {
+        ids_per_pod: config.pods.ids_per_pod,
+        max_pods: config.resources.max_pods,
+    });
+    let store =
+        Store::open(root, &config.paths.run_dir, allocatable_memory(config), mounter, user_namespaces)
+            .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
     selinux::label_folders(root, keelson_service_kit::selinux_is_enabled(), selinux::set_label);
     let found = store.scan().context("cannot list the pod folders")?;
     Ok((store, found))
@@ -475,12 +491,12 @@ impl VolumeManager for Service {
         let request = request.into_inner();
         let uid = path_component("uid", &request.uid).map_err(|e| invalid_argument(&e))?;
         let view = self.manager.watch(&uid).await?;
-        let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
+        let store = Arc::clone(&self.env.store);
         let (responses, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
         let revision = request.revision;
         let (shared, csi) = (self.env.resolver.shared.clone(), Arc::clone(&self.plugin_set.csi));
-        let wait = MountWait { uid, revision, pod_dir, view, responses, deadline, shared, csi };
+        let wait = MountWait { uid, revision, store, view, responses, deadline, shared, csi };
         keelson_service_kit::spawn("wait for mounts", wait.run().instrument(span));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }

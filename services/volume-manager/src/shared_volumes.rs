@@ -26,7 +26,7 @@ use keelson_volume_manager_core::operations::VolumeName;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use self::claims::ClaimSet;
-pub(crate) use self::records::ResolvedSpec;
+pub(crate) use self::records::{ForeignFolder, ResolvedSpec};
 pub(crate) use self::restore::{PluginFolder, find_volumes};
 pub(crate) use self::status::PodStatus;
 pub(crate) use self::task::{Environment, SharedVolumesTask};
@@ -47,6 +47,8 @@ enum Command {
     RequireRemounts(String),
     /// The set of pods is complete, with all sources ready.
     Populated,
+    /// A folder of a plugin that this version does not have was removed.
+    ForeignRemoved(ForeignFolder),
     /// A CSI driver has registered: what has failed without it is tried at once.
     DriverRegistered(DriverName),
 }
@@ -122,6 +124,11 @@ impl SharedVolumes {
     /// Every source of pods is ready, and all their pods are known.
     pub(crate) fn set_populated(&self) {
         self.send(Command::Populated);
+    }
+
+    /// A folder of a plugin that this version does not have was removed, so its PersistentVolume is no longer in use.
+    pub(crate) fn foreign_removed(&self, uid: &str, inner_name: &str) {
+        self.send(Command::ForeignRemoved((uid.into(), inner_name.to_owned())));
     }
 
     /// Has what backs off be tried at once when its CSI driver has registered, until `shutdown`.

@@ -34,6 +34,7 @@ use crate::plugins::{FoundFolder, Plugins};
 use crate::remove::remove_tree;
 use crate::shared_volumes::PluginFolder;
 use crate::subpath;
+use crate::user_namespaces::UserNamespaces;
 use crate::walks::FsGroupWalks;
 
 /// A volume that is set up.
@@ -73,6 +74,7 @@ pub(crate) struct Store {
     allocatable: u64,
     noswap: bool,
     mounter: Mounter,
+    user_namespaces: UserNamespaces,
 }
 
 impl Store {
@@ -82,6 +84,7 @@ impl Store {
         run_dir: &Path,
         allocatable: u64,
         mounter: Mounter,
+        user_namespaces: UserNamespaces,
     ) -> Result<Self, StoreError> {
         if !is_canonical(root) {
             return Err(StoreError::RootPath { path: root.to_owned() });
@@ -97,7 +100,7 @@ impl Store {
         let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
         // Resolved, because hostPaths are resolved before they are compared with it.
         let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
-        Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap, mounter })
+        Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap, mounter, user_namespaces })
     }
 
     /// Makes mounts below the root folder propagate to containers and back.
@@ -128,6 +131,7 @@ impl Store {
     pub(crate) fn scan(&self) -> Result<Vec<(String, ActualState)>, StoreError> {
         let mut found = Vec::new();
         for uid in folders_in(&self.root.join("pods"))? {
+            self.user_namespaces.found(&uid, &self.pod_folder(&uid));
             let volumes = self.pod_folder(&uid).join("volumes");
             let subpaths = subpath::has_any(&self.pod_folder(&uid));
             let mut actual = ActualState { folder: true, subpaths, ..ActualState::default() };
@@ -177,12 +181,21 @@ impl Store {
         folders
     }
 
-    /// Creates the pod's folder and its sub-folders.
-    pub(crate) fn create_pod_folders(&self, uid: &str) -> Result<(), StoreError> {
+    /// The ranges of IDs of pods with a user namespace.
+    pub(crate) const fn user_namespaces(&self) -> &UserNamespaces {
+        &self.user_namespaces
+    }
+
+    /// Creates the pod's folder and its sub-folders, and assigns IDs to a pod with a user namespace.
+    pub(crate) fn create_pod_folders(&self, desire: &PodDesire) -> Result<(), StoreError> {
+        let uid = &desire.header.pod.uid;
         let folder = self.pod_folder(uid);
         create_folder(&folder, FOLDER_MODE)?;
         for name in ["volumes", "plugins", "containers"] {
             create_folder(&folder.join(name), FOLDER_MODE)?;
+        }
+        if desire.user_namespace {
+            self.user_namespaces.assign(uid, &folder, &self.mounter)?;
         }
         Ok(())
     }
@@ -347,7 +360,10 @@ impl Store {
         remove_empty(&volumes)?;
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.user_namespaces.release(uid);
+                return Ok(());
+            }
             Err(source) => return Err(io_error("read", &folder, source)),
         };
         for entry in entries {
@@ -362,7 +378,9 @@ impl Store {
                     .map_err(|source| io_error("remove", &entry.path(), source))?,
             }
         }
-        remove_empty(&folder)
+        remove_empty(&folder)?;
+        self.user_namespaces.release(uid);
+        Ok(())
     }
 }
 

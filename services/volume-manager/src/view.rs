@@ -27,6 +27,8 @@ pub(crate) struct MountedVolume {
     pub(crate) is_block_device: bool,
     /// The group that the PersistentVolume adds to the pod's supplemental groups.
     pub(crate) supplemental_group: Option<i64>,
+    /// The runtime has to label its files where SELinux is enabled; of volumes of plugins only.
+    pub(crate) selinux_relabel: bool,
     /// Whether it is an emptyDir.
     pub(crate) is_empty_dir: bool,
     /// How its usage is measured.

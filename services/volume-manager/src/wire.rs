@@ -17,6 +17,7 @@ use keelson_volume_manager_core::payload::{
 use keelson_volume_manager_core::pod_certificate::CertificateName;
 use keelson_volume_manager_core::selinux::{ChangePolicy, SeLinuxOptions};
 use keelson_volume_manager_core::token::TokenName;
+use keelson_volume_manager_core::user_namespaces::IdRange;
 use keelson_volume_manager_core::wait_owner::WaitOwner;
 
 use crate::orphans::{Left, LeftKind};
@@ -76,12 +77,18 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             service_account: message.service_account,
             selinux_policy: change_policy(&message.se_linux_change_policy)?,
             selinux_options,
+            user_namespace: message.user_namespace,
         }))
     }
 }
 
 /// A [`PodDesire`] converted from the wire.
 pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
+
+/// The IDs of a pod's user namespace on the wire.
+pub(crate) const fn id_range(range: IdRange) -> pb::IdRange {
+    pb::IdRange { host_id: range.host_id, length: range.length }
+}
 
 /// Converts a message of the `Sync` stream.
 pub(crate) fn sync_item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
@@ -287,6 +294,7 @@ pub(crate) fn mounts(mounts: Vec<MountedVolume>) -> Vec<pb::VolumeMount> {
             plugin: m.plugin,
             claim: m.claim,
             persistent_volume: m.persistent_volume,
+            selinux_relabel: m.selinux_relabel,
         })
         .collect()
 }
@@ -355,6 +363,7 @@ mod tests {
             fs_group_change_policy: "OnRootMismatch".into(),
             service_account: "web".into(),
             se_linux_change_policy: "Recursive".into(),
+            user_namespace: true,
         }
     }
 
@@ -370,6 +379,7 @@ mod tests {
         let other = (desire.fs_group_policy, desire.service_account.as_str());
         assert_eq!(other, (FsGroupPolicy::OnRootMismatch, "web"));
         assert_eq!(desire.selinux_policy, ChangePolicy::Recursive);
+        assert!(desire.user_namespace);
         let options = SeLinuxOptions { level: "s0:c1".into(), ..SeLinuxOptions::default() };
         assert_eq!(desire.selinux_options, [("v".to_owned(), vec![options])].into());
     }

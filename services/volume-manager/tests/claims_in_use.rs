@@ -223,6 +223,36 @@ async fn a_claim_is_in_use_until_it_is_unmounted_over_a_restart_that_forgets_the
 }
 
 #[tokio::test]
+async fn a_folder_of_an_unknown_plugin_holds_its_persistent_volume_until_it_is_empty() {
+    let (world, pod_config) = (World::new(), PodConfig::new());
+    pod_config.take_reports();
+    pod_config.confirm();
+    let (_server, _runtime) = (pod_config.serve(&world).await, world.start_runtime().await);
+    // As an agent leaves it that has other plugins.
+    let folder = world.config.paths.root_dir.join("pods/u1/volumes/example.com~other/disk");
+    std::fs::create_dir_all(folder.join("data")).unwrap();
+    let service = world.start().await;
+    let before = pod_config.until_set(0, &[("disk", "the volumes of the pod with UID u1")]).await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.complete(1, true).await;
+    let request = vm::WatchPodVolumesRequest {};
+    let mut watch = client.watch_pod_volumes(request).await.unwrap().into_inner();
+    loop {
+        if let Some(vm::watch_pod_volumes_response::Item::Pod(pod)) =
+            watch.message().await.unwrap().unwrap().item
+            && pod.message.contains("the plugin example.com/other, which this version cannot tear down")
+        {
+            break;
+        }
+    }
+    assert_eq!(pod_config.sets.borrow().len(), before, "something may be in it");
+    std::fs::remove_dir(folder.join("data")).unwrap();
+    pod_config.until_set(before, &[]).await;
+    until_some("the removal", || std::future::ready((!folder.exists()).then_some(()))).await;
+}
+
+#[tokio::test]
 async fn after_each_connection_the_whole_set_is_reported_and_confirmed_again() {
     let (world, pod_config) = (World::new(), PodConfig::new());
     pod_config.take_reports();

@@ -41,15 +41,26 @@ pub struct ApiHandlers {
     pub debugging: bool,
     /// `/logs/` (`enableSystemLogHandler`).
     pub system_log: bool,
+    /// The query of `/logs/` (`enableSystemLogQuery`).
+    pub system_log_query: bool,
     /// `/debug/pprof/` (`enableProfilingHandler`).
     pub profiling: bool,
     /// `/debug/flags/v` (`enableDebugFlagsHandler`).
     pub debug_flags: bool,
+    /// `/checkpoint` (feature gate ContainerCheckpoint).
+    pub checkpoint: bool,
 }
 
 impl Default for ApiHandlers {
     fn default() -> Self {
-        Self { debugging: true, system_log: true, profiling: true, debug_flags: true }
+        Self {
+            debugging: true,
+            system_log: true,
+            system_log_query: false,
+            profiling: true,
+            debug_flags: true,
+            checkpoint: true,
+        }
     }
 }
 

@@ -56,11 +56,20 @@ pub struct Certificates {
     pub rotate: bool,
     /// Whether the serving certificate of the kubelet API is requested (`serverTLSBootstrap`).
     pub serving: bool,
+    /// Whether a serving certificate is also requested for a node that has names and no address (gate
+    /// `AllowDNSOnlyNodeCSR`).
+    pub serving_by_name: bool,
 }
 
 impl Default for Certificates {
     fn default() -> Self {
-        Self { dir: "/var/lib/kubelet/pki".into(), bootstrap_kubeconfig: None, rotate: false, serving: false }
+        Self {
+            dir: "/var/lib/kubelet/pki".into(),
+            bootstrap_kubeconfig: None,
+            rotate: false,
+            serving: false,
+            serving_by_name: false,
+        }
     }
 }
 

@@ -40,6 +40,7 @@ const SHARED_PARTS: &[Part] = &[
     services("api.strictVerbs", &[NodeApi]),
     services("containerCollection", &[RuntimeShim]),
     services("imagePulls", &[RuntimeShim]),
+    services("nodeStatus.declaredFeatures", &[NodeStatus]),
     services("nodeStatus.externalCloud", &[NodeStatus]),
     services("nodeStatus.nodeIps", &[NodeStatus]),
     services("offline", &[PodConfig]),
@@ -55,6 +56,7 @@ const SHARED_PARTS: &[Part] = &[
     // Certificates and keys are handed to services when the agent starts.
     agent("api.tls"),
     agent("controlPlane"),
+    agent("logging.output"),
     agent("manageHost"),
     agent("nodeConfiguration"),
     agent("nodeName"),
@@ -102,6 +104,7 @@ impl Config {
     /// Applies the values of `other` that may change while services run.
     pub fn take_live(&mut self, other: &Self) {
         self.logging.level.clone_from(&other.logging.level);
+        self.logging.vmodule.clone_from(&other.logging.vmodule);
         self.container_logs.clone_from(&other.container_logs);
         self.image_collection.clone_from(&other.image_collection);
         self.node_status.max_images = other.node_status.max_images;
@@ -182,7 +185,9 @@ mod tests {
         for (field, takes) in [
             ("logging.verbosity", Takes::Live),
             ("logging.format", Takes::Agent),
-            ("logging.flushFrequency", Takes::Services),
+            ("logging.vmodule[0].verbosity", Takes::Live),
+            ("logging.flushFrequency", Takes::Agent),
+            ("logging.options.text.splitStream", Takes::Agent),
             ("imageMinimumGCAge", Takes::Live),
             ("maxPods", Takes::Services),
             ("authentication.x509.clientCAFile", Takes::Agent),
@@ -196,6 +201,7 @@ mod tests {
     fn take_live_matches_the_table_of_parts() {
         let mut other = whole();
         other.logging.level = "debug".into();
+        other.logging.vmodule = vec![crate::VModule { file_pattern: "worker".into(), verbosity: 4 }];
         other.container_logs.max_files = 77;
         other.image_collection.minimum_age_ms = 77;
         other.node_status.max_images = 77;

@@ -47,7 +47,7 @@ pub use kubelet_fields::{
 };
 pub use lock_name::endpoint_lock_name;
 pub use machine::{
-    Eviction, IdentityFiles, NodeAllocatable, NodeShutdown, PriorityGracePeriod, SystemCgroups,
+    Eviction, IdentityFiles, NodeAllocatable, NodeShutdown, PriorityGracePeriod, SystemBus, SystemCgroups,
 };
 pub use names::{ServiceName, UnknownService};
 pub use node_configuration::{
@@ -214,6 +214,9 @@ pub struct Resources {
     /// The time that pods have to end before the machine shuts down.
     #[serde(default)]
     pub node_shutdown: NodeShutdown,
+    /// The machine's message bus.
+    #[serde(default)]
+    pub system_bus: SystemBus,
     /// Cgroups other than those of pods that have their own statistics.
     #[serde(default)]
     pub system_cgroups: SystemCgroups,
@@ -361,7 +364,7 @@ impl Default for Volumes {
     }
 }
 
-/// Log output of every service, on standard error.
+/// Log output of every service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Logging {
@@ -369,6 +372,51 @@ pub struct Logging {
     pub format: String,
     /// A level or a filter such as `info,keelson_pod_sync=debug`.
     pub level: String,
+    /// Files with a higher verbosity (`logging.vmodule`).
+    #[serde(default)]
+    pub vmodule: Vec<VModule>,
+    /// Where lines go.
+    #[serde(default)]
+    pub output: LogOutput,
+}
+
+impl Logging {
+    /// The log level for a kubelet's verbosity: details from 4 on, every step from 6 on.
+    pub fn level_of_verbosity(verbosity: i32) -> &'static str {
+        match verbosity {
+            ..4 => "info",
+            4..6 => "debug",
+            6.. => "trace",
+        }
+    }
+}
+
+/// The verbosity of the source files whose names match a pattern (node-and-api.md §2.6).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VModule {
+    /// Matches the name of a file without its suffix, or with a `/` its path; `*`, `?` and `[…]` are wildcards.
+    pub file_pattern: String,
+    /// The verbosity, as that of `logging.verbosity`.
+    pub verbosity: i32,
+}
+
+/// Where lines go (`logging.options` of the format in use, `logging.flushFrequency`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LogOutput {
+    /// Whether all lines but errors go to standard output; otherwise all go to standard error.
+    pub split_stream: bool,
+    /// How many bytes for standard output are buffered; 0: none.
+    pub info_buffer_bytes: u64,
+    /// How long lines stay in that buffer at most.
+    pub flush_ms: u64,
+}
+
+impl Default for LogOutput {
+    fn default() -> Self {
+        Self { split_stream: false, info_buffer_bytes: 0, flush_ms: 5000 }
+    }
 }
 
 /// Traces over OTLP/gRPC.
@@ -402,7 +450,12 @@ impl Default for Runtime {
 
 impl Default for Logging {
     fn default() -> Self {
-        Self { format: "text".into(), level: "info".into() }
+        Self {
+            format: "text".into(),
+            level: "info".into(),
+            vmodule: Vec::new(),
+            output: LogOutput::default(),
+        }
     }
 }
 

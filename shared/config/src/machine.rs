@@ -68,6 +68,20 @@ impl Default for IdentityFiles {
     }
 }
 
+/// The machine's message bus, which systemd and systemd-logind are on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SystemBus {
+    /// Its socket (`systemBusAddress`).
+    pub socket: PathBuf,
+}
+
+impl Default for SystemBus {
+    fn default() -> Self {
+        Self { socket: "/run/dbus/system_bus_socket".into() }
+    }
+}
+
 /// When pods are evicted (runtime-and-resources.md §12). Without thresholds no pod is evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

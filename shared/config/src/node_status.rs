@@ -26,6 +26,17 @@ pub struct NodeStatus {
     pub event_burst: u32,
     /// The control plane attaches volumes to the node (`enableControllerAttachDetach`).
     pub controller_attach_detach: bool,
+    /// The features that the Node declares, sorted: those of [`Self::DECLARABLE_FEATURES`] whose gates are on.
+    pub declared_features: Vec<String>,
+}
+
+impl NodeStatus {
+    /// The features that the agent has and a Node can declare (node-and-api.md §9.7), sorted. The gate of each has its name.
+    ///
+    /// With the first one the API server passes WebSockets of exec, attach and port-forward through. Without it the server
+    /// speaks SPDY to the node, and prepends `Internal error occurred:` to the node's message about a container that has ended.
+    pub const DECLARABLE_FEATURES: [&str; 2] =
+        ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 }
 
 impl Default for NodeStatus {
@@ -39,6 +50,7 @@ impl Default for NodeStatus {
             event_qps: 50,
             event_burst: 100,
             controller_attach_detach: true,
+            declared_features: Self::DECLARABLE_FEATURES.map(str::to_owned).into(),
         }
     }
 }

@@ -54,6 +54,17 @@ impl Admin for AdminService {
         Ok(Response::new(pb::SetLogLevelResponse { previous }))
     }
 
+    async fn set_verbosity(
+        &self,
+        request: Request<pb::SetVerbosityRequest>,
+    ) -> Result<Response<pb::SetVerbosityResponse>, Status> {
+        let verbosity = request.into_inner().verbosity;
+        self.context
+            .set_log_verbosity(verbosity)
+            .map_err(|e| error(Code::Internal, "LOG_FILTER", e.to_string()))?;
+        Ok(Response::new(pb::SetVerbosityResponse {}))
+    }
+
     async fn get_usage(
         &self,
         request: Request<pb::GetUsageRequest>,

@@ -8,7 +8,7 @@ use keelson_config::{Config, ServiceName};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::admin::v1::admin_server::AdminServer;
 use keelson_proto::keelson::events::v1::events_server::EventsServer;
-use keelson_telemetry::Telemetry;
+use keelson_telemetry::{FileVerbosity, Telemetry, TelemetryError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -149,13 +149,7 @@ where
     F: Future<Output = anyhow::Result<Built<D>>>,
     D: Future<Output = ()>,
 {
-    let telemetry = match keelson_telemetry::init(&keelson_telemetry::Options {
-        service: spec.name.as_str(),
-        node: &config.node_name,
-        format: &config.logging.format,
-        level: &config.logging.level,
-        otlp: config.tracing.as_ref().map(|t| (t.endpoint.as_str(), t.sampling_rate_per_million)),
-    }) {
+    let telemetry = match set_up_telemetry(spec.name, &config) {
         Ok(telemetry) => Arc::new(telemetry),
         Err(error) => {
             eprintln!("keelson-{}: {}", spec.name, crate::status::chain(&error));
@@ -176,6 +170,7 @@ where
         metrics: Metrics::new(),
         shutdown: shutdown.clone(),
         fatal,
+        telemetry: Some(Arc::clone(&telemetry)),
     };
     let code = match build(context.clone()).await {
         Err(error) => {
@@ -203,6 +198,28 @@ where
     shutdown.cancel();
     let _ = tokio::task::spawn_blocking(move || telemetry.shutdown()).await;
     code
+}
+
+fn set_up_telemetry(service: ServiceName, config: &Config) -> Result<Telemetry, TelemetryError> {
+    let output = &config.logging.output;
+    keelson_telemetry::init(&keelson_telemetry::Options {
+        service: service.as_str(),
+        node: &config.node_name,
+        format: &config.logging.format,
+        level: &config.logging.level,
+        files: &file_verbosities(config),
+        output: keelson_telemetry::Output {
+            split_stream: output.split_stream,
+            buffer_bytes: usize::try_from(output.info_buffer_bytes).unwrap_or(usize::MAX),
+            flush_every: Duration::from_millis(output.flush_ms),
+        },
+        otlp: config.tracing.as_ref().map(|t| (t.endpoint.as_str(), t.sampling_rate_per_million)),
+    })
+}
+
+fn file_verbosities(config: &Config) -> Vec<FileVerbosity> {
+    let vmodule = config.logging.vmodule.iter();
+    vmodule.map(|one| FileVerbosity { pattern: one.file_pattern.clone(), verbosity: one.verbosity }).collect()
 }
 
 /// Health, reflection, events and admin: the same on every socket.
@@ -238,13 +255,28 @@ async fn with_common(
     }
 }
 
-/// Sets the log level again whenever the configuration changes it.
+/// Sets the log level and the verbosity of single files again whenever the configuration changes them.
 async fn follow_level(context: Context, telemetry: Arc<Telemetry>) {
     let mut live = context.live.subscribe();
     let mut level = context.config.logging.level.clone();
+    let mut files = file_verbosities(&context.config);
     // Runs until the process exits.
     while live.changed().await.is_ok() {
-        let now = live.borrow_and_update().logging.level.clone();
+        let (now, files_now) = {
+            let config = live.borrow_and_update();
+            (config.logging.level.clone(), file_verbosities(&config))
+        };
+        if files_now != files {
+            match telemetry.set_files(&files_now) {
+                Ok(()) => {
+                    tracing::info!("the log verbosity of single files was changed to the configured one")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot change the log verbosity of single files; the previous one stays in effect")
+                }
+            }
+            files = files_now;
+        }
         if now != level {
             match telemetry.set_filter(&now) {
                 Ok(_) => tracing::info!(level = now, "the log level was changed to the configured one"),

@@ -3,7 +3,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, Logging, ServiceName};
+use keelson_telemetry::{Telemetry, TelemetryError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +46,8 @@ pub struct Context {
     /// Cancelled when the service is to end.
     pub shutdown: CancellationToken,
     pub(crate) fatal: mpsc::Sender<String>,
+    /// The log and the traces of this process; `None` outside of [`crate::run`].
+    pub(crate) telemetry: Option<Arc<Telemetry>>,
 }
 
 impl Context {
@@ -62,7 +65,27 @@ impl Context {
             metrics: Metrics::new(),
             shutdown: CancellationToken::new(),
             fatal,
+            telemetry: None,
         }
+    }
+
+    /// Sets the verbosity of the log of this process, as `PUT /debug/flags/v` does (node-and-api.md §8.2): 4 shows details, 6
+    /// every step. It stays until the process ends, or the configured level changes. Without effect outside of [`crate::run`].
+    ///
+    /// # Errors
+    /// The log is not set up; this does not happen in a service.
+    pub fn set_log_verbosity(&self, verbosity: i32) -> Result<(), TelemetryError> {
+        let Some(telemetry) = &self.telemetry else { return Ok(()) };
+        let level = Logging::level_of_verbosity(verbosity);
+        let previous = telemetry.set_filter(level)?;
+        tracing::info!(
+            event = "log_verbosity_set",
+            verbosity,
+            filter = level,
+            previous,
+            "log verbosity changed"
+        );
+        Ok(())
     }
 
     /// Another service that this one may call (architecture §2).

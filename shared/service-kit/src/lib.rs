@@ -55,6 +55,7 @@ pub use context::{Context, ServiceArgs};
 pub use deadline::answer_by;
 pub use events::{EventRing, NewEvent, ObjectRef};
 pub use follow::{Signal, follow};
+pub use keelson_telemetry::UNSTRUCTURED_TARGET;
 pub use lifeline::is_held as is_kept_by_init;
 pub use live::Live;
 pub use metrics::Metrics;

@@ -1,13 +1,15 @@
 //! Logs and traces of every Keelson service.
 //!
-//! Log lines go to standard error as text or JSON. A bounded number of spans of traces is buffered in memory
+//! Log lines are written in klog's text or JSON format (`line`), to standard error or split into two streams (`output`). A bounded number of spans of traces is buffered in memory
 //! (see [`SpanBuffer`]), and their W3C context is sent with every call. They are exported over OTLP/gRPC only when the
 //! configuration names a collector; without one their context says that they are not sampled.
 
+mod line;
+mod output;
 mod span_buffer;
+mod verbosity;
 
-use std::io::IsTerminal as _;
-use std::str::FromStr as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use opentelemetry::Context;
 use opentelemetry::trace::{
@@ -24,15 +26,20 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
 
+pub use crate::line::UNSTRUCTURED_TARGET;
+pub use crate::output::Output;
+use crate::output::{Buffer, Lines};
 use crate::span_buffer::{BufferLayer, Place};
 pub use crate::span_buffer::{BufferedSpan, BufferedTrace, SpanBuffer};
+pub use crate::verbosity::FileVerbosity;
+use crate::verbosity::LineFilter;
 
 /// The target of the spans that make up a trace, all of level INFO. They are buffered and exported at every log level,
 /// and the log does not show them. One with `parent: None` begins a trace; a span that belongs to none is dropped.
 pub const TRACE_TARGET: &str = "keelson_trace";
 
 /// What to log and where to send traces.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options<'a> {
     /// Name of the service, `service.name` of its traces.
     pub service: &'a str,
@@ -43,6 +50,10 @@ pub struct Options<'a> {
     /// A level or a filter such as `info,keelson_pod_sync=debug`. A level without a target applies to the crates of Keelson; dependencies
     /// such as `h2` and `hyper` log at most warnings and errors unless the filter names them.
     pub level: &'a str,
+    /// Files of Keelson with a higher verbosity (`vmodule`).
+    pub files: &'a [FileVerbosity],
+    /// Where lines go.
+    pub output: Output,
     /// The collector's endpoint and samples per million; absent: no traces.
     pub otlp: Option<(&'a str, u32)>,
 }
@@ -71,16 +82,28 @@ pub enum TelemetryError {
 
 /// Keeps telemetry alive; [`Telemetry::shutdown`] sends what is left.
 pub struct Telemetry {
-    filter: reload::Handle<Targets, Registry>,
+    filter: reload::Handle<LineFilter, Registry>,
     provider: Option<SdkTracerProvider>,
     spans: SpanBuffer,
-    current: std::sync::Mutex<String>,
+    current: Mutex<Current>,
+    buffer: Option<Buffer>,
+}
+
+impl std::fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Telemetry")
+    }
+}
+
+/// The filter in effect.
+struct Current {
+    levels: String,
+    files: Vec<FileVerbosity>,
 }
 
 /// Sets up logs and, when configured, traces for this process. Call it inside the tokio runtime.
 pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
-    let targets = parse_filter(options.level)?;
-    let (filter, handle) = reload::Layer::new(targets);
+    let (filter, handle) = reload::Layer::new(LineFilter::new(options.level, options.files)?);
     let provider = options.otlp.map(|(endpoint, rate)| provider(options, endpoint, rate)).transpose()?;
     let traces = provider.as_ref().map(|provider| {
         tracing_opentelemetry::layer()
@@ -90,12 +113,8 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
             .with_target(false)
             .with_filter(only_traces())
     });
-    let builder = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = if options.format == "json" {
-        builder.json().flatten_event(true).with_span_list(false).with_current_span(false).boxed()
-    } else {
-        builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed()
-    };
+    let lines = Lines::new(options.format, options.output);
+    let buffer = lines.buffer();
     // One filter instead of nested ones, and never an absent layer as `None`: otherwise each call of each dependency
     // creates and drops a span that no layer uses.
     let lines = lines.with_filter(filter.and(not_traces()));
@@ -113,7 +132,8 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
         filter: handle,
         provider,
         spans,
-        current: std::sync::Mutex::new(options.level.to_owned()),
+        current: Mutex::new(Current { levels: options.level.to_owned(), files: options.files.to_vec() }),
+        buffer,
     })
 }
 
@@ -124,21 +144,6 @@ fn only_traces() -> Targets {
 
 fn not_traces() -> Targets {
     Targets::new().with_default(tracing::Level::TRACE).with_target(TRACE_TARGET, LevelFilter::OFF)
-}
-
-/// The prefix of the targets of all Keelson crates.
-const OWN_TARGETS: &str = "keelson";
-/// What dependencies log unless the filter names them: at debug, HTTP/2 alone writes several lines for each request.
-const DEPENDENCY_LEVEL: LevelFilter = LevelFilter::WARN;
-
-fn parse_filter(text: &str) -> Result<Targets, TelemetryError> {
-    let targets = Targets::from_str(text).map_err(|_| TelemetryError::Filter { text: text.to_owned() })?;
-    let Some(level) = targets.default_level().filter(|level| *level > DEPENDENCY_LEVEL) else {
-        return Ok(targets);
-    };
-    let names_all_own = targets.iter().any(|(target, _)| target == OWN_TARGETS);
-    let targets = targets.with_default(DEPENDENCY_LEVEL);
-    Ok(if names_all_own { targets } else { targets.with_target(OWN_TARGETS, level) })
 }
 
 fn provider(options: &Options<'_>, endpoint: &str, rate: u32) -> Result<SdkTracerProvider, TelemetryError> {
@@ -160,12 +165,27 @@ fn provider(options: &Options<'_>, endpoint: &str, rate: u32) -> Result<SdkTrace
 }
 
 impl Telemetry {
-    /// Changes the log filter and returns the previous one.
+    /// Changes the levels of the log filter and returns the previous ones. The verbosity of single files stays.
     pub fn set_filter(&self, text: &str) -> Result<String, TelemetryError> {
-        let targets = parse_filter(text)?;
-        self.filter.reload(targets).map_err(|_| TelemetryError::Twice)?;
-        let mut current = self.current.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Ok(std::mem::replace(&mut current, text.to_owned()))
+        let mut current = self.current();
+        self.reload(text, &current.files)?;
+        Ok(std::mem::replace(&mut current.levels, text.to_owned()))
+    }
+
+    /// Changes the verbosity of single files (`vmodule`). The levels stay.
+    pub fn set_files(&self, files: &[FileVerbosity]) -> Result<(), TelemetryError> {
+        let mut current = self.current();
+        self.reload(&current.levels, files)?;
+        files.clone_into(&mut current.files);
+        Ok(())
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reload(&self, levels: &str, files: &[FileVerbosity]) -> Result<(), TelemetryError> {
+        self.filter.reload(LineFilter::new(levels, files)?).map_err(|_| TelemetryError::Twice)
     }
 
     /// The buffered spans of this process.
@@ -178,8 +198,9 @@ impl Telemetry {
         self.provider.is_some()
     }
 
-    /// Exports the pending spans, bounded by the exporter's own timeout.
+    /// Writes buffered lines, and exports the pending spans, bounded by the exporter's own timeout.
     pub fn shutdown(&self) {
+        self.buffer.iter().for_each(Buffer::flush);
         if let Some(provider) = &self.provider {
             let _ = provider.shutdown();
         }
@@ -233,38 +254,4 @@ fn exported(span: &Span) -> Option<Place> {
     };
     span_buffer::adopt(span, place);
     Some(place)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_log_level_applies_to_own_targets_and_dependencies_stay_at_warn() {
-        use tracing::Level;
-        for (text, target, level, enabled) in [
-            ("debug", "keelson_pod_sync::turn::worker", Level::DEBUG, true),
-            ("debug", "keelson_pod_sync", Level::TRACE, false),
-            ("trace", "h2::codec::framed_write", Level::INFO, false),
-            ("trace", "h2::codec::framed_write", Level::WARN, true),
-            ("error", "h2", Level::WARN, false),
-            ("error", "keelson_cli", Level::WARN, false),
-            ("debug,h2=trace", "h2::codec", Level::TRACE, true),
-            ("debug,h2=trace", "hyper", Level::DEBUG, false),
-            ("info,keelson_pod_sync=debug", "keelson_pod_sync", Level::DEBUG, true),
-            ("info,keelson_pod_sync=debug", "keelson_init", Level::DEBUG, false),
-            ("info,keelson_pod_sync=debug", "keelson_init", Level::INFO, true),
-            ("trace,keelson=info", "keelson_init", Level::DEBUG, false),
-            ("h2=debug", "keelson_init", Level::ERROR, false),
-        ] {
-            let filter = parse_filter(text).unwrap();
-            assert_eq!(filter.would_enable(target, &level), enabled, "{text}: {target} at {level}");
-        }
-    }
-
-    #[test]
-    fn an_invalid_log_filter_is_refused_with_its_text() {
-        let error = parse_filter("info,keelson=loudly").unwrap_err();
-        assert!(error.to_string().contains("keelson=loudly"));
-    }
 }

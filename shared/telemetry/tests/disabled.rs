@@ -8,7 +8,7 @@ const OWN: &str = "keelson_service_kit";
 
 #[test]
 fn a_span_below_the_level_is_not_made() {
-    let options = Options { service: "test", node: "n", format: "text", level: "info", otlp: None };
+    let options = Options { service: "test", node: "n", format: "text", level: "info", ..Options::default() };
     let telemetry = init(&options).unwrap();
     assert!(tracing::trace_span!("of a dependency").is_disabled());
     assert!(tracing::debug_span!("of a dependency").is_disabled());

@@ -7,7 +7,8 @@ use tracing::info_span;
 async fn buffered_spans_have_the_ids_of_the_exported_ones() {
     // Nothing listens at this address: the exported spans are lost, their ids are not.
     let otlp = Some(("http://127.0.0.1:9", 1_000_000));
-    let options = Options { service: "test", node: "n", format: "text", level: "error", otlp };
+    let options =
+        Options { service: "test", node: "n", format: "text", level: "error", otlp, ..Options::default() };
     let telemetry = init(&options).unwrap();
     let root = info_span!(target: TRACE_TARGET, parent: None, "pod seen", k8s.pod.uid = "u1");
     let traceparent = traceparent_of(&root).unwrap();

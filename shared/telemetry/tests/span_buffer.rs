@@ -5,7 +5,8 @@ use tracing::{info, info_span};
 
 #[test]
 fn a_trace_is_buffered_across_local_and_remote_parents() {
-    let options = Options { service: "test", node: "n", format: "text", level: "error", otlp: None };
+    let options =
+        Options { service: "test", node: "n", format: "text", level: "error", ..Options::default() };
     let telemetry = init(&options).unwrap();
     assert_eq!(current_traceparent(), None, "no span");
     assert_eq!(traceparent_of(&info_span!(target: TRACE_TARGET, "of no trace")), None);

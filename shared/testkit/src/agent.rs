@@ -49,6 +49,7 @@ pub struct AgentBuilder {
     kubeconfig: Option<PathBuf>,
     flags: Vec<String>,
     fields: Map<String, Value>,
+    keelson_fields: Map<String, Value>,
 }
 
 impl AgentBuilder {
@@ -108,6 +109,13 @@ impl AgentBuilder {
         self
     }
 
+    /// A field of the KeelsonConfiguration.
+    #[must_use]
+    pub fn keelson_field(mut self, name: &str, value: Value) -> Self {
+        self.keelson_fields.insert(name.to_owned(), value);
+        self
+    }
+
     /// A manifest that exists before the agent starts.
     #[must_use]
     pub fn manifest(mut self, name: &str, text: &str) -> Self {
@@ -134,6 +142,7 @@ impl AgentBuilder {
         }
         spec.flags.extend(self.flags);
         spec.kubelet.extend(self.fields);
+        spec.keelson.extend(self.keelson_fields);
         for change in self.configure {
             change(&mut spec);
         }
@@ -163,6 +172,7 @@ impl Agent {
             kubeconfig: None,
             flags: Vec::new(),
             fields: Map::new(),
+            keelson_fields: Map::new(),
         }
     }
 

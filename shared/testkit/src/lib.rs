@@ -12,7 +12,7 @@
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
 //! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams,
-//! [`WebSocket`]. The feature `fakes` adds a scriptable fake of each gRPC service, in `fakes`, and runs the service that is
+//! [`WebSocket`]. The feature `logind` adds a fake systemd-logind on a private message bus. The feature `fakes` adds a scriptable fake of each gRPC service, in `fakes`, and runs the service that is
 //! tested among them, in `service`.
 
 #![allow(clippy::disallowed_methods, reason = "a test awaits its tasks or ends with them")]
@@ -29,6 +29,7 @@ mod hung;
 mod image;
 mod json_log;
 mod leak;
+mod newer_containerd;
 mod packages;
 pub mod process;
 mod reached;
@@ -48,6 +49,8 @@ mod cri;
 pub mod fakes;
 #[cfg(feature = "kube")]
 mod kube;
+#[cfg(feature = "logind")]
+pub mod logind;
 #[cfg(feature = "node-server")]
 mod node_server;
 #[cfg(feature = "grpc")]
@@ -69,6 +72,7 @@ pub use hung::HungMount;
 pub use image::{BUSYBOX_IMAGE, Image, PAUSE_IMAGE, standard_images, write_archive};
 pub use json_log::{json_lines, lines_with_event};
 pub use leak::Snapshot;
+pub use newer_containerd::newer_containerd;
 pub use packages::{Component, find_file};
 pub use reached::Reached;
 pub use registry::Registry;

@@ -69,6 +69,8 @@ pub enum Component {
     DpkgDev,
     /// `kubectl`.
     Kubectl,
+    /// `patchelf`.
+    Patchelf,
 }
 
 impl Component {
@@ -88,7 +90,7 @@ impl Component {
     pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
 
     /// The components that only the tests that take minutes need.
-    pub const TO_TEST_LONG: [Self; 11] = [
+    pub const TO_TEST_LONG: [Self; 12] = [
         Self::Docker,
         Self::DockerCompose,
         Self::Debootstrap,
@@ -100,6 +102,7 @@ impl Component {
         Self::Rsync,
         Self::DpkgDev,
         Self::Kubectl,
+        Self::Patchelf,
     ];
 
     /// The Debian package that has it.
@@ -128,6 +131,7 @@ impl Component {
             Self::Rsync => "rsync",
             Self::DpkgDev => "dpkg-dev",
             Self::Kubectl => "kubernetes-client",
+            Self::Patchelf => "patchelf",
         }
     }
 
@@ -179,6 +183,7 @@ impl Component {
             Self::Rsync => find_file("rsync"),
             Self::DpkgDev => find_file("make").and_then(|_| find_file("dpkg-source")),
             Self::Kubectl => find_file("kubectl"),
+            Self::Patchelf => find_file("patchelf"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -211,6 +216,7 @@ impl Component {
             Self::Rsync => "the command rsync",
             Self::DpkgDev => "the command dpkg-source (with make)",
             Self::Kubectl => "the command kubectl",
+            Self::Patchelf => "the command patchelf",
         }
     }
 }

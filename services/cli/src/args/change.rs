@@ -61,6 +61,18 @@ pub(crate) enum DeleteWhat {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EvictArgs {
+    #[command(subcommand)]
+    pub(crate) what: PodNames,
+    /// Seconds that the pod has to end, if its own grace period is longer
+    #[arg(long, global = true, value_name = "SECONDS")]
+    pub(crate) grace_period: Option<u32>,
+    /// Why, for the status of the pod and its event
+    #[arg(long, global = true, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) message: String,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RetryArgs {
     #[command(subcommand)]
     pub(crate) what: PodNames,

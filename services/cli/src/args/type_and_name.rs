@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 /// Turns `get pod/web` into `get pod web`, for every command that takes a type and names.
 pub(crate) fn split_type_and_name(args: Vec<OsString>) -> Vec<OsString> {
-    const VERBS: [&str; 6] = ["get", "describe", "explain", "delete", "retry", "trace"];
+    const VERBS: [&str; 7] = ["get", "describe", "explain", "delete", "evict", "retry", "trace"];
     let mut split = Vec::with_capacity(args.len() + 1);
     let mut after_verb = false;
     let mut escaped = false;

@@ -7,6 +7,8 @@ pub(crate) mod delete;
 pub(crate) mod delete_volume_object;
 pub(crate) mod describe_node;
 pub(crate) mod describe_pod;
+pub(crate) mod drain;
+pub(crate) mod evict;
 pub(crate) mod exec;
 pub(crate) mod explain;
 pub(crate) mod get_events;

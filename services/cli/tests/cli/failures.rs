@@ -35,7 +35,7 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn error_without_an_agent_names_the_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 19] = [
         &["get", "pods"],
         &["get", "node"],
         &["get", "events"],
@@ -51,6 +51,7 @@ fn error_without_an_agent_names_the_socket() {
         &["describe", "node"],
         &["explain", "pod", "web"],
         &["delete", "pod", "web"],
+        &["evict", "pod", "web"],
         &["retry", "pod", "web"],
         &["services", "restart", "pod-sync"],
         &["services", "restart", "--all"],

@@ -5,6 +5,7 @@
 
 mod completion;
 mod configuration;
+mod drain;
 mod events;
 mod exec;
 mod explain;

@@ -121,6 +121,25 @@ fn retry_and_services_restart_call_the_services() {
     assert!(result.failed(1).0.contains("there is no service \"kubelet\""));
 }
 
+#[test]
+fn evict_names_the_pods_by_uid_after_all_names_were_resolved() {
+    let fake = Fake::start(world());
+    let evicted = keelson(&fake.run_dir, &["evict", "pod", "dns", "-n", "system"]);
+    assert_eq!(evicted.ok(), "pod/dns-edge is evicted\n");
+    let args =
+        ["evict", "pod/dns", "-n", "system", "--grace-period", "5", "--message", "for \"maintenance\""];
+    assert_eq!(keelson(&fake.run_dir, &args).ok(), "pod/dns-edge is evicted\n");
+    let calls = fake.world.calls.all();
+    let uid = calls[0].strip_prefix("evict ").unwrap().split(' ').next().unwrap();
+    assert!(!uid.is_empty());
+    let with_options = format!("evict {uid} Some(5) {:?}", "for \"maintenance\"");
+    assert_eq!(calls, [format!("evict {uid} None \"\""), with_options]);
+    keelson(&fake.run_dir, &["evict", "pod", "dns", "nobody", "-n", "system"]).failed(1);
+    keelson(&fake.run_dir, &["evict", "pod", "dns", "-n", "system", "--grace-period", "-1"]).failed(64);
+    keelson(&fake.run_dir, &["evict", "pod"]).failed(64);
+    assert_eq!(fake.world.calls.all().len(), 2, "nothing is evicted if one name is wrong");
+}
+
 fn serving(name: ServiceName, state: &str) -> Service {
     Service {
         name: name.to_string(),

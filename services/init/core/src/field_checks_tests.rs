@@ -142,8 +142,7 @@ fn gated_fields() -> Vec<(&'static str, Value, &'static str)> {
             json!({"logging": {"options": {"text": {"infoBufferSize": "1Mi"}}}}),
             "logging.options.text.infoBufferSize",
         ),
-        ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
-        ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
+        ("LoggingBetaOptions", json!({"logging": {"format": "json"}}), "logging.format"),
         (
             "RotateKubeletServerCertificate",
             json!({
@@ -187,6 +186,28 @@ fn gated_fields_are_refused_without_their_feature_gate() {
     let errors = errors_of(fields);
     assert_eq!(errors.len(), 2, "{errors:?}");
     assert!(errors.iter().all(|error| error.contains("the feature gate GracefulNodeShutdown; ")));
+}
+
+#[test]
+fn fields_of_refused_feature_gates_need_the_gate_and_cannot_get_it() {
+    for (gate, fields, field) in [
+        ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
+        ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
+    ] {
+        let without = errors_of(fields.clone());
+        assert!(
+            without.len() == 1 && without[0].contains(&format!("the feature gate {gate}; ")),
+            "{without:?}"
+        );
+        assert!(without[0].starts_with(&format!("invalid configuration: {field} = ")), "{without:?}");
+        let mut with = fields.clone();
+        with["featureGates"] = json!({gate: true});
+        let errors = errors_of(with);
+        assert!(
+            errors.len() == 1 && errors[0].contains(&format!("featureGates.{gate} = true")),
+            "{errors:?}"
+        );
+    }
 }
 
 #[test]

@@ -93,6 +93,8 @@ pub struct Host {
     pub memory_bytes: u64,
     /// Size of the file system of the root dir, in bytes.
     pub nodefs_bytes: u64,
+    /// `DBUS_SYSTEM_BUS_ADDRESS` in the environment of init; empty: not set.
+    pub system_bus_address: String,
 }
 
 /// Everything that [`crate::resolve()`] depends on.

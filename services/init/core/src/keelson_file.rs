@@ -14,7 +14,7 @@ const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane,
                       etcd.caFile, etcd.certFile, etcd.keyFile, etcd.user, etcd.passwordFile, \
                       nodeConfiguration.trialPeriod, offline.startAfterReboot, offline.maxAge, uidBase, operatorGid, \
                       sandboxImage, imagePullProgressTimeout, startParallelism, sourceLimits, relistPeriod, manageHost, \
-                      strictVerbs, logging.format, logging.level, \
+                      strictVerbs, systemBusAddress, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
 /// Reports fields that no group has read, and fields that occur more than once.

@@ -123,14 +123,14 @@ fn a_flag_replaces_the_whole_map_of_the_file() {
 #[test]
 fn feature_gates_of_flags_are_added_to_those_of_the_file() {
     let flags = Flags {
-        fields: fields(&["--feature-gates=MemoryQoS=true,NodeLogQuery=true,EnvFiles=true"]),
+        fields: fields(&["--feature-gates=CSIVolumeHealth=true,NodeLogQuery=true,EnvFiles=true"]),
         ..Flags::default()
     };
     let file =
-        kubelet(json!({"featureGates": {"EnvFiles": false, "NodeLogQuery": false, "QOSReserved": true}}));
+        kubelet(json!({"featureGates": {"EnvFiles": false, "NodeLogQuery": false, "EventedPLEG": true}}));
     let whole = run(&flags, Some(&file), None, &host()).unwrap().kubelet_configuration;
     // The flag replaces the value in the file, which would be refused.
-    let all = json!({"EnvFiles": true, "MemoryQoS": true, "NodeLogQuery": true, "QOSReserved": true});
+    let all = json!({"EnvFiles": true, "CSIVolumeHealth": true, "NodeLogQuery": true, "EventedPLEG": true});
     assert_eq!(whole["featureGates"], all);
 }
 

@@ -58,10 +58,12 @@ pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use file_changes::{ActiveConfig, PendingChanges, apply_live, pending_changes};
 pub use flagz::{configuration_line, flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
+pub use gates::reference as feature_gates_page;
 pub use groups::images::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,
 };
+pub use groups::system_bus::VARIABLE as SYSTEM_BUS_ADDRESS;
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use inputs::{Flags, Host, Inputs};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};

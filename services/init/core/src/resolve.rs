@@ -16,7 +16,7 @@ use crate::groups::{
     control_plane::ControlPlane, dns::Dns, eviction::Eviction, host::Machine, images::Images,
     managers::Managers, node_status::NodeStatus, other_flags::OtherFlags, paths::Folders, pods::Pods,
     processes::Processes, reserved::Reserved, runtime::Runtime, shutdown::Shutdown, sources::Sources,
-    telemetry::Telemetry, users::Users, volumes::Volumes,
+    system_bus::SystemBus, telemetry::Telemetry, users::Users, volumes::Volumes,
 };
 use crate::inputs::Inputs;
 use crate::keelson_file::{self, KEELSON_API_VERSION, KEELSON_KIND};
@@ -27,7 +27,7 @@ use crate::settings::{Files, Group, ReadSettings};
 use crate::strict;
 
 /// All groups. A group may depend on the configuration that those before it have resolved.
-const GROUPS: [Group; 22] = [
+const GROUPS: [Group; 23] = [
     Group::of::<OtherFlags>(),
     Group::of::<NodeStatus>(),
     Group::of::<Folders>(),
@@ -48,6 +48,7 @@ const GROUPS: [Group; 22] = [
     Group::of::<Eviction>(),
     Group::of::<Managers>(),
     Group::of::<Shutdown>(),
+    Group::of::<SystemBus>(),
     Group::of::<Telemetry>(),
     Group::of::<Machine>(),
 ];
@@ -113,10 +114,7 @@ pub(crate) fn resolve_with(
     for group in read.groups {
         group.resolve(&mut out);
     }
-    out.config.volumes.csi_volume_health = gates.is_on("CSIVolumeHealth");
-    out.config.volumes.selinux_mount = gates.is_on("SELinuxMount");
-    out.config.volumes.cluster_trust_bundles = gates.is_on("ClusterTrustBundleProjection");
-    out.config.volumes.pod_certificates = gates.is_on("PodCertificateRequest");
+    gates::apply(&gates, &mut out.config);
     report_notes(&mut out, kubelet);
     add_flags_to_origins(&mut out.errors, keelson);
     if !out.errors.is_empty() {

@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn map_keys_and_existing_fields_are_known() {
         let document = kubelet(json!({
-            "evictionHard": {"memory.available": "1Gi"}, "featureGates": {"MemoryQoS": true},
+            "evictionHard": {"memory.available": "1Gi"}, "featureGates": {"CSIVolumeHealth": true},
             "kubeReserved": {"cpu": "1"}, "staticPodURLHeader": {"X": ["y"]}, "cpuManagerPolicyOptions": {"a": "b"},
             "reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}],
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false, "cacheTTL": "0s"}, "x509": {}},

@@ -90,6 +90,12 @@ impl World {
         FakeServer::start(&self.ctx.config, service, routes).await.unwrap()
     }
 
+    /// Serves the admin API of another service.
+    pub async fn serve_admin(&mut self, service: ServiceName) {
+        let server = self.serve(service, Routes::new(self.admin.server())).await;
+        self.servers.push(server);
+    }
+
     /// Nothing is stuck, nothing runs, and there are no statistics.
     fn answer_by_default(&self) {
         self.set_silent_ms(0);

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
+use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
@@ -138,6 +139,19 @@ impl Secured {
         name: &str,
         pair: Option<Pair>,
     ) -> std::io::Result<SendRequest<Empty<Bytes>>> {
+        self.connect_sending(from, name, pair).await
+    }
+
+    /// The same with requests that have another kind of body.
+    async fn connect_sending<B>(
+        &self,
+        from: Ipv4Addr,
+        name: &str,
+        pair: Option<Pair>,
+    ) -> std::io::Result<SendRequest<B>>
+    where
+        B: hyper::body::Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,
+    {
         let mut roots = RootCertStore::empty();
         roots.add(self.serving_chain[1].clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -187,6 +201,18 @@ impl Secured {
         let request = Request::builder().method(method).uri(path).header("host", "node");
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         soon(sender.send_request(request.body(Empty::new()).unwrap())).await.unwrap()
+    }
+
+    /// Sends a `PUT` request with a body as the user `jane`: the status and text of the response.
+    pub async fn put_as_jane(&self, path: &str, body: impl Into<Bytes>) -> (u16, String) {
+        let pair = Some(self.clients.sign("jane"));
+        let mut sender =
+            self.connect_sending::<Full<Bytes>>(Ipv4Addr::LOCALHOST, "127.0.0.1", pair).await.unwrap();
+        let request = Request::builder().method("PUT").uri(path).header("host", "node");
+        let request = request.body(Full::new(body.into())).unwrap();
+        let (head, body) = soon(sender.send_request(request)).await.unwrap().into_parts();
+        let text = soon(body.collect()).await.unwrap().to_bytes();
+        (head.status.as_u16(), String::from_utf8(text.to_vec()).unwrap())
     }
 
     pub async fn get(&self, pair: Option<Pair>, path: &str) -> u16 {

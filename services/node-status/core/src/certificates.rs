@@ -69,8 +69,8 @@ pub fn client_subject(node: &str) -> Subject {
 }
 
 /// The subject of a node's serving certificate, for these `status.addresses`. `None`: the node has no IP address yet, so no
-/// certificate is requested.
-pub fn serving_subject(node: &str, addresses: &Value) -> Option<Subject> {
+/// certificate is requested; with `by_name` (gate `AllowDNSOnlyNodeCSR`) it has no name either.
+pub fn serving_subject(node: &str, addresses: &Value, by_name: bool) -> Option<Subject> {
     let mut subject = client_subject(node);
     for address in addresses.as_array().into_iter().flatten() {
         let (kind, text) = (address["type"].as_str(), address["address"].as_str().unwrap_or_default());
@@ -84,7 +84,8 @@ pub fn serving_subject(node: &str, addresses: &Value) -> Option<Subject> {
             _ => {}
         }
     }
-    (!subject.addresses.is_empty()).then_some(subject)
+    let has_name = by_name && !subject.dns_names.is_empty();
+    (has_name || !subject.addresses.is_empty()).then_some(subject)
 }
 
 /// Why a certificate is requested.

@@ -40,15 +40,16 @@ fn a_serving_certificate_has_all_addresses_and_names_of_the_node() {
         {"type": "InternalDNS", "address": "edge-1.internal"}, {"type": "ExternalDNS", "address": ""},
         {"type": "Other", "address": "10.9.9.9"},
     ]);
-    let wanted = serving_subject("n1", &addresses).unwrap();
+    let wanted = serving_subject("n1", &addresses, false).unwrap();
     let text: Vec<String> = wanted.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(text, ["10.0.0.7", "192.0.2.1", "fd00::7"]);
     assert_eq!(wanted.dns_names.iter().collect::<Vec<_>>(), ["edge-1", "edge-1.internal"]);
     assert_eq!(wanted.common_name, "system:node:n1");
-    let by_address = serving_subject("n1", &json!([{"type": "Hostname", "address": "10.0.0.7"}])).unwrap();
+    let by_address =
+        serving_subject("n1", &json!([{"type": "Hostname", "address": "10.0.0.7"}]), false).unwrap();
     assert!(by_address.dns_names.is_empty() && by_address.addresses.len() == 1, "a name that is an address");
     for none in [json!(null), json!([]), json!([{"type": "Hostname", "address": "edge-1"}])] {
-        assert_eq!(serving_subject("n1", &none), None, "without an address none is asked for");
+        assert_eq!(serving_subject("n1", &none, false), None, "without an address none is asked for");
     }
     let certificate = |subject: &Subject| HeldCertificate { subject: subject.clone(), ..held() };
     assert_eq!(due(Some(&certificate(&wanted)), &wanted, 0.5, 1_000), Due::At(1_800));
@@ -64,6 +65,22 @@ fn a_serving_certificate_has_all_addresses_and_names_of_the_node() {
             "{subject:?}"
         );
     }
+}
+
+#[test]
+fn a_serving_certificate_is_requested_for_names_alone_only_with_the_gate() {
+    let named =
+        json!([{"type": "Hostname", "address": "edge-1"}, {"type": "InternalDNS", "address": "edge-1.lan"}]);
+    assert_eq!(serving_subject("n1", &named, false), None);
+    let subject = serving_subject("n1", &named, true).unwrap();
+    assert_eq!(subject.dns_names.iter().collect::<Vec<_>>(), ["edge-1", "edge-1.lan"]);
+    assert!(subject.addresses.is_empty());
+    for none in [json!(null), json!([]), json!([{"type": "Hostname", "address": ""}])] {
+        assert_eq!(serving_subject("n1", &none, true), None, "{none}");
+    }
+    let both =
+        json!([{"type": "Hostname", "address": "edge-1"}, {"type": "InternalIP", "address": "10.0.0.7"}]);
+    assert_eq!(serving_subject("n1", &both, true), serving_subject("n1", &both, false));
 }
 
 #[test]

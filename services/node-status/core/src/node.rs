@@ -7,8 +7,8 @@ use keelson_kube_model::quantity::QuantityFormat;
 use keelson_kube_model::time::format_seconds;
 use keelson_kube_model::{
     ContainerImage, DaemonEndpoint, Node, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
-    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo, ObjectMeta,
-    Quantity, ResourceList,
+    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSwapStatus, NodeSystemInfo,
+    ObjectMeta, Quantity, ResourceList,
 };
 use serde_json::{Value, json};
 
@@ -43,6 +43,8 @@ pub struct NodeInputs<'a> {
     pub images: &'a [ContainerImage],
     /// The attachable volumes that this node uses, sorted; `None` before volume-manager has reported.
     pub volumes_in_use: Option<&'a [String]>,
+    /// The features that the node declares, sorted (node-and-api.md §9.7).
+    pub declared_features: &'a [String],
     /// Errors of the services (see [`crate::Watchdog::errors`]).
     pub service_errors: &'a [String],
     /// When the first Node of this name was built here, in seconds since 1970-01-01 UTC; 0: not known.
@@ -51,11 +53,6 @@ pub struct NodeInputs<'a> {
     pub now_unix_seconds: i64,
 }
 
-/// The features that this agent declares (node-and-api.md §9.7), in alphabetical order.
-///
-/// With the first one the API server passes WebSockets of exec, attach and port-forward through. Without it the server speaks
-/// SPDY to the node, and prepends `Internal error occurred:` to the node's message about a container that has ended.
-const DECLARED_FEATURES: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "linux";
 pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
@@ -103,10 +100,14 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
                 .runtime
                 .and_then(|runtime| runtime.supplemental_groups_policy)
                 .map(|strict| NodeFeatures { supplemental_groups_policy: Some(strict) }),
-            declared_features: DECLARED_FEATURES.map(str::to_owned).into(),
+            declared_features: inputs.declared_features.to_vec(),
             ..NodeStatus::default()
         },
-        ..Node::default()
+        spec: NodeSpec {
+            // The API server, where there is one, has a `spec` of its own.
+            unschedulable: inputs.machine.is_some_and(|machine| machine.drained).then_some(true),
+            ..NodeSpec::default()
+        },
     }
 }
 

@@ -35,6 +35,8 @@ const OWN_LABELS: [&str; 11] = [
 /// Fields of a Node's status that another client may change. Others are not compared: an older server may not know them, so that
 /// they would always differ.
 const CONTESTED: [&str; 5] = ["conditions", "addresses", "capacity", "allocatable", VOLUMES_IN_USE];
+/// Lists of a Node's status that are left out when they are empty, and then removed from the server's Node.
+const OMITTED_IF_EMPTY: [&str; 2] = ["images", "declaredFeatures"];
 /// The volumes that the controller must not detach. The server keeps its list while ours is not known.
 const VOLUMES_IN_USE: &str = "volumesInUse";
 
@@ -137,8 +139,10 @@ pub fn node_patch(live: &Value, ours: &Value, external_cloud: bool) -> Option<Va
             _ => drop(status.insert(field.clone(), merge_patch(old, value))),
         }
     }
-    if ours["status"]["images"].is_null() && !before["images"].is_null() {
-        status.insert("images".to_owned(), Value::Null);
+    for field in OMITTED_IF_EMPTY {
+        if ours["status"][field].is_null() && !before[field].is_null() {
+            status.insert(field.to_owned(), Value::Null);
+        }
     }
     let mut patch = Map::new();
     for (part, changes) in [("metadata", metadata), ("status", status)] {
@@ -192,7 +196,9 @@ pub fn node_drifts(live: &Value, ours: &Value, external_cloud: bool) -> bool {
     }
     // Conditions of others are not compared.
     let mut live = live.clone();
-    live["status"]["images"] = Value::Null;
+    for field in OMITTED_IF_EMPTY {
+        live["status"][field] = Value::Null;
+    }
     let own_types: Vec<Value> = times(&ours).into_iter().map(|(type_, _)| type_).collect();
     if let Some(conditions) = live["status"]["conditions"].as_array_mut() {
         conditions.retain(|condition| own_types.contains(&condition["type"]));

@@ -78,6 +78,7 @@ fn only_changed_status_fields_are_sent_and_conditions_of_others_stay() {
     live["status"]["capacity"] = json!({"cpu": "2", "memory": "8Ki", "example.com/gpu": "1"});
     live["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.9.9.9"}]);
     live["status"]["images"] = json!([{"names": ["a"]}]);
+    live["status"]["declaredFeatures"] = json!(["A"]);
     let patch = node_patch(&live, &node(), false).unwrap();
     assert_eq!(
         patch,
@@ -89,6 +90,7 @@ fn only_changed_status_fields_are_sent_and_conditions_of_others_stay() {
             ],
             "conditions": node()["status"]["conditions"],
             "images": null,
+            "declaredFeatures": null,
         }})
     );
     live["status"]["addresses"] = json!([]);
@@ -385,6 +387,7 @@ fn a_node_drifts_by_changes_of_other_clients_and_not_by_heartbeats() {
     }
     live["status"]["nodeInfo"] = json!({});
     live["status"]["images"] = json!([{"names": ["a"]}]);
+    live["status"]["declaredFeatures"] = json!(["A"]);
     assert!(!node_drifts(&live, &ours, false), "a server that does not know a field");
     let others = json!({"type": "NetworkUnavailable", "status": "False"});
     live["status"]["conditions"].as_array_mut().unwrap().insert(0, others);

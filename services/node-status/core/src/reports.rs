@@ -17,6 +17,8 @@ pub struct Machine {
     pub pid_pressure: bool,
     /// The machine shuts down, and pods are being ended or have been.
     pub shutting_down: bool,
+    /// An operator has drained the node.
+    pub drained: bool,
     /// `/etc/machine-id`.
     pub machine_id: String,
     /// The firmware's UUID of the machine.

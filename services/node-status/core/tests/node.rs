@@ -63,6 +63,7 @@ struct Fixture {
     created: i64,
     now: i64,
     attach_detach: bool,
+    declared: Vec<String>,
 }
 
 impl Fixture {
@@ -78,6 +79,7 @@ impl Fixture {
             created: 1_600_000_000,
             now: 1_700_000_000,
             attach_detach: true,
+            declared: Vec::new(),
         }
     }
 
@@ -98,6 +100,7 @@ impl Fixture {
                 runtime: self.runtime.as_ref(),
                 images: &self.images,
                 volumes_in_use: self.volumes_in_use.as_deref(),
+                declared_features: &self.declared,
                 service_errors: &[],
                 created_unix_seconds: self.created,
                 now_unix_seconds: self.now,
@@ -183,11 +186,12 @@ fn runtime_handlers_and_features_are_in_the_node_status() {
 }
 
 #[test]
-fn declared_features_are_sorted() {
-    let node = Fixture::good().node();
-    let declared = &node.status.declared_features;
-    assert_eq!(declared, &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"]);
-    assert!(declared.is_sorted());
+fn the_node_declares_the_features_of_the_configuration() {
+    let without = Fixture::good().json();
+    assert!(without["status"].get("declaredFeatures").is_none(), "{without}");
+    let declared = vec!["ExtendWebSocketsToKubelet".to_owned()];
+    let with = Fixture { declared, ..Fixture::good() }.json();
+    assert_eq!(with["status"]["declaredFeatures"], json!(["ExtendWebSocketsToKubelet"]));
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod init;
 mod restart_all;
 mod sandbox;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_kube_model::{Container, ContainerId, Pod, RestartPolicy, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,8 @@ pub enum ProbeResult {
     Unknown,
 }
 
-/// Liveness and startup results by container id. Readiness never starts or stops a container.
+/// What a running container restarts for: its liveness and startup results, or new resources. Readiness never starts or stops a
+/// container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeHints {
     /// There are no startup probes: a running sidecar counts as started. See [`ProbeHints::without_probes`].
@@ -47,6 +48,8 @@ pub struct ProbeHints {
     pub liveness: BTreeMap<ContainerId, ProbeResult>,
     /// Results of startup probes.
     pub startup: BTreeMap<ContainerId, ProbeResult>,
+    /// Running containers that restart to get new resources; see [`crate::resize::ResizePlan::restart`].
+    pub resized: BTreeSet<ContainerId>,
 }
 
 impl ProbeHints {
@@ -299,7 +302,8 @@ fn regular<'a>(inputs: &Inputs<'a>, actions: &mut PodActions) -> (usize, Vec<Sta
             Some(record) => match kill_reason(inputs, container, record) {
                 None => kept += 1,
                 Some(reason) => {
-                    let restart = reason == Reason::ContainerDefinitionChanged
+                    let changed = [Reason::ContainerDefinitionChanged, Reason::ResizeRequiresRestart];
+                    let restart = changed.contains(&reason)
                         || effective_policy(inputs.pod, container) != RestartPolicy::Never;
                     actions.kill.push(kill_running(inputs.pod, container, record, reason, restart));
                     if restart {
@@ -328,6 +332,8 @@ fn kill_reason(inputs: &Inputs<'_>, container: &Container, record: &ContainerObs
         Some(Reason::LivenessProbeFailed)
     } else if inputs.hints.startup.get(&record.id) == Some(&ProbeResult::Failure) {
         Some(Reason::StartupProbeFailed)
+    } else if inputs.hints.resized.contains(&record.id) {
+        Some(Reason::ResizeRequiresRestart)
     } else {
         None
     }
@@ -348,9 +354,10 @@ fn kill_running(
     let cause = match reason {
         Reason::ContainerDefinitionChanged => "definition changed",
         Reason::LivenessProbeFailed => "failed liveness probe",
+        Reason::ResizeRequiresRestart => "resize requires restart",
         _ => "failed startup probe",
     };
-    let rest = if restart { ", will be restarted" } else { "" };
+    let rest = if restart && reason != Reason::ResizeRequiresRestart { ", will be restarted" } else { "" };
     KillContainer {
         id: record.id.clone(),
         name: container.name.clone(),

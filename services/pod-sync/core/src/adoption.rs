@@ -232,7 +232,7 @@ fn volume_path(volume: &Volume) -> Option<VolumePath> {
         _ => return None,
     };
     let host_path = format!("{folder}/{}", volume.name);
-    Some(VolumePath { host_path, read_only, block_device: false })
+    Some(VolumePath { host_path, read_only, ..VolumePath::default() })
 }
 
 fn environment_matches(plan: &ContainerSpec, config: &RunningConfig) -> bool {

@@ -1,15 +1,12 @@
-//! The resources that a pod was admitted with (§15.4). In-place resize is not supported yet (§16): a change of resources is
-//! refused, and decisions and status continue to use the admitted resources.
+//! The resources that a pod was admitted with, or resized to (§15.4, §16). Decisions, cgroups and accounting use these, not those that
+//! its source asks for.
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::{Container, Pod, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 
-/// Why a resize is refused: message of the condition `PodResizePending` and of the event.
-pub const RESIZE_UNSUPPORTED: &str = "In-place resize is not supported by this node; the containers keep the resources that they were started with";
-
-/// The resources of a pod when it was admitted. Containers without any are left out.
+/// The resources of a pod by container, and those of the pod as a whole. Containers without any are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -27,7 +24,26 @@ impl Allocation {
         Self { containers: containers.filter(some).map(one).collect(), pod: pod.spec.resources.clone() }
     }
 
-    /// Replaces the resources in the pod's spec with the admitted ones. True if they differed.
+    /// The resources of a container.
+    pub fn of_container(&self, name: &str) -> ResourceRequirements {
+        self.containers.get(name).cloned().unwrap_or_default()
+    }
+
+    /// Sets the resources of one container.
+    pub fn set_container(&mut self, name: &str, resources: ResourceRequirements) {
+        if resources == ResourceRequirements::default() {
+            self.containers.remove(name);
+        } else {
+            self.containers.insert(name.to_owned(), resources);
+        }
+    }
+
+    /// The resources of the pod as a whole.
+    pub fn of_pod(&self) -> Option<&ResourceRequirements> {
+        self.pod.as_ref()
+    }
+
+    /// Replaces the resources in the pod's spec with these. True if they differed.
     pub fn apply(&self, pod: &mut Pod) -> bool {
         if Self::of(pod) == *self {
             return false;

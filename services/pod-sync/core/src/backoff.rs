@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::moment::{Moment, SECOND, duration_text};
 
-/// First delay after an immediate restart, seconds.
+/// First delay after an immediate restart unless configured otherwise, seconds.
 pub const INITIAL_SECONDS: i64 = 10;
 /// Longest delay unless configured otherwise, seconds.
 pub const MAX_SECONDS: i64 = 300;
@@ -72,15 +72,16 @@ pub struct Backoffs {
 
 impl Default for Backoffs {
     fn default() -> Self {
-        Self::new(MAX_SECONDS)
+        Self::new(INITIAL_SECONDS, MAX_SECONDS)
     }
 }
 
 impl Backoffs {
-    /// No back-offs yet, with the configured maximum in seconds; a maximum below the initial delay lowers that too.
-    pub fn new(max_seconds: i64) -> Self {
+    /// No back-offs yet, with the configured first and longest delay in seconds, at least 1; a maximum below the first delay
+    /// lowers that too.
+    pub fn new(initial_seconds: i64, max_seconds: i64) -> Self {
         let max_seconds = max_seconds.max(1);
-        Self { initial_seconds: INITIAL_SECONDS.min(max_seconds), max_seconds, entries: BTreeMap::new() }
+        Self { initial_seconds: initial_seconds.clamp(1, max_seconds), max_seconds, entries: BTreeMap::new() }
     }
 
     /// Restores a stored entry, clamped to the present limits: the maximum may have changed, and the clock may have been set
@@ -218,12 +219,26 @@ mod tests {
 
     #[test]
     fn a_low_maximum_lowers_the_initial_delay_too() {
-        let mut backoffs = Backoffs::new(4);
+        let mut backoffs = Backoffs::new(INITIAL_SECONDS, 4);
         assert_eq!(backoffs.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
         assert_eq!(backoffs.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
-        let mut longer = Backoffs::new(15);
+        let mut longer = Backoffs::new(INITIAL_SECONDS, 15);
         assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 10);
         assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 15);
+    }
+
+    #[test]
+    fn a_reduced_back_off_doubles_from_1_s_to_60_s() {
+        let mut reduced = Backoffs::new(1, 60);
+        let delays: Vec<i64> =
+            (0..8).map(|_| reduced.advance(&key(), nanos(0), &at(0)).delay_seconds).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
+        reduced.restore(key(), BackoffEntry { delay_seconds: 300, last_advanced_unix_nanos: 0 }, &at(0));
+        assert_eq!(reduced.get(&key()).unwrap().delay_seconds, 60, "stored before the gate was set");
+        for invalid in [i64::MIN, 0, i64::MAX] {
+            let mut clamped = Backoffs::new(invalid, 5);
+            assert!((1..=5).contains(&clamped.advance(&key(), nanos(0), &at(0)).delay_seconds), "{invalid}");
+        }
     }
 
     #[test]
@@ -246,7 +261,7 @@ mod tests {
     #[test]
     fn restored_back_offs_are_clamped_to_the_limits() {
         let restored = |max, delay_seconds, last| {
-            let mut backoffs = Backoffs::new(max);
+            let mut backoffs = Backoffs::new(INITIAL_SECONDS, max);
             let stored = BackoffEntry { delay_seconds, last_advanced_unix_nanos: nanos(last) };
             backoffs.restore(key(), stored, &at(50));
             let entry = backoffs.get(&key()).unwrap();

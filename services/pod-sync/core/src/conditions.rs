@@ -3,7 +3,7 @@
 use keelson_kube_model::{ContainerStatus, Pod, PodCondition, PodPhase, PodStatus};
 
 use crate::actions::has_restart_all;
-use crate::allocation::RESIZE_UNSUPPORTED;
+use crate::resize::ResizeRecord;
 use crate::worker::StatusPatch;
 
 /// The sandbox is ready: containers may be started.
@@ -22,8 +22,10 @@ pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 /// All containers of the pod restart.
 pub const RESTARTING_ALL: &str = "AllContainersRestarting";
 
-/// A resize of the pod has not been carried out.
+/// A resize of the pod has not been accepted.
 pub const RESIZE_PENDING: &str = "PodResizePending";
+/// A resize of the pod has been accepted and is not completed.
+pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
 /// Conditions that the node agent alone writes.
 pub const OWNED: [&str; 8] = [
@@ -33,7 +35,7 @@ pub const OWNED: [&str; 8] = [
     READY,
     READY_TO_START,
     RESIZE_PENDING,
-    "PodResizeInProgress",
+    RESIZE_IN_PROGRESS,
     RESTARTING_ALL,
 ];
 
@@ -45,12 +47,12 @@ pub struct ConditionInputs<'a> {
     pub status: &'a PodStatus,
     /// The last status stored.
     pub old: &'a PodStatus,
-    /// No new sandbox is needed.
-    pub ready_to_start: bool,
+    /// No new sandbox is needed; `None`: `PodReadyToStartContainers` is not reported.
+    pub ready_to_start: Option<bool>,
     /// A container has triggered `RestartAllContainers`, and not all records are removed yet.
     pub restarting: bool,
-    /// A resize of the pod is refused.
-    pub resize_refused: bool,
+    /// The resize of the pod.
+    pub resize: Option<&'a ResizeRecord>,
     /// An order that makes the pod a `DisruptionTarget`.
     pub disruption: Option<&'a StatusPatch>,
     /// The time as a timestamp.
@@ -76,26 +78,27 @@ impl Verdict {
 
 /// All conditions: the owned ones, then those of others as in the API object.
 pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
+    let ready_to_start = inputs
+        .ready_to_start
+        .map(|is_true| (READY_TO_START, Verdict { is_true, reason: String::new(), message: String::new() }));
     let verdicts = [
-        (
-            READY_TO_START,
-            Verdict { is_true: inputs.ready_to_start, reason: String::new(), message: String::new() },
-        ),
         (INITIALIZED, initialised(inputs)),
         (READY, ready(inputs)),
         (CONTAINERS_READY, containers_ready(inputs)),
         (SCHEDULED, Verdict::yes("")),
     ];
-    let mut conditions: Vec<PodCondition> =
-        verdicts.into_iter().map(|(type_, verdict)| condition(inputs, type_, verdict)).collect();
+    let mut conditions: Vec<PodCondition> = ready_to_start
+        .into_iter()
+        .chain(verdicts)
+        .map(|(type_, verdict)| condition(inputs, type_, verdict))
+        .collect();
     if has_restart_all(inputs.pod) {
         // It describes the present state, not the spec: no observed generation.
         let restarting = condition(inputs, RESTARTING_ALL, restarting(inputs));
         conditions.push(PodCondition { observed_generation: None, ..restarting });
     }
-    if inputs.resize_refused && !phase(inputs).is_terminal() {
-        let verdict = Verdict { is_true: true, ..Verdict::no("Infeasible", RESIZE_UNSUPPORTED.to_owned()) };
-        conditions.push(condition(inputs, RESIZE_PENDING, verdict));
+    if let Some(record) = inputs.resize.filter(|_| !phase(inputs).is_terminal()) {
+        conditions.extend(resize_conditions(inputs, record));
     }
     if let Some(patch) = inputs.disruption {
         let own = Some(&patch.condition_message).filter(|message| !message.is_empty());
@@ -130,6 +133,28 @@ fn condition(inputs: &ConditionInputs<'_>, type_: &str, verdict: Verdict) -> Pod
         reason: verdict.reason,
         message: verdict.message,
     }
+}
+
+/// The conditions of a resize (§16). They are True or absent, have generations of their own, and the time of their last transition changes
+/// with the reason.
+fn resize_conditions(inputs: &ConditionInputs<'_>, record: &ResizeRecord) -> Vec<PodCondition> {
+    let make = |type_, reason: &str, message: &str, generation| {
+        let verdict = Verdict { is_true: true, ..Verdict::no(reason, message.to_owned()) };
+        let made = PodCondition { observed_generation: generation, ..condition(inputs, type_, verdict) };
+        let has_changed = inputs.old.condition(type_).is_some_and(|old| old.reason != made.reason);
+        let last_transition_time =
+            if has_changed { inputs.now.clone() } else { made.last_transition_time.clone() };
+        PodCondition { last_transition_time, ..made }
+    };
+    let pending = record
+        .pending
+        .as_ref()
+        .map(|pending| make(RESIZE_PENDING, pending.reason.as_str(), &pending.message, pending.generation));
+    let in_progress = record.in_progress.as_ref().map(|progress| {
+        let reason = if progress.error.is_empty() { "" } else { "Error" };
+        make(RESIZE_IN_PROGRESS, reason, &progress.error, progress.generation)
+    });
+    pending.into_iter().chain(in_progress).collect()
 }
 
 fn phase(inputs: &ConditionInputs<'_>) -> PodPhase {

@@ -33,10 +33,11 @@ pub use inputs::{
     SecuritySettings, VolumeInputs,
 };
 pub use mounts::{FileMount, SubPath, VolumePath, image_volumes, subpaths};
-pub use resources::{CgroupVersion, MachineInputs};
+pub use resources::{CgroupVersion, MachineInputs, of_container as container_resources, sandbox_resources};
 pub use sandbox::{SandboxInputs, UserNamespace, remedy, sandbox_plan};
 pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
 pub use spec::*;
+pub use swap::has_swap;
 pub use token::{TokenAccess, token_access};
 
 /// Labels and annotations on the runtime's records.

@@ -30,6 +30,8 @@ pub enum StepName {
     Sandbox,
     /// A container runs; one entry per container.
     Container,
+    /// Its resources are those that its source asks for; present only while they are not.
+    Resize,
     /// It terminates.
     Termination,
 }
@@ -46,6 +48,7 @@ impl StepName {
             Self::Image => "image",
             Self::Sandbox => "sandbox",
             Self::Container => "container",
+            Self::Resize => "resize",
             Self::Termination => "termination",
         }
     }

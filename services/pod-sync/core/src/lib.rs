@@ -39,6 +39,7 @@ pub mod ordering;
 pub mod phase;
 pub mod probe;
 pub mod reason;
+pub mod resize;
 pub mod restart;
 pub mod runtime_version;
 pub mod start_time;

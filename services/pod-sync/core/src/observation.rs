@@ -73,6 +73,19 @@ pub struct UserObservation {
     pub supplemental_groups: Vec<i64>,
 }
 
+/// The resources of a container in the kernel, as the runtime reports them. 0: not reported, or no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResourcesObservation {
+    /// CPU shares, 2 to 262144.
+    pub cpu_shares: u64,
+    /// CFS quota, microseconds.
+    pub cpu_quota_us: i64,
+    /// CFS period, microseconds.
+    pub cpu_period_us: i64,
+    /// Memory limit, bytes.
+    pub memory_limit_bytes: i64,
+}
+
 /// One container record. A container that was restarted has several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerObservation {
@@ -114,6 +127,8 @@ pub struct ContainerObservation {
     pub termination_message: String,
     /// `None` if the runtime does not report it.
     pub user: Option<Box<UserObservation>>,
+    /// `None` if the runtime does not report them.
+    pub resources: Option<Box<ResourcesObservation>>,
 }
 
 impl ContainerObservation {

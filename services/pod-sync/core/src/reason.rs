@@ -43,6 +43,8 @@ pub enum Reason {
     LivenessProbeFailed,
     /// The startup probe failed.
     StartupProbeFailed,
+    /// New resources take effect by a restart only, according to the container's `resizePolicy`.
+    ResizeRequiresRestart,
     /// The runtime reports the container's state as unknown.
     ContainerStateUnknown,
     /// A newer instance of the same container exists.
@@ -77,6 +79,7 @@ impl Reason {
             Self::ContainerDefinitionChanged => "ContainerDefinitionChanged",
             Self::LivenessProbeFailed => "LivenessProbeFailed",
             Self::StartupProbeFailed => "StartupProbeFailed",
+            Self::ResizeRequiresRestart => "ResizeRequiresRestart",
             Self::ContainerStateUnknown => "ContainerStateUnknown",
             Self::DuplicateContainer => "DuplicateContainer",
             Self::CrashLoopBackOff => "CrashLoopBackOff",

@@ -1,9 +1,9 @@
 //! Generates the status of a pod from its spec, its observation and its last status (§14.1 to §14.4, §14.6).
 //!
-//! Parity: as the kubelet, except that allocated and actual resources are the admitted ones (in-place resize is not
-//! supported), and that lost and unknown records have messages of our own (the reasons are upstream's).
+//! Parity: as the kubelet, except that lost and unknown records have messages of our own (the reasons are upstream's).
 
 mod containers;
+mod resources;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +16,7 @@ use crate::moment::{Moment, SECOND, status_time};
 use crate::observation::PodObservation;
 use crate::phase::{PhaseInputs, compute_phase};
 use crate::reason::Reason;
+use crate::resize::ResizeRecord;
 use crate::worker::StatusPatch;
 
 pub use containers::{STATUS_UNKNOWN_REASON, finalise_containers};
@@ -53,6 +54,8 @@ pub struct StatusInputs<'a> {
     pub readiness: BTreeMap<String, Readiness>,
     /// `PodReadyToStartContainers`, if the caller knows it better than the observation: right after it created the sandbox.
     pub pod_ready_to_start: Option<bool>,
+    /// The status has no condition `PodReadyToStartContainers` (gate `PodReadyToStartContainersCondition`).
+    pub without_ready_to_start: bool,
     /// Addresses of the node, primary family first; empty without a control plane.
     pub host_ips: &'a [String],
     /// Whether the node's primary address is IPv4, if `host_ips` is empty; `None` keeps the runtime's order.
@@ -61,8 +64,8 @@ pub struct StatusInputs<'a> {
     pub runtime_name: &'a str,
     /// The runtime supports recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// A resize of the pod is refused.
-    pub resize_refused: bool,
+    /// The resize of the pod.
+    pub resize: Option<&'a ResizeRecord>,
     /// Reason and message of a pending admission.
     pub admission_wait: Option<&'a (String, String)>,
     /// The status fields of an eviction, pre-emption or shutdown.
@@ -94,6 +97,7 @@ pub fn generate_status(
         ..PodStatus::default()
     };
     containers::fill(&mut status, pod, observed, old, inputs);
+    resources::fill_pod_level(&mut status, pod, inputs);
     fill_phase(&mut status, pod, observed, old, inputs, at);
     containers::fill_readiness(&mut status, pod, inputs);
     let keeps_sandbox = || sandbox_decision(pod, observed) == SandboxDecision::Keep;
@@ -101,9 +105,10 @@ pub fn generate_status(
         pod,
         status: &status,
         old,
-        ready_to_start: inputs.pod_ready_to_start.unwrap_or_else(keeps_sandbox),
+        ready_to_start: (!inputs.without_ready_to_start)
+            .then(|| inputs.pod_ready_to_start.unwrap_or_else(keeps_sandbox)),
         restarting: is_restarting(pod, observed),
-        resize_refused: inputs.resize_refused,
+        resize: inputs.resize,
         disruption: inputs.patch.filter(|patch| patch.disruption_target),
         now: status_time(at.now_unix_nanos),
     });

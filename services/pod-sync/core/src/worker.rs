@@ -57,6 +57,9 @@ pub struct StatusPatch {
     /// The boot that a shutdown of the machine ends, if that is why the pod ends; else empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub shutdown_of_boot: String,
+    /// A drain of the node ends the pod: when it is undone, the pod starts again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drained: bool,
 }
 
 /// The state of one UID's worker: everything that must survive a restart of the service while the pod terminates.
@@ -98,6 +101,12 @@ impl WorkerState {
         // A pod that was removed from its source, or that no source ever sent, is new when a source sends it.
         self.replay_expected = self.desired && !self.runtime_only;
         self
+    }
+
+    /// Whether a drain of the node has ended the pod, and it has not been requested to start again.
+    pub fn is_drained(&self) -> bool {
+        let drained = self.status_patch.as_ref().is_some_and(|patch| patch.drained);
+        drained && self.desired && !self.restart_requested
     }
 
     /// Whether a shutdown of an earlier boot has ended the pod. In a boot without an id this is not known.

@@ -20,7 +20,7 @@ const CALL: Duration = Duration::from_secs(60);
 /// resource-manager does not answer, or cannot make it.
 pub async fn prepare(effects: &Effects, desired: &DesiredPod) -> Result<String, SyncError> {
     let (registry, uid) = (&effects.registry, &desired.pod.metadata.uid);
-    let request = resource::PreparePodRequest { uid: uid.clone(), revision: desired.revision };
+    let request = resource::PreparePodRequest { uid: uid.clone(), revision: desired.revision, cgroup: None };
     match effects.clients.resources().prepare_pod(bounded(request, CALL)).await {
         Ok(response) => {
             registry.node.await_machine().await?;

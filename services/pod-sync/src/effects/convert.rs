@@ -117,7 +117,8 @@ fn port(port: PortMapping) -> cri::PortMapping {
     }
 }
 
-fn resources(spec: LinuxResources) -> cri::LinuxContainerResources {
+/// The resources of a container or sandbox.
+pub fn resources(spec: LinuxResources) -> cri::LinuxContainerResources {
     cri::LinuxContainerResources {
         cpu_period: spec.cpu_period,
         cpu_quota: spec.cpu_quota,

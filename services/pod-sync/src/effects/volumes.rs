@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use keelson_kube_model::{Container, Pod};
-use keelson_pod_sync_core::config::{FileLookup, referenced_files, subpaths};
+use keelson_pod_sync_core::config::{FileLookup, UserNamespace, referenced_files, subpaths};
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_proto::keelson::volume_manager::v1 as volume;
 use keelson_proto::keelson::volume_manager::v1::mount_pod_response::Item as MountItem;
@@ -29,8 +29,24 @@ const ATTACHMENT_LIMIT: &str = "VOLUME_ATTACHMENT_LIMIT_EXCEEDED";
 /// The reason of the pod then (volumes.md §3.14).
 const ATTACHMENT_LIMIT_EXCEEDED: &str = "VolumeAttachmentLimitExceeded";
 
-/// The mounted volumes by name, each with its path on the host.
-pub type Mounts = BTreeMap<String, volume::VolumeMount>;
+/// What volume-manager has prepared for a pod.
+#[derive(Debug, Clone, Default)]
+pub struct Mounts {
+    /// The mounted volumes by name, each with its path on the host.
+    pub volumes: BTreeMap<String, volume::VolumeMount>,
+    /// The IDs of the pod's user namespace.
+    pub user_namespace: Option<UserNamespace>,
+}
+
+impl From<volume::MountsReady> for Mounts {
+    fn from(ready: volume::MountsReady) -> Self {
+        let users = |range: volume::IdRange| UserNamespace { host_id: range.host_id, length: range.length };
+        Self {
+            volumes: ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect(),
+            user_namespace: ready.user_namespace.map(users),
+        }
+    }
+}
 
 /// Has the volumes of a pod mounted and waits until they are. While they are not, the pod's steps show why. `reported`: the last error
 /// of its mounts, so that the same one is not reported again; `None` once they are mounted.
@@ -64,7 +80,7 @@ async fn await_mounts(effects: &Effects, desired: &DesiredPod) -> Result<Mounts,
                 effects.registry.set_step(uid, StepName::Volumes, "", cause_of(&progress));
             }
             Some(MountItem::Ready(ready)) => {
-                return Ok(ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect());
+                return Ok(ready.into());
             }
             None => return Err(tonic::Status::unavailable("volume-manager ended the answer")),
         }

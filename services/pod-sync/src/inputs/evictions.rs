@@ -3,14 +3,15 @@
 //! An order is in effect until the pod is finished, which resource-manager learns from its `Sync` stream. A pod that is not known yet when
 //! it is ordered to end, as after a restart of this process, ends when its source sends it. The status of the order is stored with the
 //! state of the worker, so that the end continues after this process was killed. What a shutdown of the machine has ended starts again
-//! after the reboot, unless a controller replaces it.
+//! after the reboot, unless a controller replaces it. An order of a drain stays in effect after the end of its pod; when it is gone, the
+//! pod starts again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::Pod;
-use keelson_pod_sync_core::worker::{Input, StatusPatch, WorkerPhase};
+use keelson_pod_sync_core::worker::{Input, StatusPatch, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
 use keelson_service_kit::{Signal, follow as follow_stream};
@@ -18,6 +19,7 @@ use keelson_service_kit::{Signal, follow as follow_stream};
 use crate::effects::Effects;
 use crate::publish::StatusFacts;
 use crate::publish::objects::{pod_name, pod_object};
+use crate::state::pod_state::PodState;
 use crate::turn::lifecycle;
 
 /// The event and the status reason of a pod that an operator evicts.
@@ -43,6 +45,8 @@ struct State {
     orders: BTreeMap<String, Order>,
     /// UIDs that the replay has contained so far.
     replayed: BTreeSet<String>,
+    /// A replay was complete since the start: a pod without an order has none.
+    complete: bool,
 }
 
 impl EvictionOrders {
@@ -52,6 +56,12 @@ impl EvictionOrders {
 
     fn get(&self, uid: &str) -> Option<Order> {
         self.state().orders.get(uid).cloned()
+    }
+
+    /// Whether it is known that there is no order for the pod.
+    fn has_none(&self, uid: &str) -> bool {
+        let state = self.state();
+        state.complete && !state.orders.contains_key(uid)
     }
 }
 
@@ -65,6 +75,7 @@ impl Order {
                 disruption_target: !eviction.condition_type.is_empty(),
                 condition_message: eviction.condition_message,
                 shutdown_of_boot: shutdown_of_boot.to_owned(),
+                drained: eviction.node_drain,
             },
             grace_seconds: eviction.grace_period_seconds,
         }
@@ -124,20 +135,47 @@ fn receive(effects: &Arc<Effects>, orders: &EvictionOrders, item: Item) {
         }
         Item::GoneUid(uid) => {
             orders.state().orders.remove(&uid);
+            start_again_after_drain(effects, orders, &uid);
         }
         Item::Synced(_) => {
-            let mut state = orders.state();
-            let State { orders, replayed } = &mut *state;
-            orders.retain(|uid, _| replayed.contains(uid));
+            {
+                let mut state = orders.state();
+                let State { orders, replayed, complete } = &mut *state;
+                orders.retain(|uid, _| replayed.contains(uid));
+                *complete = true;
+            }
+            for uid in effects.registry.uids() {
+                start_again_after_drain(effects, orders, &uid);
+            }
         }
     }
 }
 
-/// Starts to end a pod if there is an order for it. An order that is being carried out, or has been, changes nothing.
+/// Starts to end a pod if there is an order for it. An order that is being carried out, or has been, changes nothing. A pod that a drain
+/// has ended, which was undone, starts again.
 pub fn carry_out(effects: &Arc<Effects>, orders: &EvictionOrders, uid: &str) {
     if let Some(order) = orders.get(uid) {
         evict(effects, uid, &order);
+    } else {
+        start_again_after_drain(effects, orders, uid);
     }
+}
+
+/// Starts a pod again if a drain has ended it, or is ending it, and was undone: as if its source had removed it and added it again.
+fn start_again_after_drain(effects: &Arc<Effects>, orders: &EvictionOrders, uid: &str) {
+    let drained = |state: &PodState| state.desired.clone().filter(|_| state.worker.is_drained());
+    let Some(desired) = effects.registry.read(uid, drained).flatten().filter(|_| orders.has_none(uid)) else {
+        return;
+    };
+    tracing::info!(pod = pod_name(&desired.pod), uid, "the node is no longer drained; the pod starts again");
+    lifecycle::remove(effects, uid);
+    if lifecycle::await_cleanup(effects, &desired) {
+        return;
+    }
+    let observed = effects.registry.unclaimed().remove(uid);
+    lifecycle::set_desired(effects, &desired, UpdateKind::Create, observed);
+    effects.publisher.publish_first(uid);
+    lifecycle::begin_worker(effects, uid);
 }
 
 /// Ends a pod as an order says. Returns whether there is such a pod that has not ended yet.

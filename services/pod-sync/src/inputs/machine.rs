@@ -42,7 +42,11 @@ pub async fn follow_machine(effects: Arc<Effects>) {
     };
     let on = move |signal: Signal<Machine>| {
         if let Signal::Message(machine) = signal {
-            effects.registry.node.machine.send_replace(Arc::new(machine));
+            let opens = !machine.shutting_down && !machine.drained;
+            let before = effects.registry.node.machine.send_replace(Arc::new(machine));
+            if opens && (before.shutting_down || before.drained) {
+                effects.registry.wake_admission_holds();
+            }
         }
         ready(())
     };

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use keelson_kube_model::with_source_annotations;
+use keelson_kube_model::{Pod, with_source_annotations};
+use keelson_pod_sync_core::resize::report::requested_changes;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::pod_config::v1 as config;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
@@ -199,9 +200,10 @@ fn accept(
     let known = effects.registry.read(&uid, |e| (e.worker.desired, e.desired.clone()));
     let (is_desired, last) = known.unwrap_or_default();
     // Compared without the lock of all pods.
-    if is_desired && last.is_some_and(|last| last.raw == raw) {
+    if is_desired && last.as_ref().is_some_and(|last| last.raw == raw) {
         return Ok(());
     }
+    let before = last.filter(|_| is_desired);
     let pod = decode_pod(&raw)?;
     if pod.is_mirror() {
         // The static pod itself comes from its own source.
@@ -228,8 +230,14 @@ fn accept(
         effects.registry.adopt_name(&pod);
     }
     begin(effects, sources, &desired, kind, observed);
-    effects.publisher.report_refused_resize(&desired);
+    count_requested_resizes(effects, before.as_deref(), &pod);
     Ok(())
+}
+
+/// Counts the resources that a source has changed.
+fn count_requested_resizes(effects: &Effects, before: Option<&DesiredPod>, pod: &Pod) {
+    let Some(Ok(before)) = before.map(|before| decode_pod(&before.raw)) else { return };
+    effects.publisher.metrics.resizes.requested(&requested_changes(&before, pod));
 }
 
 /// Whether a known pod was removed from its source and added again since it was sent last. pod-config may have sent only the addition.
@@ -281,6 +289,7 @@ fn all_sources_ready(effects: &Arc<Effects>, sources: &Sources) {
     }
     effects.publisher.documents.complete();
     effects.registry.desired_state.sets.sources_are_ready();
+    effects.registry.resizes.open();
     end_orphans(effects, sources);
 }
 
@@ -365,6 +374,11 @@ fn receive_observation(effects: &Arc<Effects>, sources: &Arc<Sources>, item: Obs
                     .handlers
                     .iter()
                     .any(|handler| handler.name.is_empty() && handler.recursive_read_only_mounts),
+                user_namespace_handlers: state
+                    .handlers
+                    .into_iter()
+                    .filter_map(|handler| handler.user_namespaces.then_some(handler.name))
+                    .collect(),
             };
             publish_runtime(effects, sources);
         }

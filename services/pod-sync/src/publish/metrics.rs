@@ -3,6 +3,7 @@
 pub mod census;
 mod image_volumes;
 mod pods;
+mod resizes;
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 pub use image_volumes::ImageVolumeMetrics;
 pub use pods::PodMetrics;
+pub use resizes::ResizeMetrics;
 
 /// Upper bounds of the histogram buckets in seconds: the Prometheus defaults.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -78,12 +80,16 @@ pub struct Metrics {
     pub pods: PodMetrics,
     /// Image volumes.
     pub image_volumes: ImageVolumeMetrics,
+    /// In-place resizes.
+    pub resizes: ResizeMetrics,
     rejections: Family<Reason, Counter>,
     probes_cut: Family<ProbeTook, Counter>,
     http_fallbacks: Counter,
     sleeps_cut: Counter,
     started_pods: Counter,
     unstarted_pods: Counter,
+    started_user_namespaces: Counter,
+    unstarted_user_namespaces: Counter,
     started: Family<Started, Counter>,
     not_started: Family<NotStarted, Counter>,
     ended: Family<Ended, Counter>,
@@ -120,12 +126,15 @@ impl Metrics {
         let metrics = Self {
             pods: PodMetrics::register(registry),
             image_volumes: ImageVolumeMetrics::register(registry),
+            resizes: ResizeMetrics::register(registry),
             rejections: Family::default(),
             probes_cut: Family::default(),
             http_fallbacks: Counter::default(),
             sleeps_cut: Counter::default(),
             started_pods: Counter::default(),
             unstarted_pods: Counter::default(),
+            started_user_namespaces: Counter::default(),
+            unstarted_user_namespaces: Counter::default(),
             started: Family::default(),
             not_started: Family::default(),
             ended: Family::default(),
@@ -152,6 +161,16 @@ impl Metrics {
             ),
             ("kubelet_started_pods", "Sandboxes whose making was begun", self.started_pods.clone()),
             ("kubelet_started_pods_errors", "Sandboxes that could not be made", self.unstarted_pods.clone()),
+            (
+                "kubelet_started_user_namespaced_pods",
+                "Sandboxes with a user namespace whose making was begun",
+                self.started_user_namespaces.clone(),
+            ),
+            (
+                "kubelet_started_user_namespaced_pods_errors",
+                "Sandboxes with a user namespace that could not be made",
+                self.unstarted_user_namespaces.clone(),
+            ),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter);
@@ -213,14 +232,20 @@ impl Metrics {
         self.sleeps_cut.inc();
     }
 
-    /// A sandbox is about to be made.
-    pub fn pod_starts(&self) {
+    /// A sandbox is about to be made, perhaps with a user namespace.
+    pub fn pod_starts(&self, has_user_namespace: bool) {
         self.started_pods.inc();
+        if has_user_namespace {
+            self.started_user_namespaces.inc();
+        }
     }
 
     /// A sandbox could not be made.
-    pub fn pod_failed(&self) {
+    pub fn pod_failed(&self, has_user_namespace: bool) {
         self.unstarted_pods.inc();
+        if has_user_namespace {
+            self.unstarted_user_namespaces.inc();
+        }
     }
 
     /// A container is about to be started.
@@ -336,15 +361,19 @@ mod tests {
         }]);
         metrics.container_starts(ContainerKind::Regular);
         metrics.container_failed(ContainerKind::Init, "CreateContainerError");
-        metrics.pod_starts();
+        metrics.pod_starts(false);
+        metrics.pod_starts(true);
+        metrics.pod_failed(true);
         for line in [
             "kubelet_admission_rejections_total{reason=\"OutOfcpu\"} 1",
             "kubelet_admission_rejections_total{reason=\"Other\"} 1",
             "kubelet_terminated_containers_total{container_type=\"init_container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",
             "kubelet_started_containers_total{container_type=\"container\"} 1",
             "kubelet_started_containers_errors_total{container_type=\"init_container\",code=\"CreateContainerError\"} 1",
-            "kubelet_started_pods_total 1",
-            "kubelet_started_pods_errors_total 0",
+            "kubelet_started_pods_total 2",
+            "kubelet_started_pods_errors_total 1",
+            "kubelet_started_user_namespaced_pods_total 1",
+            "kubelet_started_user_namespaced_pods_errors_total 1",
         ] {
             assert!(has(&registry, line), "{line}\n{}", registry.text());
         }

@@ -2,46 +2,40 @@
 
 use std::sync::Arc;
 
-use keelson_kube_model::{Pod, PodStatus};
+use keelson_kube_model::Pod;
 use keelson_pod_sync_core::allocation::Allocation;
-use keelson_pod_sync_core::conditions::RESIZE_PENDING;
+use keelson_pod_sync_core::resize::ResizeRecord;
 
 /// The result of a pod's admission.
 #[derive(Debug, Default)]
 pub struct AdmissionRecord {
     /// It was admitted.
     pub admitted: bool,
-    /// The resources that it was admitted with.
+    /// The resources that it was admitted with, or resized to.
     pub allocation: Option<Allocation>,
+    /// The resources that its source asks for, if they are others.
+    pub wanted: Option<Allocation>,
+    /// Its resize.
+    pub resize: ResizeRecord,
     /// If the pod itself is not known: a pod that has its host ports.
     pub port_holder: Option<Arc<Pod>>,
     /// Why it waits for admission: reason and message. Every status shows it. When resources become free, the pods with a
     /// hold are tried again.
     pub hold: Option<(String, String)>,
-    /// Its source asks for other resources than those it was admitted with, and does not get them.
-    pub resize_refused: bool,
-    /// No event has reported that refusal yet.
-    pub resize_unreported: bool,
 }
 
 impl AdmissionRecord {
-    /// A source has sent `pod`. Returns it with the resources that it was admitted with, if these are others. What is ending keeps its
-    /// resources too, and nothing counts as refused then.
-    pub fn apply_allocation(
-        &mut self,
-        pod: &Arc<Pod>,
-        is_ending: bool,
-        status: &PodStatus,
-    ) -> Option<Arc<Pod>> {
+    /// A source has sent `pod`. Returns it with the resources that it is allocated, if these are others. What is ending keeps its
+    /// resources, and no resize is pending then.
+    pub fn apply_allocation(&mut self, pod: &Arc<Pod>, is_ending: bool) -> Option<Arc<Pod>> {
         let mut allocated = Arc::clone(pod);
         let is_other = self
             .allocation
             .as_ref()
             .is_some_and(|allocation| allocation.apply(Arc::make_mut(&mut allocated)));
-        self.resize_refused = is_other && !is_ending;
-        if self.resize_refused {
-            let reported = status.condition(RESIZE_PENDING).map(|condition| condition.observed_generation);
-            self.resize_unreported = reported != Some(allocated.metadata.generation);
+        self.wanted = (is_other && !is_ending).then(|| Allocation::of(pod));
+        if self.wanted.is_none() {
+            self.resize.pending = None;
         }
         is_other.then_some(allocated)
     }

@@ -1,9 +1,12 @@
 //! What the other services are to hold of a pod, made from the pod.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use keelson_kube_model::resources::{pod_cgroup_values, pod_requests};
+use keelson_kube_model::resources::{PodCgroupValues, pod_cgroup_values, pod_requests};
 use keelson_kube_model::{Pod, Quantity, qos_class};
+use keelson_pod_sync_core::allocation::Allocation;
+use keelson_pod_sync_core::resize::cgroup_values;
 use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::common::v1::{PodRef, Want};
 use keelson_proto::keelson::resource_manager::v1 as resource;
@@ -69,7 +72,9 @@ impl DesiredState {
             return;
         }
         self.sets.volumes.set(uid, self.volumes_of(desired));
-        self.sets.resources.set(uid, self.resources_of(desired, state.runtime.observed.any_sandbox_ready()));
+        let adopted = state.runtime.observed.any_sandbox_ready();
+        let actuated = state.admission.resize.actuated.as_ref();
+        self.sets.resources.set(uid, self.resources_of(desired, adopted, actuated));
     }
 
     /// volume-manager is to unmount the pod's volumes.
@@ -81,7 +86,8 @@ impl DesiredState {
     /// resource-manager is to remove the pod's cgroup and to free its resources. `adopted`: the pod was found running.
     pub fn release(&self, desired: &DesiredPod, adopted: bool) {
         let uid = desired.pod.metadata.uid.as_str();
-        let desire = resource::PodDesire { want: Want::Forget as i32, ..self.resources_of(desired, adopted) };
+        let desire =
+            resource::PodDesire { want: Want::Forget as i32, ..self.resources_of(desired, adopted, None) };
         self.sets.resources.set(uid, desire);
     }
 
@@ -110,29 +116,30 @@ impl DesiredState {
             se_linux_change_policy: security
                 .and_then(|s| s.se_linux_change_policy.clone())
                 .unwrap_or_default(),
+            user_namespace: pod.spec.host_users == Some(false),
         }
     }
 
-    fn resources_of(&self, desired: &DesiredPod, adopted: bool) -> resource::PodDesire {
-        let pod = &desired.pod;
+    /// The values of a pod's cgroup, whose containers still have the resources `actuated`; `None`: they have those of `pod`.
+    pub fn cgroup_of(&self, pod: &Pod, actuated: Option<&Allocation>) -> resource::PodCgroup {
         let config = &self.context.config.resources;
-        let values = pod_cgroup_values(pod, config.cpu_cfs_period_us, config.cpu_cfs_quota);
-        let amount = |name: &str, quantity: &Quantity| {
-            if name == "cpu" { quantity.milli_value() } else { quantity.value() }
-        };
+        cgroup_message(cgroup_values(pod, actuated, config.cpu_cfs_period_us, config.cpu_cfs_quota))
+    }
+
+    fn resources_of(
+        &self,
+        desired: &DesiredPod,
+        adopted: bool,
+        actuated: Option<&Allocation>,
+    ) -> resource::PodDesire {
+        let pod = &desired.pod;
         resource::PodDesire {
             pod: Some(pod_ref(pod)),
             revision: desired.revision,
             want: Want::Run as i32,
             qos_class: qos_class(pod).as_str().to_owned(),
-            requests: pod_requests(pod).iter().map(|(n, q)| (n.clone(), amount(n, q))).collect(),
-            cgroup: Some(resource::PodCgroup {
-                cpu_shares: values.shares,
-                cpu_quota_us: values.quota_us.unwrap_or(0),
-                cpu_period_us: values.period_us,
-                memory_limit_bytes: values.memory_limit.unwrap_or(0),
-                huge_page_limits: values.hugepage_limits.into_iter().collect(),
-            }),
+            requests: requests_of(pod),
+            cgroup: Some(self.cgroup_of(pod, actuated)),
             critical: pod.is_critical(),
             adopted,
             priority: pod.spec.priority.unwrap_or(0),
@@ -154,6 +161,24 @@ impl DesiredState {
                 .map(|r| eviction_inputs::texts(&r.limits))
                 .unwrap_or_default(),
         }
+    }
+}
+
+/// The effective requests of a pod as resource-manager counts them: CPU in thousandths of a core, everything else in its unit.
+pub fn requests_of(pod: &Pod) -> HashMap<String, i64> {
+    let amount = |name: &str, quantity: &Quantity| {
+        if name == "cpu" { quantity.milli_value() } else { quantity.value() }
+    };
+    pod_requests(pod).iter().map(|(name, quantity)| (name.clone(), amount(name, quantity))).collect()
+}
+
+fn cgroup_message(values: PodCgroupValues) -> resource::PodCgroup {
+    resource::PodCgroup {
+        cpu_shares: values.shares,
+        cpu_quota_us: values.quota_us.unwrap_or(0),
+        cpu_period_us: values.period_us,
+        memory_limit_bytes: values.memory_limit.unwrap_or(0),
+        huge_page_limits: values.hugepage_limits.into_iter().collect(),
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use keelson_pod_sync_core::observation::{
-    ContainerObservation, ContainerRecordState, PodObservation, SandboxObservation, UserObservation,
+    ContainerObservation, ContainerRecordState, PodObservation, ResourcesObservation, SandboxObservation,
+    UserObservation,
 };
 use keelson_proto::keelson::runtime::v1 as pb;
 
@@ -77,11 +78,21 @@ fn container(container: pb::Container) -> ContainerObservation {
         log_path: container.log_path,
         termination_message: container.termination_message,
         user: container.user.map(|user| Box::new(self::user(user))),
+        resources: container.resources.map(|resources| Box::new(self::resources(resources))),
     }
 }
 
 fn user(user: pb::ContainerUser) -> UserObservation {
     UserObservation { uid: user.uid, gid: user.gid, supplemental_groups: user.supplemental_groups }
+}
+
+fn resources(resources: pb::ContainerResources) -> ResourcesObservation {
+    ResourcesObservation {
+        cpu_shares: resources.cpu_shares,
+        cpu_quota_us: resources.cpu_quota_us,
+        cpu_period_us: resources.cpu_period_us,
+        memory_limit_bytes: resources.memory_limit_bytes,
+    }
 }
 
 #[cfg(test)]

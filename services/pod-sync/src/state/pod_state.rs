@@ -129,6 +129,7 @@ impl PodState {
         state.start.errors = record.failed_starts;
         state.probes.states = record.probes.into_iter().map(StoredProbe::entry).collect();
         state.admission.allocation = record.allocation;
+        state.admission.resize = record.resize;
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
             if let Ok(pod) = decode_pod(&raw) {
@@ -167,6 +168,7 @@ impl PodState {
         }
         let allocation = self.admission.allocation.clone();
         record.allocation = allocation.filter(|allocation| *allocation != Allocation::default());
+        record.resize = self.admission.resize.clone();
         record.failed_starts = self.start.errors.clone();
         record.probes = StoredProbe::all(&self.probes.states);
         record.start = Some(self.start.first);
@@ -175,11 +177,11 @@ impl PodState {
         record
     }
 
-    /// Its source has sent it. It keeps the resources that it was admitted with. If it is sent again while it ends, what is ending keeps
-    /// its resources too, and nothing counts as refused.
+    /// Its source has sent it. It keeps the resources that it is allocated; if its source asks for others, a resize is pending. If it is
+    /// sent again while it ends, what is ending keeps its resources too, and no resize is pending.
     pub fn set_desired(&mut self, mut desired: Arc<DesiredPod>) {
         let is_ending = self.worker.restart_requested;
-        if let Some(pod) = self.admission.apply_allocation(&desired.pod, is_ending, &self.published.status) {
+        if let Some(pod) = self.admission.apply_allocation(&desired.pod, is_ending) {
             Arc::make_mut(&mut desired).pod = pod;
         }
         self.desired = Some(desired);
@@ -245,6 +247,7 @@ pub fn decode_pod(json: &[u8]) -> Result<Pod, serde_json::Error> {
 
 #[cfg(test)]
 mod tests {
+    use keelson_pod_sync_core::resize::PendingReason;
     use serde_json::json;
 
     use super::*;
@@ -276,11 +279,7 @@ mod tests {
         state.worker.phase = WorkerPhase::Terminating;
         state.worker.restart_requested = true;
         state.set_desired(desired("2", 2));
-        // What is ending keeps its resources, and no refusal is reported.
-        assert_eq!(
-            (cpu(&state).as_str(), state.admission.resize_refused, state.admission.resize_unreported),
-            ("1", false, false)
-        );
+        assert_eq!((cpu(&state).as_str(), &state.admission.wanted), ("1", &None), "it keeps its resources");
         let at = Moment { now_unix_nanos: 1, agent_started_unix_nanos: 0 };
         let next = PodState::awaiting_cleanup("u", state.desired.unwrap(), &at);
         assert_eq!(cpu(&next), "2");
@@ -293,19 +292,19 @@ mod tests {
         state.set_desired(desired("1", 1));
         state.admit(&desired("1", 1).pod);
         state.set_desired(desired("2", 2));
-        assert!(state.admission.resize_refused);
+        assert!(state.admission.wanted.is_some());
         let restored = PodState::restored(state.record("u", &Backoffs::default()));
-        assert_eq!((cpu(&restored).as_str(), restored.admission.resize_refused), ("1", true));
+        assert_eq!(cpu(&restored).as_str(), "1");
     }
 
     #[test]
-    fn a_resize_during_admission_is_refused_and_reported() {
+    fn a_resize_during_admission_is_pending_until_it_is_reverted() {
         let mut state = PodState::new("u", WorkerState::default());
         state.set_desired(desired("2", 2));
         state.admit(&desired("1", 1).pod);
-        assert_eq!(
-            (cpu(&state).as_str(), state.admission.resize_refused, state.admission.resize_unreported),
-            ("1", true, true)
-        );
+        assert_eq!((cpu(&state).as_str(), state.admission.wanted.is_some()), ("1", true));
+        state.admission.resize.deny(&desired("2", 2).pod, PendingReason::Deferred, "no room", 1);
+        state.set_desired(desired("1", 3));
+        assert_eq!((&state.admission.wanted, &state.admission.resize.pending), (&None, &None));
     }
 }

@@ -5,6 +5,7 @@
 
 mod admission;
 mod incarnations;
+mod resize;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +24,11 @@ use crate::state::adopted_uids::AdoptedUids;
 use crate::state::desired_state::DesiredState;
 use crate::state::observed::Observed;
 use crate::state::pod_state::{Awaited, DesiredPod, PodState};
+use crate::state::resize_queue::{ResizeQueue, ResizeTrigger};
 use crate::state::store::{Record, Store};
 
 pub use incarnations::AfterCleanup;
+pub use resize::Pending;
 
 /// Every pod, and what pods share: names, ports, back-offs.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub struct PodRegistry {
     pub adopted: AdoptedUids,
     /// When this process started.
     pub started_unix_nanos: i64,
+    /// Wakes the loop that decides on resizes.
+    pub resizes: ResizeQueue,
     store: Option<Store>,
     // Boxed: a map keeps room for more entries than it has, and a `PodState` is large.
     pods: Mutex<BTreeMap<String, Box<PodState>>>,
@@ -71,20 +76,23 @@ fn is_live(observed: &Observed) -> bool {
 impl PodRegistry {
     /// Without a pod yet.
     pub fn new(context: Context, store: Option<Store>) -> Self {
-        let max_backoff =
-            i64::try_from(context.config.pods.max_restart_backoff_ms / 1000).unwrap_or(i64::MAX);
+        let seconds = |ms: u64| i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+        let pods = &context.config.pods;
+        let backoffs =
+            Backoffs::new(seconds(pods.initial_restart_backoff_ms), seconds(pods.max_restart_backoff_ms));
         let node = Arc::new(NodeState::new(&context));
         Self {
             desired_state: DesiredState::new(context.clone(), Arc::clone(&node)),
             node,
             adopted: AdoptedUids::default(),
             started_unix_nanos: now_unix_nanos(),
+            resizes: ResizeQueue::default(),
             store,
             pods: Mutex::default(),
             order: Mutex::default(),
             unclaimed: Mutex::default(),
             port_holders: Mutex::default(),
-            backoff: Mutex::new(Backoffs::new(max_backoff)),
+            backoff: Mutex::new(backoffs),
             context,
         }
     }
@@ -197,6 +205,9 @@ impl PodRegistry {
                 state.runtime.observed = observed;
             }
             self.desired_state.update(state);
+            if state.admission.wanted.is_some() {
+                self.resizes.trigger(ResizeTrigger::PodUpdated);
+            }
         })
     }
 
@@ -259,6 +270,7 @@ impl PodRegistry {
         drop(pods);
         if freed {
             self.wake_admission_holds();
+            self.resizes.trigger(ResizeTrigger::PodTerminated);
         }
         if changed || is_new {
             self.save(uid);

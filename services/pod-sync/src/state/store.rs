@@ -18,6 +18,7 @@ use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
 use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::probe::{ProbeKind, ProbeState, ProbeStates};
+use keelson_pod_sync_core::resize::ResizeRecord;
 use keelson_pod_sync_core::worker::WorkerState;
 use serde::{Deserialize, Serialize};
 
@@ -59,9 +60,12 @@ pub struct Record {
     /// Its host ports. If its source does not have it any more after a restart, they stay in use until it has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_ports: Vec<ContainerPort>,
-    /// The resources that it was admitted with, if it has any.
+    /// The resources that it is allocated, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Allocation>,
+    /// Its resize.
+    #[serde(default, skip_serializing_if = "ResizeRecord::is_empty")]
+    pub resize: ResizeRecord,
     /// How far its first start has come, for metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<FirstStart>,
@@ -132,6 +136,7 @@ impl Record {
             probes: Vec::new(),
             host_ports: Vec::new(),
             allocation: None,
+            resize: ResizeRecord::default(),
             start: None,
         }
     }

@@ -101,7 +101,6 @@ pub async fn admit(
                 }
                 return Ok(Some(reject(effects, job, desired, denial.reason, &denial.message)));
             }
-            effects.publisher.report_refused_resize(desired);
             effects.registry.set_step(&job.uid, StepName::Admission, "", Cause::done("resource-manager"));
             if effects.registry.with(&job.uid, |state| state.admission.hold.take()).flatten().is_some() {
                 effects.publisher.publish(&job.uid, &StatusFacts::default());
@@ -162,7 +161,12 @@ async fn hold_for_another(
 /// resources of the machine change for other reasons, too.
 fn hold(effects: &Arc<Effects>, job: &Job, desired: &DesiredPod, reason: &str, message: &str) -> TurnEnd {
     let pod = &desired.pod;
-    let owner = if reason == "NodePorts" { "pod-sync" } else { "resource-manager" };
+    let owner = match reason {
+        "NodePorts" => "pod-sync",
+        // A drain is undone by an operator.
+        "NodeDrained" => YOU,
+        _ => "resource-manager",
+    };
     let cause = Cause::waiting(reason.to_owned(), message, owner);
     let is_new = effects.registry.with(&job.uid, |state| state.admission.wait(reason, message));
     let next = keelson_service_kit::now_unix_nanos() + HOLD_RETRY_NANOS;

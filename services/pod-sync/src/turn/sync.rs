@@ -18,6 +18,7 @@ use crate::state::observed::Observed;
 use crate::state::pod_state::DesiredPod;
 use crate::turn::admission::{admit, reject};
 use crate::turn::decide::decide;
+use crate::turn::resize::{self, Carried};
 use crate::turn::start::{Start, StartError, start_containers};
 use crate::turn::stop::{Grace, stop_container_with_hooks};
 use crate::turn::{Job, Memory, TurnEnd, probes, stop};
@@ -50,6 +51,7 @@ pub async fn sync(
     count_start(effects, job, pod);
     effects.registry.set_step(&job.uid, StepName::Source, "", Cause::done("pod-config"));
     probes::ensure(effects, job);
+    effects.registry.adopt_allocation(&job.uid, pod);
     // There may be a newer observation than that of the job: waiting for the runtime takes time.
     let mut observed = effects.registry.observed(&job.uid).unwrap_or_else(|| Arc::clone(&job.observed));
     for _ in 0..ROUNDS {
@@ -61,12 +63,18 @@ pub async fn sync(
         if ended || actions.terminal {
             return Ok(TurnEnd::of(SyncOutcome::Terminal));
         }
-        if actions.is_empty() {
-            let next_unix_nanos = actions.next_wake_unix_nanos();
-            return Ok(TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos });
-        }
         if job.cancel.is_cancelled() {
             return Ok(TurnEnd::of(SyncOutcome::Cancelled));
+        }
+        // A resize that fails does not keep containers from starting.
+        let resized = resize::carry_out(effects, desired, &observed).await;
+        if actions.is_empty() {
+            if resized? == Carried::Nothing {
+                let next_unix_nanos = actions.next_wake_unix_nanos();
+                return Ok(TurnEnd { outcome: SyncOutcome::Done, next_unix_nanos });
+            }
+            observed = effects.read_pod(&job.uid).await?;
+            continue;
         }
         let span = tracing::info_span!(
             target: keelson_telemetry::TRACE_TARGET, "sync pod", pod = pod_name(pod), uid = job.uid);

@@ -22,6 +22,8 @@ pub fn answer_cri(shim: &Arc<Shim>, fake: &FakeCriRuntime) {
     answer(shim, &fake.start_container, "StartContainer", start_container);
     answer(shim, &fake.stop_container, "StopContainer", stop_container);
     answer(shim, &fake.container_status, "ContainerStatus", container_status);
+    answer(shim, &fake.update_container_resources, "UpdateContainerResources", update_container);
+    answer(shim, &fake.container_stats, "ContainerStats", container_stats);
     answer(shim, &fake.remove_container, "RemoveContainer", remove_container);
     let shim = Arc::clone(shim);
     fake.exec_sync.answer_async(move |request| exec_sync(Arc::clone(&shim), request));
@@ -225,6 +227,25 @@ fn container_status(
     let annotations = details.annotations.into_iter().collect();
     let status = cri::ContainerStatus { id, state: state.into(), annotations, ..Default::default() };
     Ok(cri::ContainerStatusResponse { status: Some(status), info })
+}
+
+fn update_container(
+    shim: &Shim,
+    request: cri::UpdateContainerResourcesRequest,
+) -> Answer<cri::UpdateContainerResourcesResponse> {
+    if shim.updates_are_held() {
+        return Err(Status::unavailable("the runtime hangs"));
+    }
+    find_container(shim, &request.container_id)?;
+    Ok(cri::UpdateContainerResourcesResponse::default())
+}
+
+fn container_stats(shim: &Shim, request: cri::ContainerStatsRequest) -> Answer<cri::ContainerStatsResponse> {
+    find_container(shim, &request.container_id)?;
+    let usage_bytes = Some(cri::UInt64Value { value: shim.memory() });
+    let memory = Some(cri::MemoryUsage { usage_bytes, ..Default::default() });
+    let stats = Some(cri::ContainerStats { memory, ..Default::default() });
+    Ok(cri::ContainerStatsResponse { stats })
 }
 
 fn remove_container(

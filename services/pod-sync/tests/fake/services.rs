@@ -168,6 +168,7 @@ impl FakeMachine {
         });
         let machine = Self { evictions, cgroup_v2, api };
         machine.admit();
+        machine.accept_resizes();
         machine
     }
 
@@ -199,6 +200,32 @@ impl FakeMachine {
     /// Admits every pod from now on.
     pub fn admit(&self) {
         self.answer_admission(rm::admit_pod_response::Verdict::Admitted(rm::Admitted {}));
+    }
+
+    /// Accepts every resize from now on.
+    pub fn accept_resizes(&self) {
+        self.answer_resizes(rm::resize_pod_response::Verdict::Accepted(rm::Admitted {}));
+    }
+
+    /// Rejects every resize from now on: for good, or because other pods use the resources.
+    pub fn reject_resizes(&self, message: &str, passing: bool) {
+        let (reason, message) = ("OutOfcpu".to_owned(), message.to_owned());
+        let rejected = rm::Rejected { reason, message, passing };
+        self.answer_resizes(rm::resize_pod_response::Verdict::Rejected(rejected));
+    }
+
+    fn answer_resizes(&self, verdict: rm::resize_pod_response::Verdict) {
+        self.api.resize_pod.answer(rm::ResizePodResponse { verdict: Some(verdict) });
+    }
+
+    /// The `ResizePod` calls.
+    pub fn resizes(&self) -> &Recorder<rm::ResizePodRequest> {
+        self.api.resize_pod.requests()
+    }
+
+    /// The `PreparePod` calls.
+    pub fn prepared(&self) -> &Recorder<rm::PreparePodRequest> {
+        self.api.prepare_pod.requests()
     }
 
     fn answer_admission(&self, verdict: rm::admit_pod_response::Verdict) {

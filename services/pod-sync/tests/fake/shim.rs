@@ -28,6 +28,7 @@ pub struct Shim {
     calls: Recorder<String>,
     desires: Recorder<rt::SyncRequest>,
     stops: Recorder<cri::StopContainerRequest>,
+    updates: Recorder<cri::UpdateContainerResourcesRequest>,
 }
 
 #[derive(Default)]
@@ -45,6 +46,8 @@ struct State {
     handlers: Vec<rt::RuntimeHandler>,
     sources_are_ready: bool,
     late: BTreeSet<String>,
+    updates_held: bool,
+    memory: u64,
 }
 
 /// What the runtime shows of a sandbox or container in its status.
@@ -73,6 +76,7 @@ impl Shim {
             calls: Recorder::default(),
             desires: runtime.sync.messages().clone(),
             stops: cri.stop_container.requests().clone(),
+            updates: cri.update_container_resources.requests().clone(),
         });
         answer_runtime(&shim, &runtime);
         answer_cri(&shim, &cri);
@@ -254,6 +258,29 @@ impl Shim {
     /// The timeouts of all `StopContainer` so far, in seconds.
     pub fn stop_timeouts(&self) -> Vec<i64> {
         self.stops.all().iter().map(|stop| stop.timeout).collect()
+    }
+
+    /// The updates of containers, in order: the resources of each.
+    pub fn updates(&self) -> Vec<cri::LinuxContainerResources> {
+        self.updates.all().into_iter().filter_map(|update| update.linux).collect()
+    }
+
+    /// Updates of containers fail as if the runtime were not there, or work again.
+    pub fn hold_updates(&self, held: bool) {
+        self.state().updates_held = held;
+    }
+
+    pub(super) fn updates_are_held(&self) -> bool {
+        self.state().updates_held
+    }
+
+    /// The memory that each container uses, in bytes.
+    pub fn use_memory(&self, bytes: u64) {
+        self.state().memory = bytes;
+    }
+
+    pub(super) fn memory(&self) -> u64 {
+        self.state().memory
     }
 
     pub(super) fn stops_are_held(&self) -> bool {

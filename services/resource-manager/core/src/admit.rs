@@ -50,6 +50,21 @@ pub fn admit<'a>(
     Ok(())
 }
 
+/// Decides whether a running pod that requests `before` may request `after` instead. Only what grows is checked: a pod can always
+/// have less, even on a node that has become too small for its pods.
+pub fn resize<'a>(
+    allocatable: &Amounts,
+    others: impl Iterator<Item = &'a Amounts> + Clone,
+    before: &Amounts,
+    after: &Amounts,
+) -> Result<(), Rejection> {
+    let grows = |(name, amount): &(&String, &i64)| **amount > before.get(*name).copied().unwrap_or(0);
+    let growing: Amounts = after.iter().filter(grows).map(|(name, amount)| (name.clone(), *amount)).collect();
+    let without_count = allocatable.iter().filter(|(name, _)| *name != "pods");
+    let allocatable = without_count.map(|(name, amount)| (name.clone(), *amount)).collect();
+    admit(&allocatable, others, &growing, false)
+}
+
 fn rejection(resource: &str, requested: i64, used: i64, capacity: i64) -> Rejection {
     Rejection {
         reason: format!("OutOf{resource}"),
@@ -112,6 +127,20 @@ mod tests {
         let rejection = admit(&machine(), running.iter(), &Amounts::new(), false).unwrap_err();
         assert_eq!((rejection.reason.as_str(), rejection.temporary), ("OutOfpods", true));
         assert!(rejection.message.ends_with("pods, requested: 1, used: 3, capacity: 3"));
+    }
+
+    #[test]
+    fn a_resize_is_checked_for_what_grows_and_not_for_the_number_of_pods() {
+        // More is in use than allocatable, and the node has all its pods.
+        let others = [amounts(&[("cpu", 1500), ("memory", 1100)]), Amounts::new(), Amounts::new()];
+        let before = amounts(&[("cpu", 300), ("memory", 200)]);
+        let resized = |after: &[(&str, i64)]| resize(&machine(), others.iter(), &before, &amounts(after));
+        assert_eq!(resized(&[("cpu", 500), ("memory", 100)]), Ok(()));
+        let rejection = resized(&[("cpu", 501), ("memory", 100)]).unwrap_err();
+        assert_eq!((rejection.reason.as_str(), rejection.temporary), ("OutOfcpu", true));
+        assert!(rejection.message.ends_with("cpu, requested: 501, used: 1500, capacity: 2000"));
+        assert!(!resized(&[("cpu", 2001)]).unwrap_err().temporary, "above the node");
+        assert_eq!(resized(&[("memory", 201)]).unwrap_err().reason, "OutOfmemory");
     }
 
     #[test]

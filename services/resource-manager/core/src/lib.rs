@@ -9,6 +9,7 @@
 //! | [`pressure`] | whether a pod may start under node pressure, and in which order pods are admitted |
 //! | [`eviction`] | which pods are evicted or preempted |
 //! | [`node_shutdown`] | in which order pods end before the machine shuts down |
+//! | [`drain`] | which pods a drained node starts, and in which order it ends the others |
 //! | [`iptables`] | which iptables chains and rules are missing |
 //! | [`kernel`] | which kernel tunables must change, which processes the kernel's OOM killer has killed |
 //! | [`enforce`] | the limits of the `kubepods` cgroup and of the reserved cgroups |
@@ -27,6 +28,7 @@
 pub mod admit;
 pub mod desire;
 pub mod detail;
+pub mod drain;
 pub mod driver;
 pub mod enforce;
 pub mod eviction;

@@ -18,8 +18,6 @@ use zbus::{Connection, MatchRule, Message, MessageStream, OwnedObjectPath, Varia
 
 use super::{SliceError, Slices};
 
-/// The socket of the system bus.
-const SOCKET: &str = "/run/dbus/system_bus_socket";
 /// systemd's bus name, its object, and the interface of its manager.
 const SYSTEMD: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
@@ -47,13 +45,9 @@ pub(crate) struct Systemd {
 }
 
 impl Systemd {
-    /// The machine's systemd, through the system bus. Calls run on the current tokio runtime, and block the calling thread, which
-    /// must not be one of the runtime's.
-    pub(crate) fn of_this_machine() -> Self {
-        Self::at(Path::new(SOCKET))
-    }
-
-    fn at(socket: &Path) -> Self {
+    /// The systemd on the bus with this socket. Calls run on the current tokio runtime, and block the calling thread, which must
+    /// not be one of the runtime's.
+    pub(crate) fn at(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), runtime: Handle::current(), connection: Mutex::default() }
     }
 

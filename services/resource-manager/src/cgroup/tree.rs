@@ -224,6 +224,22 @@ impl Tree {
         self.write(path, &settings, &fresh)
     }
 
+    /// The usage of a pod's memory in bytes if the limit in `values` is lower than the present one and not above the usage: the kernel
+    /// would kill processes of the pod, or refuse the limit (runtime-and-resources.md §13.2).
+    pub(crate) fn usage_above(&self, path: &CgroupPath, values: &PodCgroup) -> Option<u64> {
+        let limit = values.memory_limit?;
+        let dir = dir_in(self.mount_of("memory")?, path);
+        let (limit_file, usage_file) = match self.version() {
+            Version::V1 => ("memory.limit_in_bytes", USAGE_V1),
+            Version::V2 => ("memory.max", "memory.current"),
+        };
+        let read = |file: &str| self.fs.read(&dir, file).ok();
+        let usage: u64 = read(usage_file)?.trim().parse().ok()?;
+        // `max` is no number: there is no limit.
+        let present = read(limit_file)?.trim().parse().unwrap_or(u64::MAX);
+        (limit < present && usage >= limit).then_some(usage)
+    }
+
     /// Marks a cgroup as this agent's. A cgroup without a mark works as well; it only stays if its pod is removed while the agent
     /// is down.
     fn mark(&self, dir: &Path) {

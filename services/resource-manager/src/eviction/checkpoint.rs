@@ -2,6 +2,7 @@
 
 use keelson_config::{Config, ServiceName};
 use keelson_resource_manager_core::desire::PodRef;
+use keelson_resource_manager_core::drain::Drain;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::{Order, OrderKind};
 use keelson_resource_manager_core::eviction::signal::{Condition, Signal};
@@ -24,6 +25,14 @@ impl Checkpoint {
     pub(crate) fn in_boot(mut self, boot_id: &str) -> Self {
         if boot_id.is_empty() || self.boot_id != boot_id {
             self.orders.retain(|order| order.kind() != OrderKind::NodeShutdown);
+        }
+        self
+    }
+
+    /// Without the orders of a drain that was undone, or that has not ended pods.
+    pub(crate) fn under_drain(mut self, drain: Option<&Drain>) -> Self {
+        if !drain.is_some_and(|drain| drain.stop_pods) {
+            self.orders.retain(|order| order.kind() != OrderKind::NodeDrain);
         }
         self
     }
@@ -176,6 +185,23 @@ mod tests {
             let orders = checkpoint.in_boot(now).orders;
             let signals: Vec<&str> = orders.iter().map(|order| order.signal.as_str()).collect();
             assert_eq!(signals, kept, "{written} {now}");
+        }
+    }
+
+    #[test]
+    fn orders_of_a_drain_are_kept_over_a_reboot_until_it_is_undone() {
+        let order = |signal: &str| Order { signal: signal.into(), ..Order::default() };
+        let all = ["memory.available", "node-drain"];
+        for (drain, kept) in [
+            (Some(true), &all[..]),
+            (Some(false), &["memory.available"][..]),
+            (None, &["memory.available"][..]),
+        ] {
+            let drain = drain.map(|stop_pods| Drain { stop_pods, ..Drain::default() });
+            let checkpoint = Checkpoint { orders: all.map(order).into(), ..Checkpoint::default() };
+            let orders = checkpoint.in_boot("another").under_drain(drain.as_ref()).orders;
+            let signals: Vec<&str> = orders.iter().map(|order| order.signal.as_str()).collect();
+            assert_eq!(signals, kept, "{drain:?}");
         }
     }
 }

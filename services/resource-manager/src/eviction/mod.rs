@@ -40,6 +40,7 @@ pub(crate) use observer::Observer;
 pub(crate) use wire::watch_response;
 
 use crate::commands::{Command, KnownPod, ManagerRequest};
+use crate::drain::DrainState;
 use crate::metrics::EvictionMetrics;
 use crate::view::Orders;
 
@@ -93,6 +94,8 @@ pub(crate) struct EvictionLoop {
     pub(crate) commands: mpsc::Sender<Command>,
     /// Orders of the manager to preempt pods, and of a shutdown to end them.
     pub(crate) ordered: mpsc::Receiver<Vec<Order>>,
+    /// Whether the node is drained.
+    pub(crate) drain: watch::Receiver<DrainState>,
     /// The current boot.
     pub(crate) boot_id: String,
     /// Incremented when a pod is finished.
@@ -126,6 +129,7 @@ impl EvictionLoop {
                         let _ = self.remove_fulfilled().await;
                     }
                 }
+                Ok(()) = self.drain.changed() => self.remove_orders_of_ended_drain().await,
                 () = notified(self.notifications.as_ref(), not_before) => next = Instant::now(),
                 () = tokio::time::sleep_until(next) => {}
             }
@@ -135,6 +139,28 @@ impl EvictionLoop {
                 next = Instant::now() + self.interval;
                 not_before = Instant::now() + NOTIFICATION_PAUSE;
             }
+        }
+    }
+
+    /// Whether the node is drained and its pods are ended.
+    fn drain_ends_pods(&self) -> bool {
+        self.drain.borrow().as_ref().is_some_and(|drain| drain.stop_pods)
+    }
+
+    /// Removes the orders of a drain that was undone; their pods start again.
+    async fn remove_orders_of_ended_drain(&mut self) {
+        if self.drain_ends_pods() {
+            return;
+        }
+        let (over, remaining): (Vec<_>, Vec<_>) =
+            self.orders.snapshot().into_iter().partition(|(_, order)| order.kind() == OrderKind::NodeDrain);
+        if over.is_empty() {
+            return;
+        }
+        self.write(remaining.into_iter().map(|(_, order)| (*order).clone()).collect()).await;
+        for (uid, _) in over {
+            tracing::info!(uid, "the drain was undone; the pod starts again");
+            self.orders.remove(&uid);
         }
     }
 
@@ -206,7 +232,10 @@ impl EvictionLoop {
             !pod.map(|pod| pod.desire.as_ref().map(|desire| desire.header.want)).is_some_and(is_in_effect)
         };
         let (fulfilled, remaining): (Vec<_>, Vec<_>) =
-            self.orders.snapshot().into_iter().partition(|(uid, _)| is_fulfilled(uid));
+            self.orders.snapshot().into_iter().partition(|(uid, order)| {
+                // That of a drain keeps its pod from starting again.
+                order.kind() != OrderKind::NodeDrain && is_fulfilled(uid)
+            });
         if !fulfilled.is_empty() {
             // Checkpointed before it is published, as the order was: a kill in between restores no removed order.
             let orders = remaining.into_iter().map(|(_, order)| (*order).clone()).collect();
@@ -310,8 +339,12 @@ impl EvictionLoop {
 
     /// Checkpoints orders and then publishes them.
     async fn issue(&mut self, orders: Vec<Order>) {
-        let new: Vec<Order> =
-            orders.into_iter().filter(|order| self.orders.get(&order.pod.uid).is_none()).collect();
+        // A drain may have been undone since it sent the orders.
+        let is_void = |order: &Order| order.kind() == OrderKind::NodeDrain && !self.drain_ends_pods();
+        let new: Vec<Order> = orders
+            .into_iter()
+            .filter(|order| self.orders.get(&order.pod.uid).is_none() && !is_void(order))
+            .collect();
         if new.is_empty() {
             return;
         }
@@ -329,8 +362,8 @@ impl EvictionLoop {
                 "ending the pod: {}",
                 order.message
             );
-            // A shutdown has an event on the Node, and none on each pod, as in a kubelet.
-            if order.kind() != OrderKind::NodeShutdown {
+            // A shutdown has an event on the Node, and none on each pod, as in a kubelet; so has a drain.
+            if !matches!(order.kind(), OrderKind::NodeShutdown | OrderKind::NodeDrain) {
                 let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
                 let (reason, message) = (order.reason.clone(), order.message.clone());
                 let event = NewEvent { warning: true, reason, message, object };

@@ -139,6 +139,7 @@ impl World {
             conditions: conditions_end,
             commands,
             ordered: preemptions,
+            drain: watch::channel(None).1,
             boot_id: String::new(),
             finished,
             metrics: EvictionMetrics::new(&ctx.metrics),

@@ -31,5 +31,6 @@ fn eviction(order: &Order) -> pb::Eviction {
         since_unix_nanos: order.since_unix_nanos,
         signal: order.signal.clone(),
         node_shutdown: order.kind() == OrderKind::NodeShutdown,
+        node_drain: order.kind() == OrderKind::NodeDrain,
     }
 }

@@ -5,10 +5,30 @@ use std::os::unix::fs::PermissionsExt as _;
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
 
-use super::fake::{Behaviour, FakeLogind, Machine, PATIENT, signal_from, soon};
+use keelson_testkit::logind::{Behaviour, FakeLogind, LOGIND, PATIENT, signal_from, soon};
+
 use super::*;
 
-impl Machine {
+/// A machine in a folder that is removed with it.
+pub(crate) struct TestMachine {
+    machine: Machine,
+    _dir: tempfile::TempDir,
+}
+
+impl std::ops::Deref for TestMachine {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.machine
+    }
+}
+
+impl TestMachine {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { machine: Machine::new(dir.path()), _dir: dir }
+    }
+
     /// Settings that need a delay of 30 s.
     fn settings(&self) -> Settings {
         Settings::for_test(self, Duration::from_secs(30))
@@ -24,7 +44,7 @@ const INHIBIT: &str =
 
 #[tokio::test]
 async fn a_shutdown_is_delayed_until_the_inhibitor_is_dropped() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let mut logind = FakeLogind::start(&machine, PATIENT).await;
     let session = Session::open(&machine.settings()).await.unwrap();
@@ -42,7 +62,7 @@ async fn a_shutdown_is_delayed_until_the_inhibitor_is_dropped() {
 
 #[tokio::test]
 async fn only_signals_of_logind_itself_count() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let logind = FakeLogind::start(&machine, PATIENT).await;
     let mut session = Session::open(&machine.settings()).await.unwrap();
@@ -58,7 +78,7 @@ async fn only_signals_of_logind_itself_count() {
 
 #[tokio::test]
 async fn a_limit_that_is_too_low_is_raised_in_loginds_configuration() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let behaviour = Behaviour { limit_seconds: 5, config_file: Some(machine.config_file()), ..PATIENT };
     let logind = FakeLogind::start(&machine, behaviour).await;
@@ -72,7 +92,7 @@ async fn a_limit_that_is_too_low_is_raised_in_loginds_configuration() {
 
 #[tokio::test]
 async fn a_limit_that_stays_too_low_is_an_error_with_a_remedy() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let logind = FakeLogind::start(&machine, Behaviour { limit_seconds: 5, ..PATIENT }).await;
     let not_the_host = Settings { may_configure: false, ..machine.settings() };
@@ -90,10 +110,10 @@ async fn a_limit_that_stays_too_low_is_an_error_with_a_remedy() {
 
 #[tokio::test]
 async fn a_configuration_that_cannot_be_written_is_an_error_with_a_remedy() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let _logind = FakeLogind::start(&machine, Behaviour { limit_seconds: 5, ..PATIENT }).await;
-    std::fs::write(machine.dir.path().join("etc"), "no folder").unwrap();
+    std::fs::write(machine.dir().join("etc"), "no folder").unwrap();
     let error = Session::open(&machine.settings()).await.unwrap_err().to_string();
     assert!(error.starts_with("cannot raise the limit of systemd-logind"), "{error}");
     assert!(
@@ -104,7 +124,7 @@ async fn a_configuration_that_cannot_be_written_is_an_error_with_a_remedy() {
 
 #[tokio::test]
 async fn no_inhibitor_is_granted_while_a_shutdown_is_prepared() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let _bus = machine.start_bus().await;
     let _logind = FakeLogind::start(&machine, Behaviour { preparing: true, ..PATIENT }).await;
     let session = Session::open(&machine.settings()).await.unwrap();
@@ -118,7 +138,7 @@ async fn no_inhibitor_is_granted_while_a_shutdown_is_prepared() {
 
 #[tokio::test]
 async fn a_missing_bus_and_a_missing_logind_have_errors_of_their_own() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let error = Session::open(&machine.settings()).await.unwrap_err();
     assert!(matches!(&error, LogindError::Connect { socket, .. } if *socket == machine.settings().socket));
     let _bus = machine.start_bus().await;
@@ -129,7 +149,7 @@ async fn a_missing_bus_and_a_missing_logind_have_errors_of_their_own() {
 
 #[tokio::test]
 async fn a_session_ends_when_logind_leaves_and_when_the_bus_ends() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let mut bus = machine.start_bus().await;
     let logind = FakeLogind::start(&machine, PATIENT).await;
     let mut session = Session::open(&machine.settings()).await.unwrap();
@@ -146,7 +166,7 @@ async fn a_session_ends_when_logind_leaves_and_when_the_bus_ends() {
 
 #[tokio::test]
 async fn logind_is_tried_again_until_it_answers() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let (report, mut errors) = mpsc::channel(64);
     let settings = machine.settings();
     let opening = tokio::spawn(async move {

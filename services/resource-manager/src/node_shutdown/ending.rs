@@ -1,9 +1,10 @@
-//! Ends the groups of pods one after another.
+//! Ends the groups of pods one after another, before a shutdown of the machine or for a drain of the node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_resource_manager_core::drain;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::node_shutdown::groups::{Group, groups, has_ended};
 use keelson_resource_manager_core::node_shutdown::periods::GracePeriods;
@@ -46,14 +47,43 @@ impl Ending {
         // A pod that is not admitted has no processes.
         let admitted = pods.values().filter(|pod| pod.admitted).filter_map(|pod| pod.desire.as_ref());
         for group in groups(&self.periods, admitted, now_unix_nanos()) {
-            if self.end(group).await.is_none() {
+            if self.end(group, "before the machine shuts down").await.is_none() {
                 return;
             }
         }
     }
 
+    /// Ends the pods of a drained node, also those that become known later. Returns when the service ends; may be dropped.
+    pub(crate) async fn run_drain(mut self) {
+        // After a restart, also pods with an order are waited for, so that groups stay in their order.
+        let mut is_first = true;
+        loop {
+            if self.pods_known.wait_for(|known| *known).await.is_err() {
+                return;
+            }
+            self.changes.mark_unchanged();
+            let Some(pods) = self.pods().await else { return };
+            let admitted = || pods.values().filter(|pod| pod.admitted).filter_map(|pod| pod.desire.as_ref());
+            let groups = drain::groups(&self.periods, admitted(), now_unix_nanos());
+            let is_ordered = |order: &Order| self.orders.get(&order.pod.uid).is_some();
+            let all_ordered = groups.iter().flat_map(|group| &group.orders).all(is_ordered);
+            if all_ordered && !is_first {
+                if self.changes.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            is_first = false;
+            for group in groups {
+                if self.end(group, "because the node is drained").await.is_none() {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Ends a group. None when the service ends.
-    async fn end(&mut self, group: Group) -> Option<()> {
+    async fn end(&mut self, group: Group, cause: &'static str) -> Option<()> {
         let earlier: Vec<Arc<Order>> = self.orders.snapshot().into_iter().map(|(_, order)| order).collect();
         let left = group.left_nanos(earlier.iter().map(|order| &**order), now_unix_nanos());
         let until = tokio::time::Instant::now() + Duration::from_nanos(left);
@@ -63,7 +93,7 @@ impl Ending {
             priority = group.priority,
             pods = uids.len(),
             seconds = group.seconds,
-            "ending pods before the machine shuts down"
+            "ending pods {cause}"
         );
         self.issue.send(group.orders).await.ok()?;
         match timeout_at(until, self.until_ended(&uids)).await {
@@ -72,7 +102,7 @@ impl Ending {
                 tracing::warn!(
                     priority = group.priority,
                     seconds = group.seconds,
-                    "pods have not ended within the grace period of the shutdown for their priority"
+                    "pods have not ended in the time for their priority, {cause}"
                 );
                 Some(())
             }

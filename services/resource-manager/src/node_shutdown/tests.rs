@@ -10,6 +10,7 @@ use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_resource_manager_core::desire::{DesireHeader, PodDesire, PodRef, Want};
 use keelson_resource_manager_core::eviction::order::{NODE_SHUTDOWN, Order};
 use keelson_service_kit::now_unix_nanos;
+use keelson_testkit::logind::{Behaviour, FakeLogind, LOGIND, PATIENT, soon};
 use keelson_testkit::service::until_some;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
@@ -18,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::commands::{Command, KnownPod, ManagerRequest};
-use crate::logind::fake::{Behaviour, FakeLogind, LOGIND, Machine, PATIENT, soon};
+use crate::logind::tests::TestMachine;
 use crate::metrics::ShutdownMetrics;
 use crate::view::Orders;
 
@@ -29,7 +30,7 @@ const CANCELLATION: &str = "Shutdown manager detected shutdown cancellation";
 
 /// A running task and its environment.
 struct World {
-    machine: Machine,
+    machine: TestMachine,
     ctx: Context,
     pods: Arc<Mutex<BTreeMap<String, KnownPod>>>,
     changes: watch::Sender<u64>,
@@ -44,9 +45,9 @@ struct World {
 impl World {
     /// `seconds` are those of pods with a low priority; those with a high one have 20 s.
     async fn start(seconds: i64, prepare: impl FnOnce(&Config, &Orders)) -> Self {
-        let machine = Machine::new();
+        let machine = TestMachine::new();
         let mut config = Config { node_name: "node".into(), ..Config::default() };
-        config.paths.root_dir = machine.dir.path().to_owned();
+        config.paths.root_dir = machine.dir().to_owned();
         let period = |priority, seconds| PriorityGracePeriod { priority, seconds };
         config.resources.node_shutdown.by_priority = vec![period(HIGH, 20), period(LOW, seconds)];
         let orders = Orders::new();
@@ -241,6 +242,7 @@ async fn an_interrupted_shutdown_continues_with_the_rest_of_its_time() {
         orders.set("low".into(), Arc::new(order));
     })
     .await;
+    assert!(*world.shutting_down.borrow(), "also before logind has answered");
     world.known.send_replace(false);
     let _bus = world.machine.start_bus().await;
     let behaviour = Behaviour { preparing: true, ..PATIENT };

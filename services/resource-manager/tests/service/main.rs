@@ -6,6 +6,7 @@
 mod admission;
 mod cgroup_driver;
 mod desired_set;
+mod resize;
 mod shared;
 #[path = "../support/mod.rs"]
 mod support;

@@ -144,6 +144,13 @@ impl Process {
         Self::run(pods, &["sh", "-c", SCRIPT])
     }
 
+    /// A process that uses 16 MiB once it has worked for a moment, and then does nothing.
+    #[allow(dead_code, reason = "only the tests of resizes use it")]
+    pub fn use_memory(pods: &[PathBuf]) -> Self {
+        const SCRIPT: &str = r"read go; x=$(head -c 16777216 /dev/zero | tr '\0' x); kill -STOP $$";
+        Self::run(pods, &["sh", "-c", SCRIPT])
+    }
+
     fn run(pods: &[PathBuf], command: &[&str]) -> Self {
         let mut command_line = std::process::Command::new(command[0]);
         command_line.args(&command[1..]).stdin(std::process::Stdio::piped());
@@ -231,7 +238,7 @@ pub async fn prepare(
     revision: u64,
     deadline: Duration,
 ) -> Result<String, Status> {
-    let request = within(pb::PreparePodRequest { uid: uid.into(), revision }, deadline);
+    let request = within(pb::PreparePodRequest { uid: uid.into(), revision, cgroup: None }, deadline);
     client.prepare_pod(request).await.map(|response| response.into_inner().cgroup_parent)
 }
 

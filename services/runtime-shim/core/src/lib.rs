@@ -12,6 +12,7 @@
 //! - [`keyring`]: docker configurations, and the credentials that match an image.
 //! - [`log`]: the line formats of container logs, and what a reader gets of a line.
 //! - [`log_names`]: names of log folders, log files and links to logs.
+//! - [`node_log`]: queries of the node's logs, the journal command that answers them, and parts of files.
 //! - [`operation`]: the names of CRI calls in metrics.
 //! - [`pull_progress`]: whether a pull makes progress or is stalled.
 //! - [`pull_rate`]: how many pulls may begin.
@@ -34,6 +35,7 @@ pub mod image_gc;
 pub mod keyring;
 pub mod log;
 pub mod log_names;
+pub mod node_log;
 pub mod operation;
 pub mod pull_progress;
 pub mod pull_rate;

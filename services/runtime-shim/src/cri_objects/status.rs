@@ -117,6 +117,7 @@ fn container_message(status: cri::ContainerStatus, sandbox_id: String) -> pb::Co
             gid: user.gid,
             supplemental_groups: user.supplemental_groups,
         }),
+        resources: status.resources.and_then(|resources| resources.linux).map(resources_message),
         id: status.id,
         reason: status.reason,
         message: status.message,
@@ -126,9 +127,43 @@ fn container_message(status: cri::ContainerStatus, sandbox_id: String) -> pb::Co
     }
 }
 
+/// The resources of a container. containerd reports an unlimited quota as a negative number.
+fn resources_message(linux: cri::LinuxContainerResources) -> pb::ContainerResources {
+    pb::ContainerResources {
+        cpu_shares: u64::try_from(linux.cpu_shares).unwrap_or(0),
+        cpu_quota_us: linux.cpu_quota.max(0),
+        cpu_period_us: linux.cpu_period.max(0),
+        memory_limit_bytes: linux.memory_limit_in_bytes.max(0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn container_resources_are_shown_if_the_runtime_reports_them() {
+        let resources_of = |linux: Option<cri::LinuxContainerResources>| {
+            let resources = Some(cri::ContainerResources { linux, windows: None });
+            let status = cri::ContainerStatus { resources, ..Default::default() };
+            container_message(status, "s".into()).resources
+        };
+        let linux = cri::LinuxContainerResources {
+            cpu_shares: 512,
+            cpu_quota: -1,
+            cpu_period: 100_000,
+            memory_limit_in_bytes: 1 << 20,
+            ..Default::default()
+        };
+        let shown = pb::ContainerResources {
+            cpu_shares: 512,
+            cpu_quota_us: 0,
+            cpu_period_us: 100_000,
+            memory_limit_bytes: 1 << 20,
+        };
+        assert_eq!(resources_of(Some(linux)), Some(shown));
+        assert_eq!(resources_of(None), None);
+    }
 
     #[test]
     fn container_user_is_shown_if_the_runtime_reports_it() {

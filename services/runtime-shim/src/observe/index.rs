@@ -32,6 +32,8 @@ struct Owner {
     /// When the owner was recorded, or when the read that shows it began, nanoseconds since the boot. Older reads do not
     /// count.
     since: i64,
+    /// The id is a container whose resources were updated: its status changes without its state.
+    is_updated: bool,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +52,19 @@ impl Index {
 
     /// Records which pod a new sandbox or container belongs to.
     pub(super) fn record_owner(&mut self, id: &str, uid: &str, since: i64) {
-        self.owner.insert(id.to_owned(), Owner { uid: uid.into(), since });
+        self.owner.insert(id.to_owned(), Owner { uid: uid.into(), since, is_updated: false });
+    }
+
+    /// The resources of a container are being updated: from now on each read of its pod reads its status.
+    pub(super) fn record_update(&mut self, id: &str) {
+        if let Some(owner) = self.owner.get_mut(id) {
+            owner.is_updated = true;
+        }
+    }
+
+    /// Whether the resources of a container were updated.
+    pub(super) fn is_updated(&self, id: &str) -> bool {
+        self.owner.get(id).is_some_and(|owner| owner.is_updated)
     }
 
     /// Updates the owners from a read of a pod. Owners that were recorded after the read began are kept.
@@ -59,7 +73,7 @@ impl Index {
         let ids = || pod.sandboxes.iter().map(|s| &s.id).chain(pod.containers.iter().map(|c| &c.id));
         self.owner.retain(|id, owner| owner.uid != uid || owner.since > began || ids().any(|i| i == id));
         for id in ids() {
-            let owner = || Owner { uid: Arc::clone(&uid), since: began };
+            let owner = || Owner { uid: Arc::clone(&uid), since: began, is_updated: false };
             self.owner.entry(id.clone()).or_insert_with(owner);
         }
     }

@@ -35,6 +35,8 @@ pub struct PodDesire {
     /// The SELinux options of the containers that mount a volume, by `spec.volumes[].name`. Empty options are those of a
     /// container without any; a volume without an entry is mounted by containers without options.
     pub selinux_options: BTreeMap<String, Vec<SeLinuxOptions>>,
+    /// `spec.hostUsers` is false: the pod gets a range of the node's user and group IDs.
+    pub user_namespace: bool,
 }
 
 /// `spec.securityContext.fsGroupChangePolicy`.
@@ -66,6 +68,7 @@ impl From<DesireHeader> for PodDesire {
             service_account: String::new(),
             selinux_policy: ChangePolicy::MountOption,
             selinux_options: BTreeMap::new(),
+            user_namespace: false,
         }
     }
 }

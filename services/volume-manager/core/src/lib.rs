@@ -26,6 +26,7 @@
 //! | [`node_selector`] | whether a node matches a selector |
 //! | [`operations`] | which operations on volumes may run together, and when a failed one is retried |
 //! | [`wait_owner`] | who has to act before a volume can advance |
+//! | [`user_namespaces`] | which IDs of the node a pod with a user namespace has |
 //! | [`world`] | which actions come next for the volumes that the pods of the node share |
 //! | [`sources`] | what the sources of nfs, iscsi, fc, local and flexVolume volumes say |
 //! | [`nfs`] | what is mounted for an nfs volume, and what a failed mount says |
@@ -69,5 +70,6 @@ pub mod selinux;
 pub mod sources;
 pub mod tmpfs;
 pub mod token;
+pub mod user_namespaces;
 pub mod wait_owner;
 pub mod world;

@@ -66,6 +66,42 @@ fn is_level(text: &str) -> bool {
     !text.is_empty() && text.split([':', ',']).all(is_name)
 }
 
+/// Whether two labels are the same, also if their categories are written in different ways: the kernel shows `s0:c2,c1` as
+/// `s0:c1,c2`, and `s0:c1,c2,c3` as `s0:c1.c3`. Levels with names for categories are compared as text.
+pub fn is_same_label(one: &str, other: &str) -> bool {
+    let parts = |label: &str| {
+        let (rest, level) = label.match_indices(':').nth(2).map(|(at, _)| label.split_at(at))?;
+        Some((rest.to_owned(), level_range(&level[1..])?))
+    };
+    one == other || parts(one).zip(parts(other)).is_some_and(|(one, other)| one == other)
+}
+
+/// A sensitivity and its categories.
+type Level = (String, BTreeSet<u16>);
+
+/// The lowest and the highest level of `s0`, `s0:c1,c3.c5` or `s0-s0:c1`.
+fn level_range(text: &str) -> Option<(Level, Level)> {
+    match text.split_once('-') {
+        Some((low, high)) => Some((level(low)?, level(high)?)),
+        None => level(text).map(|level| (level.clone(), level)),
+    }
+}
+
+fn level(text: &str) -> Option<Level> {
+    let (sensitivity, categories) = text.split_once(':').unwrap_or((text, ""));
+    let number = |category: &str| category.strip_prefix('c')?.parse::<u16>().ok();
+    let mut found = BTreeSet::new();
+    for part in categories.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('.').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return None;
+        }
+        found.extend(first..=last);
+    }
+    Some((sensitivity.to_owned(), found))
+}
+
 /// The type of the policy when `/etc/selinux/config` names none (selinux_config(5)).
 const DEFAULT_TYPE: &str = "targeted";
 

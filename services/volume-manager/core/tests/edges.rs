@@ -7,7 +7,7 @@ use keelson_volume_manager_core::desire::{
 };
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{
-    File, FileError, Files, FilesKind, ObjectData, ObjectKind, ObjectLookup, clean_path,
+    Content, File, FileError, Files, FilesKind, ObjectData, ObjectKind, ObjectLookup, clean_path,
 };
 
 #[test]
@@ -64,7 +64,8 @@ fn debug_output_shows_keys_and_sizes_but_no_content() {
     ] {
         assert_eq!(format!("{lookup:?}"), shown);
     }
-    assert_eq!(format!("{:?}", File { bytes, mode: 0o640, owner: None }), "7 bytes, 640");
+    let file = File { bytes: Content::Shared(bytes), mode: 0o640, owner: None };
+    assert_eq!(format!("{file:?}"), "7 bytes, 640");
 }
 
 #[test]

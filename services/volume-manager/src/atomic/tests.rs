@@ -9,7 +9,7 @@ use crate::walks::FsGroupWalks;
 const NOW: i64 = 1_795_248_309_000_000_007;
 
 fn payload(files: &[(&str, &str)]) -> Payload {
-    let file = |text: &str| File { bytes: Arc::from(text.as_bytes()), mode: 0o644, owner: None };
+    let file = |text: &str| File { bytes: text.as_bytes().into(), mode: 0o644, owner: None };
     Payload {
         files: files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect(),
         ..Payload::default()

@@ -96,6 +96,14 @@ pub(super) fn options_at<'a>(entries: &'a [Entry], path: &Path) -> Option<&'a st
     topmost.map(|entry| entry.options.as_str())
 }
 
+/// The options of the mount that `path` is on, and then those of its filesystem; empty if no mount is known.
+pub(super) fn filesystem_options(entries: &[Entry], path: &Path) -> String {
+    // The last of several mounts on one point hides the others.
+    let containing = reachable(entries).filter(|entry| path.starts_with(&entry.mount.point));
+    let own = containing.max_by_key(|entry| entry.mount.point.components().count());
+    own.map(|own| format!("{},{}", own.options, own.mount.super_options)).unwrap_or_default()
+}
+
 /// The other mounts of what is at `path`: those with the same part of the same filesystem (volumes.md §7), without hidden ones
 /// at the same path, which nobody can unmount.
 pub(super) fn references(entries: &[Entry], path: &Path) -> Vec<PathBuf> {
@@ -190,6 +198,24 @@ mod tests {
         assert_eq!(below(&table, Path::new("/k/pods")), "; below it are mounted /k/pods/u/a");
         assert_eq!(references(&table, points[0]), Vec::<PathBuf>::new());
         assert_eq!(references(&table, Path::new("/mnt")), [points[1].to_owned()], "it is in use");
+    }
+
+    #[test]
+    fn options_of_a_filesystem_are_those_of_the_mount_that_a_path_is_on() {
+        let table = parse(
+            b"\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,seclabel\n\
+30 21 8:2 / /k/v rw - ext4 /dev/sdb rw,seclabel\n\
+31 30 8:3 / /k/v ro,noexec - ext4 /dev/sdc rw,context=\"u:object_r:t:s0:c1,c2\"\n",
+        );
+        let of = |path: &str| filesystem_options(&table, Path::new(path));
+        let labelled = "ro,noexec,rw,context=\"u:object_r:t:s0:c1,c2\"";
+        assert_eq!((of("/k/v"), of("/k/v/sub")), (labelled.into(), labelled.into()));
+        assert_eq!(
+            (of("/k/vv"), of("/")),
+            ("rw,relatime,rw,seclabel".into(), "rw,relatime,rw,seclabel".into())
+        );
+        assert_eq!(filesystem_options(&[], Path::new("/k")), "");
     }
 
     #[test]

@@ -64,6 +64,11 @@ impl Mounter {
         Ok(present.is_some_and(|present| wanted.missing_in(present).is_empty()))
     }
 
+    /// The options of the mount that `path` is on, and those of its filesystem, separated by commas; empty if no mount is known.
+    pub(crate) fn filesystem_options(&self, path: &Path) -> Result<String, PluginError> {
+        Ok(mount_table::filesystem_options(&read_table()?, &mount_table::resolve(path)))
+    }
+
     /// The mount points strictly below `folder` whose last component is `name`.
     pub(crate) async fn mounts_with_name(
         &self,

@@ -15,12 +15,13 @@
 //! | `tokens` | tokens of service accounts, cached |
 //! | `ports` | what is needed of the control plane |
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use keelson_volume_manager_core::csi::LifecycleMode;
 use keelson_volume_manager_core::csi::paths::{PLUGIN, block_paths};
 use keelson_volume_manager_core::operations::VolumeName;
+use keelson_volume_manager_core::selinux;
 use keelson_volume_manager_core::world::{Learned, Shape};
 
 use self::context::Context;
@@ -31,7 +32,7 @@ pub(crate) use self::ports::{NoApiServer, Objects};
 use self::tokens::TokenCache;
 pub(crate) use self::usage::{Condition, MeasureVolumes, MeasuredVolume, VolumeUsage};
 use self::volume::CsiVolume;
-use super::host::Mounts;
+use super::host::{Mounts, filesystem_options};
 use super::secrets::Secrets;
 use super::{
     Abilities, Answer, DevicePlace, DeviceRequest, FoundDevice, FoundFolder, Identity, Plugin, PluginError,
@@ -155,6 +156,14 @@ impl Plugin for Csi {
 
     fn set_up<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>) -> Answer<'a, SetUp> {
         Box::pin(publish::publish(&self.0, volume, request))
+    }
+
+    /// As the mount of the driver says.
+    fn has_file_labels<'a>(&'a self, _: &'a VolumeSpec, path: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let options = filesystem_options(&self.0.mounts, path).await?;
+            Ok(selinux::shows_seclabel(&options))
+        })
     }
 
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {

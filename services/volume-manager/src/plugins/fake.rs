@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) log: Vec<String>,
     /// Mount points, each with the device.
     pub(super) mounts: BTreeMap<PathBuf, String>,
+    /// The options of filesystems, by device.
+    options: BTreeMap<String, String>,
     /// Devices that something holds.
     pub(super) busy: BTreeSet<String>,
     programs: BTreeMap<String, Program>,
@@ -194,7 +196,9 @@ impl Mounts for FakeNode {
         let line = format!("mount {source} {} {fs_type} {}", self.short(target), options.join(","));
         Box::pin(async move {
             assert!(target.is_dir(), "{}", target.display());
-            self.call("mount", line)?.mounts.insert(target.to_owned(), source.to_owned());
+            let mut state = self.call("mount", line)?;
+            state.mounts.insert(target.to_owned(), source.to_owned());
+            state.options.insert(source.to_owned(), options.join(","));
             Ok(())
         })
     }
@@ -212,6 +216,12 @@ impl Mounts for FakeNode {
 
     fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
         Ok(self.state().mounts.contains_key(path))
+    }
+
+    fn filesystem_options(&self, path: &Path) -> Result<String, PluginError> {
+        let state = self.state();
+        let device = state.mounts.get(path);
+        Ok(device.and_then(|device| state.options.get(device)).cloned().unwrap_or_default())
     }
 
     fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {

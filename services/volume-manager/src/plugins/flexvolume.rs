@@ -183,6 +183,7 @@ fn found_devices(root: &Path) -> io::Result<Vec<FoundDevice>> {
                 volume: driver.unique_name(&volume).into(),
                 is_block: false,
                 device_mount_path: mounts.join(&volume).to_string_lossy().into_owned(),
+                label: None,
                 inner_name: volume,
             }));
         }
@@ -229,6 +230,10 @@ impl Plugin for FlexVolume {
 
     fn set_up<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>) -> Answer<'a, SetUp> {
         Box::pin(self.mount_for_pod(volume, request))
+    }
+
+    fn has_file_labels<'a>(&'a self, volume: &'a VolumeSpec, _: &'a Path) -> Answer<'a, bool> {
+        Box::pin(self.driver_has_file_labels(volume))
     }
 
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {

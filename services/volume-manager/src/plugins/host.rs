@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use keelson_volume_manager_core::desire::FsGroupPolicy;
 use keelson_volume_manager_core::multipath::Mapping;
-use keelson_volume_manager_core::world::FailureClass;
+use keelson_volume_manager_core::world::{FailureClass, MountLabel};
 
 use super::{Answer, PluginError};
 use crate::listing::names_in;
@@ -52,6 +52,8 @@ pub(crate) trait Mounts: fmt::Debug + Send + Sync {
     fn is_bound(&self, path: &Path, _options: &[String]) -> Result<bool, PluginError> {
         self.is_mount_point(path)
     }
+    /// The options of the mount that `path` is on, and those of its filesystem, separated by commas.
+    fn filesystem_options(&self, path: &Path) -> Result<String, PluginError>;
     /// Whether something is at `path`, after links.
     fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool>;
     fn clean_mount_point<'a>(&'a self, path: &'a Path) -> Answer<'a, ()>;
@@ -94,6 +96,10 @@ impl Mounts for Mounter {
 
     fn is_bound(&self, path: &Path, options: &[String]) -> Result<bool, PluginError> {
         Mounter::is_bound(self, path, options)
+    }
+
+    fn filesystem_options(&self, path: &Path) -> Result<String, PluginError> {
+        Mounter::filesystem_options(self, path)
     }
 
     fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
@@ -200,6 +206,23 @@ pub(super) async fn is_bound(
 ) -> Result<bool, PluginError> {
     let (mounts, path, options) = (Arc::clone(mounts), path.to_owned(), options.to_vec());
     blocking("read the mounts of the node", move || Ok(mounts.is_bound(&path, &options))).await?
+}
+
+/// The options of the mount that `path` is on, and those of its filesystem, read in the same way.
+pub(super) async fn filesystem_options(mounts: &Arc<dyn Mounts>, path: &Path) -> Result<String, PluginError> {
+    let (mounts, path) = (Arc::clone(mounts), path.to_owned());
+    blocking("read the mounts of the node", move || Ok(mounts.filesystem_options(&path))).await?
+}
+
+/// The SELinux label with which something is mounted on `path`; `None` if nothing is, or the label is not one.
+pub(super) async fn label_of_mount(
+    mounts: &Arc<dyn Mounts>,
+    path: &Path,
+) -> Result<Option<MountLabel>, PluginError> {
+    if !is_mount_point(mounts, path).await? {
+        return Ok(None);
+    }
+    Ok(MountLabel::of_options(&filesystem_options(mounts, path).await?))
 }
 
 /// The other mounts of what is mounted on `path`, read in the same way.

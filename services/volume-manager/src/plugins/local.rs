@@ -214,6 +214,7 @@ impl Local {
             volume: Self::shared_name(&inner_name),
             is_block,
             device_mount_path: folder.join(&inner_name).display().to_string(),
+            label: None,
             inner_name,
         };
         Ok(names.into_iter().map(device).collect())
@@ -266,6 +267,10 @@ impl Plugin for Local {
             let host_path = self.set_up(volume, request).await?;
             Ok(SetUp { host_path, learned: Learned::default() })
         })
+    }
+
+    fn has_file_labels<'a>(&'a self, _: &'a VolumeSpec, _: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async { Ok(true) })
     }
 
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {

@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 
 use crate::plugins::csi::Csi;
 use crate::shared_volumes::SharedVolumes;
+use crate::store::Store;
 use crate::view::{Phase, PodView};
 use crate::wire;
 
@@ -20,7 +21,7 @@ use crate::wire;
 pub(super) struct MountWait {
     pub(super) uid: String,
     pub(super) revision: u64,
-    pub(super) pod_dir: String,
+    pub(super) store: Arc<Store>,
     pub(super) view: watch::Receiver<PodView>,
     /// The caller's deadline. For a stream, tonic only applies it to the first headers, so this service enforces it.
     pub(super) deadline: Instant,
@@ -132,7 +133,8 @@ impl MountWait {
         match status.phase {
             Phase::Mounted => MountState::Ready(pb::MountsReady {
                 volumes: wire::mounts(status.mounts.clone()),
-                pod_dir: self.pod_dir.clone(),
+                pod_dir: self.store.pod_folder(&self.uid).to_string_lossy().into_owned(),
+                user_namespace: self.store.user_namespaces().of_pod(&self.uid).map(wire::id_range),
             }),
             Phase::Failed if view.permanent => MountState::Failed(error(
                 Code::FailedPrecondition,

@@ -145,8 +145,9 @@ impl Records {
                 None => users.add_volume(&Origin::Unknown, &placed.place.inner_name, &user_of(&key.1)),
             }
         }
-        for place in unknown.places() {
-            users.add_volume(&Origin::Unknown, &place.inner_name, &user_of(&place.pod));
+        let unknown = unknown.places().map(|place| (&place.pod, &place.inner_name));
+        for (pod, inner_name) in unknown.chain(self.foreign.iter().map(|(pod, name)| (pod, name))) {
+            users.add_volume(&Origin::Unknown, inner_name, &user_of(pod));
         }
         let is_present = |(volume, _): &(&_, &_)| actual.volume(volume).is_some();
         for (volume, device) in self.devices.iter().filter(is_present) {

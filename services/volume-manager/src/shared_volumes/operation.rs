@@ -20,6 +20,7 @@ use super::task::Environment;
 use crate::block::{self, BlockPlace};
 use crate::node_facts::{self, NodeFacts};
 use crate::plugins::{DevicePlace, DeviceRequest, Plugin, PluginError, SetUpRequest, VolumePlace};
+use crate::selinux::VolumeLabels;
 use crate::walks::FsGroupWalks;
 
 /// The device paths of attached volumes.
@@ -52,11 +53,13 @@ pub(super) struct Done {
     pub(super) learned: Learned,
     /// What containers get.
     pub(super) host_path: Option<PathBuf>,
+    /// The files have SELinux labels that the runtime may change.
+    pub(super) has_file_labels: bool,
 }
 
 impl Done {
     fn learned(learned: Learned) -> Self {
-        Self { learned, host_path: None }
+        Self { learned, ..Self::default() }
     }
 }
 
@@ -165,8 +168,21 @@ async fn set_up(
             mapped.map_err(|error| error.of_class(FailureClass::Uncertain).at(MountStep::MapDevice))?
         }
     };
+    let has_file_labels = has_file_labels(resolved, &host_path).await?;
     let grown = Growth { env, resolved, request, had_final_error }.at_mount().await?;
-    Ok(Done { learned: and_grown(ready.learned, grown), host_path: Some(host_path) })
+    Ok(Done { learned: and_grown(ready.learned, grown), host_path: Some(host_path), has_file_labels })
+}
+
+/// Whether the runtime may change the SELinux labels of the files of a volume that is set up.
+async fn has_file_labels(resolved: &ResolvedSpec, path: &Path) -> Result<bool, PluginError> {
+    let VolumeLabels { node, labels } = &resolved.labels;
+    let is_labelled = labels.mounted.is_some();
+    if !node.is_enabled || is_labelled || resolved.spec.mode == VolumeMode::Block {
+        return Ok(false);
+    }
+    let answer = resolved.plugin.has_file_labels(&resolved.spec, path).await;
+    // The volume is mounted already.
+    answer.map_err(|error| error.of_class(FailureClass::Uncertain))
 }
 
 /// What the set-up has learned, and then the expansion.

@@ -18,6 +18,10 @@ use crate::selinux::VolumeLabels;
 /// A volume of a pod.
 pub(super) type PodVolume = (VolumeName, PodUid);
 
+/// A folder of a plugin that this version does not have, found at startup: the pod, and the name of the volume's folder. Something
+/// may be mounted there.
+pub(crate) type ForeignFolder = (PodUid, String);
+
 /// A volume that a pod wants, with its plugin.
 #[derive(Debug, Clone)]
 pub(crate) struct ResolvedSpec {
@@ -127,6 +131,8 @@ pub(super) struct Placed {
     pub(super) place: VolumePlace,
     /// What containers get, once it is set up.
     pub(super) host_path: Option<PathBuf>,
+    /// The files have SELinux labels that the runtime may change.
+    pub(super) has_file_labels: bool,
     pub(super) label: PluginLabel,
 }
 
@@ -174,6 +180,8 @@ pub(super) struct Records {
     pub(super) refused: BTreeMap<(PodVolume, String), Refused>,
     /// Whether containers may only read a volume, by the name that the pod has for it.
     read_only: BTreeMap<(PodVolume, String), bool>,
+    /// Folders that are left alone until they are empty.
+    pub(super) foreign: BTreeSet<ForeignFolder>,
     /// The claims in use.
     pub(super) claims: Claims,
 }

@@ -1,5 +1,6 @@
 //! Finds the plugins' volumes that are on disk at startup (volumes.md §3.16).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use keelson_volume_manager_core::names::unescape;
 use keelson_volume_manager_core::operations::VolumeName;
 use keelson_volume_manager_core::world::{ActualWorld, FoundVolume};
 
-use super::records::{Placed, PlacedDevice, Records, found_label, per_pod_name};
+use super::records::{ForeignFolder, Placed, PlacedDevice, Records, found_label, per_pod_name};
 use super::unknown::UnknownFolders;
 use crate::plugins::{FoundDevice, FoundFolder, Plugin, Plugins, VolumePlace};
 use crate::totals::VolumeTotals;
@@ -29,6 +30,7 @@ pub(crate) struct FoundVolumes {
     known: Vec<(FoundVolume, Placed)>,
     unknown: Vec<(VolumePlace, Arc<dyn Plugin>)>,
     devices: Vec<(FoundDevice, Arc<dyn Plugin>)>,
+    foreign: BTreeSet<ForeignFolder>,
 }
 
 /// Asks the plugins what the folders are. All are asked at the same time, so one that hangs delays the start by its deadline
@@ -53,7 +55,8 @@ pub(crate) async fn find_volumes(plugins: &Plugins, folders: Vec<PluginFolder>) 
             Ok(Ok(read)) => {
                 let volume = read.shared_name.unwrap_or(own_name);
                 let label = found_label(&name, &volume);
-                let placed = Placed { plugin, place: place(volume.clone()), host_path: None, label };
+                let place = place(volume.clone());
+                let placed = Placed { plugin, place, host_path: None, has_file_labels: false, label };
                 let found = FoundVolume {
                     volume,
                     pod: pod.clone(),
@@ -119,6 +122,11 @@ async fn find_devices(plugins: &Plugins) -> Vec<(FoundDevice, Arc<dyn Plugin>)> 
 }
 
 impl FoundVolumes {
+    /// Adds the folders of plugins that this version does not have.
+    pub(crate) fn with_foreign(self, foreign: BTreeSet<ForeignFolder>) -> Self {
+        Self { foreign, ..self }
+    }
+
     /// Records what was found.
     pub(super) fn restore(
         self,
@@ -128,6 +136,7 @@ impl FoundVolumes {
         totals: &VolumeTotals,
     ) {
         totals.found_volumes(self.known.len(), self.unknown.len());
+        records.foreign = self.foreign;
         for (found, placed) in self.known {
             if found.has_device {
                 let device = PlacedDevice {
@@ -142,11 +151,11 @@ impl FoundVolumes {
             actual.add_found(found);
         }
         for (device, plugin) in self.devices {
-            let FoundDevice { volume, inner_name, is_block, device_mount_path } = device;
-            let label = found_label(plugin.name(), &volume);
-            let placed = PlacedDevice { plugin, inner_name, is_block, label };
+            let FoundDevice { volume, inner_name, is_block, device_mount_path, label } = device;
+            let metric_label = found_label(plugin.name(), &volume);
+            let placed = PlacedDevice { plugin, inner_name, is_block, label: metric_label };
             records.devices.entry(volume.clone()).or_insert(placed);
-            actual.add_found_device(volume, device_mount_path);
+            actual.add_found_device(volume, device_mount_path, label);
         }
         for (place, plugin) in self.unknown {
             unknown.add(place, plugin);

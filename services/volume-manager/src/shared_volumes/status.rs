@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use keelson_volume_manager_core::claims::{self, VolumeMode};
 use keelson_volume_manager_core::measurement::{MeasureSpec, Method};
 use keelson_volume_manager_core::operations::{PodUid, VolumeName};
+use keelson_volume_manager_core::selinux::{Managed, wants_relabel};
 use keelson_volume_manager_core::world::{ActualWorld, DesiredWorld, Lookup, WaitReason, WorldPlan};
 
-use super::records::{PodVolume, Records, ResolvedSpec};
+use super::records::{Placed, PodVolume, Records, ResolvedSpec};
 use crate::plugins::PluginError;
 use crate::view::{MountedVolume, VolumeWait};
 
@@ -80,14 +81,12 @@ pub(super) fn statuses(
             actual.lookup(volume, pod, &wanted.label, wanted.size),
             Lookup::Mounted | Lookup::RemountRequired | Lookup::ExpansionRequired
         );
+        let placed = records.placed.get(key).filter(|_| is_mounted);
         for name in names {
-            match records.placed.get(key).and_then(|placed| placed.host_path.as_ref()) {
-                Some(path) if is_mounted => {
-                    let path = path.to_string_lossy().into_owned();
-                    let read_only = records.is_read_only(key, name);
-                    status.mounted.insert(name.clone(), mounted(resolved, name, path, read_only));
-                }
-                _ => {
+            let read_only = records.is_read_only(key, name);
+            match placed.and_then(|placed| mounted(resolved, placed, name, read_only)) {
+                Some(shown) => drop(status.mounted.insert(name.clone(), shown)),
+                None => {
                     if matches!(wanted_waits.get(&(volume, pod)), Some(WaitReason::NotAttached)) {
                         status.unattached.push(volume.clone());
                     }
@@ -114,16 +113,20 @@ pub(super) fn statuses(
     pods
 }
 
-fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String, read_only: bool) -> MountedVolume {
-    let spec = &resolved.spec;
+/// A volume under the name that its pod has for it; `None` if it was not set up since the start of the service.
+fn mounted(resolved: &ResolvedSpec, placed: &Placed, name: &str, read_only: bool) -> Option<MountedVolume> {
+    let host_path = placed.host_path.as_ref()?.to_string_lossy().into_owned();
+    let (spec, labels) = (&resolved.spec, &resolved.labels.labels);
     let is_block_device = spec.mode == VolumeMode::Block;
     let has_statistics =
         !matches!(spec.field.as_str(), "csi" | "hostPath" | "fc" | "flexVolume") && !is_block_device;
     let method = if has_statistics { Method::FileSystem } else { Method::None };
-    MountedVolume {
+    let (has_file_labels, mounted) = (placed.has_file_labels, labels.mounted.as_ref());
+    Some(MountedVolume {
         name: name.to_owned(),
         host_path,
         read_only,
+        selinux_relabel: wants_relabel(Managed::UnlessReadOnly, read_only, has_file_labels, mounted),
         inner_name: spec.inner_name.clone(),
         plugin: resolved.plugin.plugin_name(spec),
         claim: spec.claim.clone().unwrap_or_default(),
@@ -132,7 +135,7 @@ fn mounted(resolved: &ResolvedSpec, name: &str, host_path: String, read_only: bo
         supplemental_group: spec.persistent.as_deref().and_then(|v| claims::extra_gid(v, &[])),
         is_empty_dir: false,
         measure: MeasureSpec { method, ..MeasureSpec::default() },
-    }
+    })
 }
 
 /// Why a volume of a pod is not mounted.

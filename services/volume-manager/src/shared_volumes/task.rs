@@ -183,6 +183,7 @@ impl SharedVolumesTask {
             }
             Command::RequireRemounts(uid) => self.actual.require_remounts(&self.desired, &uid.into()),
             Command::Populated => self.is_populated = true,
+            Command::ForeignRemoved(folder) => drop(self.records.foreign.remove(&folder)),
             Command::DriverRegistered(driver) => {
                 self.operations.retain(|volume| !may_be_of_driver(volume.as_str(), &driver));
             }
@@ -389,7 +390,8 @@ impl SharedVolumesTask {
         let (plugin, place, label) = (Arc::clone(&resolved.plugin), resolved.place(), resolved.label());
         match action {
             Action::SetUp { .. } => {
-                let placed = Placed { plugin, place, host_path: None, label: label.clone() };
+                let placed =
+                    Placed { plugin, place, host_path: None, has_file_labels: false, label: label.clone() };
                 // What was found at startup does not say whether the volume has a legacy source.
                 self.records.placed.entry(key).or_insert(placed).label = label;
             }

@@ -8,7 +8,7 @@ mod labels;
 mod look_up;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use keelson_config::{Config, ServiceName};
@@ -23,7 +23,7 @@ use keelson_volume_manager_core::world::{FailureClass, Learned, Shape};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 
-use super::restore::PluginFolder;
+use super::restore::{FoundVolumes, PluginFolder};
 use super::*;
 use crate::live_objects::LiveObjects;
 use crate::metrics::OperationMetrics;
@@ -135,6 +135,11 @@ impl Plugin for FakePlugin {
         })
     }
 
+    fn has_file_labels<'a>(&'a self, volume: &'a VolumeSpec, path: &'a Path) -> Answer<'a, bool> {
+        let call = format!("look at the labels of {} at {}", volume.inner_name, path.display());
+        Box::pin(async move { self.called(call).await.map(|()| true) })
+    }
+
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {
         Box::pin(self.called(format!("tear down {} for {}", place.inner_name, place.pod.as_str())))
     }
@@ -191,6 +196,16 @@ async fn start_with(
     config: Config,
     has_api_server: bool,
 ) -> World {
+    let plugins = Plugins::new(vec![Arc::clone(plugin) as Arc<dyn Plugin>]);
+    let folders = found.iter().map(|(uid, inner_name)| PluginFolder {
+        plugin: "example.org~fake".into(),
+        folder: FoundFolder { pod: (*uid).into(), inner_name: (*inner_name).into(), is_block: false },
+    });
+    let found = find_volumes(&plugins, folders.collect()).await;
+    start_found(plugin, found, config, has_api_server)
+}
+
+fn start_found(plugin: &Arc<FakePlugin>, found: FoundVolumes, config: Config, has_api_server: bool) -> World {
     let ctx = Context::detached(ServiceName::VolumeManager, config);
     let folder = tempfile::tempdir().unwrap();
     let environment = Environment {
@@ -205,12 +220,6 @@ async fn start_with(
         has_api_server,
         selinux: SeLinuxMetrics::default(),
     };
-    let plugins = Plugins::new(vec![Arc::clone(plugin) as Arc<dyn Plugin>]);
-    let folders = found.iter().map(|(uid, inner_name)| PluginFolder {
-        plugin: "example.org~fake".into(),
-        folder: FoundFolder { pod: (*uid).into(), inner_name: (*inner_name).into(), is_block: false },
-    });
-    let found = find_volumes(&plugins, folders.collect()).await;
     let (shared, inbox) = SharedVolumes::new();
     let (facts, node) = watch::channel(Some(NodeFacts::default()));
     let task = SharedVolumesTask::new(environment, inbox, node, found);

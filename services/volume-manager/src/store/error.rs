@@ -12,6 +12,7 @@ use crate::mounter::ThreadError;
 use crate::mounts::MountError;
 use crate::plugin_error::PluginError;
 use crate::remove::RemoveError;
+use crate::user_namespaces::UserNamespaceError;
 
 /// An error of a pod folder or volume.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,9 @@ pub(crate) enum StoreError {
     /// Unmounting the subPaths of containers has failed.
     #[error("a subPath of a container is still mounted: {0}")]
     SubPath(PluginError),
+    /// The pod has no range of IDs for its user namespace.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
     /// This version does not support the volume kind.
     #[error("volumes of the kind {kind} are not supported by this version")]
     Unsupported { kind: String },
@@ -76,6 +80,7 @@ impl StoreError {
             | Self::Mount(_)
             | Self::Remove(_)
             | Self::SubPath(_)
+            | Self::UserNamespace(_)
             | Self::ForeignPlugin { .. } => false,
         }
     }

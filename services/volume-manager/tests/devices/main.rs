@@ -9,6 +9,7 @@ mod node;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -20,7 +21,7 @@ use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::Peer;
 use keelson_testkit::fakes::FakeRuntimeShim;
 use node::{Kind, Node};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::api::FakeApi;
 use support::{Sync, desire, mount, until_some, volume};
 
@@ -81,6 +82,11 @@ async fn an_iscsi_target_is_logged_out_after_sigkill_although_its_pod_is_gone() 
 
 /// Brings a pod with the volume up, and kills the service. Nothing is mounted any more when it starts again.
 async fn reboot(kind: Kind) -> (Node, FakeRuntimeShim) {
+    reboot_with(kind, |_| {}).await
+}
+
+/// As [`reboot`], with what else the reboot changes.
+async fn reboot_with(kind: Kind, change: impl FnOnce(&mut Node)) -> (Node, FakeRuntimeShim) {
     let mut node = Node::new(kind);
     let runtime = node.world.start_runtime().await;
     node.start().await;
@@ -91,6 +97,7 @@ async fn reboot(kind: Kind) -> (Node, FakeRuntimeShim) {
     mount(&mut client, "u1", 1).await.1.unwrap();
     node.kill();
     node.unmount_all();
+    change(&mut node);
     node.start().await;
     (node, runtime)
 }
@@ -120,6 +127,104 @@ async fn after_a_reboot_a_disk_of_a_gone_pod_is_released() {
         node.until_released("gone after a reboot").await;
         let pod = node.world.pod("u1");
         until_some("the pod", || std::future::ready((!pod.exists()).then_some(()))).await;
+    }
+}
+
+#[tokio::test]
+async fn after_a_reboot_a_disk_with_another_device_name_is_mounted_again_and_released() {
+    for kind in [Kind::Fc, Kind::Iscsi] {
+        let (node, _runtime) = reboot_with(kind, Node::rename_device).await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.pod(desire("u1", 1, Want::Run, vec![node.volume()])).await;
+        sync.complete(1, true).await;
+        let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+        let number = fs::metadata(node.device.path()).unwrap().rdev();
+        assert_eq!(fs::metadata(&ready.volumes[0].host_path).unwrap().dev(), number, "{kind:?}");
+        sync.pod(desire("u1", 2, Want::Unmount, vec![node.volume()])).await;
+        node.until_released("another name after a reboot").await;
+    }
+}
+
+#[tokio::test]
+async fn after_a_reboot_without_the_disk_nothing_of_a_gone_pod_is_left() {
+    for kind in [Kind::Fc, Kind::Iscsi] {
+        let (node, _runtime) = reboot_with(kind, Node::lose_disk).await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.complete(1, true).await;
+        node.until_nothing_is_left("without the disk").await;
+        let pod = node.world.pod("u1");
+        until_some("the pod", || std::future::ready((!pod.exists()).then_some(()))).await;
+    }
+}
+
+#[tokio::test]
+async fn after_a_reboot_a_pod_waits_for_its_disk_and_gets_it_when_the_node_sees_it() {
+    let (mut node, _runtime) = reboot_with(Kind::Iscsi, Node::lose_disk).await;
+    let mut client = node.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![node.volume()])).await;
+    sync.complete(1, true).await;
+    node.until_log("has a path to LUN 1").await;
+    assert!(!node.is_mounted());
+    node.find_disk();
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    assert!(node.is_mounted());
+    sync.pod(desire("u1", 2, Want::Unmount, vec![node.volume()])).await;
+    node.until_released("seen again").await;
+}
+
+#[tokio::test]
+async fn a_disk_that_a_kubelet_has_mounted_stays_for_its_running_pod_and_is_then_released() {
+    for kind in [Kind::Fc, Kind::Iscsi] {
+        let mut node = Node::new(kind);
+        let _runtime = node.world.start_runtime().await;
+        let own = node.mount_as_kubelet();
+        fs::write(own.join("file"), "kubelet").unwrap();
+        let mounts = support::mounts_below(&node.world.config.paths.root_dir);
+        node.start().await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        sync.pod(desire("u1", 1, Want::Run, vec![node.volume()])).await;
+        sync.complete(1, true).await;
+        let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+        assert_eq!(Path::new(&ready.volumes[0].host_path), own);
+        assert_eq!(fs::read_to_string(own.join("file")).unwrap(), "kubelet");
+        assert_eq!(support::mounts_below(&node.world.config.paths.root_dir), mounts, "{kind:?}");
+        assert_eq!(node.calls("umount"), 0, "{kind:?}");
+        sync.pod(desire("u1", 2, Want::Unmount, vec![node.volume()])).await;
+        node.until_released("taken over from a kubelet").await;
+    }
+}
+
+#[tokio::test]
+async fn a_block_map_of_a_kubelet_stays_for_its_running_pod_and_is_removed_for_a_gone_one() {
+    for (kind, is_wanted) in [(Kind::Fc, true), (Kind::Fc, false), (Kind::Iscsi, true), (Kind::Iscsi, false)]
+    {
+        let mut node = Node::new(kind);
+        let api = FakeApi::default();
+        let _servers = (node.world.start_runtime().await, api.serve(&node.world).await);
+        let (maps, link) = node.map_as_kubelet();
+        add_block_volume(&api, "disk", node.source());
+        node.start().await;
+        let mut client = node.client();
+        let mut sync = Sync::open(&mut client).await;
+        let claim = pb::ClaimVolume { claim_name: "disk".into(), ephemeral: false, read_only: false };
+        let disk = pb::Volume { device: true, ..volume("disk", pb::volume::Source::Claim(claim)) };
+        if is_wanted {
+            sync.pod(desire("u1", 1, Want::Run, vec![disk.clone()])).await;
+        }
+        sync.complete(1, true).await;
+        if is_wanted {
+            let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+            assert_eq!(Path::new(&ready.volumes[0].host_path), link, "{kind:?}");
+            assert_eq!(fs::read_link(&link).unwrap(), Path::new(node.device.path()), "{kind:?}");
+            assert_eq!(support::mounts_below(&maps), [maps.join("u1")], "{kind:?}");
+            sync.pod(desire("u1", 2, Want::Unmount, vec![disk])).await;
+        }
+        node.until_nothing_is_left("block map of a kubelet").await;
+        until_some("the link", || std::future::ready((!link.is_symlink()).then_some(()))).await;
     }
 }
 
@@ -170,13 +275,13 @@ async fn a_disk_that_is_mounted_elsewhere_stays_until_it_is_not() {
     assert!(Path::new(&device).exists() && fs::read_dir(elsewhere).unwrap().next().is_none());
 }
 
-/// Creates a bound claim with a PersistentVolume of the mode `Block`, a device of the node.
-fn add_block_volume(api: &FakeApi, name: &str, device: &str) {
+/// Creates a bound claim with a PersistentVolume of the mode `Block`, with this field and value as its source.
+fn add_block_volume(api: &FakeApi, name: &str, (field, source): (&str, Value)) {
     let volume = json!({
         "metadata": {"name": name, "uid": "volume-uid"},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Block",
-            "claimRef": {"namespace": "default", "name": name, "uid": "claim-uid"}, "local": {"path": device},
+            "claimRef": {"namespace": "default", "name": name, "uid": "claim-uid"}, field: source,
         },
     });
     let claim = json!({
@@ -193,7 +298,7 @@ async fn a_mapped_block_volume_is_two_events_with_its_global_and_its_pod_path() 
     let mut node = Node::new(Kind::Fc);
     let api = FakeApi::default();
     let _servers = (node.world.start_runtime().await, api.serve(&node.world).await);
-    add_block_volume(&api, "disk", node.device.path());
+    add_block_volume(&api, "disk", ("local", json!({"path": node.device.path()})));
     node.start().await;
     let mut client = node.client();
     let mut sync = Sync::open(&mut client).await;

@@ -82,6 +82,11 @@ pub struct LoopDevice(String);
 impl LoopDevice {
     fn new(file: &Path) -> Self {
         fs::File::create(file).unwrap().set_len(32 << 20).unwrap();
+        Self::over(file)
+    }
+
+    /// Over a file that exists, which another loop device may have, too.
+    fn over(file: &Path) -> Self {
         let output = Command::new("losetup").args(["-f", "--show"]).arg(file).output().unwrap();
         let why = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "losetup: {why}; load the kernel module loop");
@@ -115,7 +120,7 @@ impl Drop for Link {
 pub struct Node {
     service: Option<Reaped>,
     kind: Kind,
-    _link: Option<Link>,
+    link: Option<Link>,
     /// Unmounts before the device goes.
     pub world: World,
     pub device: LoopDevice,
@@ -142,7 +147,7 @@ impl Node {
             symlink(device.path(), &link).unwrap();
             Link(link)
         });
-        let node = Self { service: None, kind, _link: link, world, device };
+        let node = Self { service: None, kind, link, world, device };
         node.script("drivers/example.com~disk/disk", "name=$1", DRIVER);
         node.script("bin/iscsiadm", "name=iscsiadm", ISCSIADM);
         node.script("bin/blockdev", "name=blockdev", "hang before\n");
@@ -176,11 +181,7 @@ impl Node {
 
     /// The source of the pod's volume.
     pub fn volume(&self) -> pb::Volume {
-        let (kind, source): (&str, Value) = match self.kind {
-            Kind::Flex => ("flexVolume", json!({"driver": "example.com/disk"})),
-            Kind::Fc => ("fc", json!({"targetWWNs": [wwn()], "lun": 0})),
-            Kind::Iscsi => ("iscsi", json!({"targetPortal": "127.0.0.1", "iqn": iqn(), "lun": 1})),
-        };
+        let (kind, source) = self.source();
         let source = pb::PluginVolume { kind: kind.into(), source_json: source.to_string().into_bytes() };
         pb::Volume { mounted: true, ..volume("data", pb::volume::Source::Plugin(source)) }
     }
@@ -221,37 +222,96 @@ impl Node {
         service.0.wait().unwrap();
     }
 
-    /// Mounts the device for the pod `u1` as a kubelet does: once for all pods, and bound into the pod's folder. Not of a
-    /// flexVolume.
-    pub fn mount_as_kubelet(&self) {
+    /// The disk, which is not in use, becomes another device of the node.
+    pub fn rename_device(&mut self) {
+        self.device = LoopDevice::over(&self.base().join("disk"));
+        self.find_disk();
+    }
+
+    /// The node does not see the disk any more. Not of a flexVolume.
+    pub fn lose_disk(&mut self) {
+        fs::remove_file(&self.link.as_ref().unwrap().0).unwrap();
+    }
+
+    /// The node sees the disk again. Not of a flexVolume.
+    pub fn find_disk(&mut self) {
+        let link = &self.link.as_ref().unwrap().0;
+        let _ = fs::remove_file(link);
+        symlink(self.device.path(), link).unwrap();
+    }
+
+    /// Plugin and folder of the disk, below `plugins/kubernetes.io` of the agent's root folder. Not of a flexVolume.
+    fn disk(&self) -> (&'static str, String) {
+        match self.kind {
+            Kind::Flex => unreachable!("its driver mounts"),
+            Kind::Fc => ("fc", format!("{}-lun-0", wwn())),
+            Kind::Iscsi => ("iscsi", format!("iface-default/127.0.0.1:3260-{}-lun-1", iqn())),
+        }
+    }
+
+    /// The agent's root folder on a shared mount, as a kubelet has it.
+    fn shared_root(&self) -> &Path {
         let root = &self.world.config.paths.root_dir;
-        // A kubelet's root folder is on a shared mount.
         fs::create_dir_all(root).unwrap();
         rustix::mount::mount_bind(root, root).unwrap();
         for kind in [MountPropagationFlags::PRIVATE, MountPropagationFlags::SHARED] {
             rustix::mount::mount_change(root, kind).unwrap();
         }
-        let (plugin, name) = match self.kind {
-            Kind::Flex => unreachable!("its driver mounts"),
-            Kind::Fc => ("fc", format!("{}-lun-0", wwn())),
-            Kind::Iscsi => ("iscsi", format!("iface-default/127.0.0.1:3260-{}-lun-1", iqn())),
-        };
+        root
+    }
+
+    /// The record of an iSCSI disk in its folder, as a kubelet writes it.
+    fn record_as_kubelet(&self, folder: &Path, name: &str) {
+        if self.kind == Kind::Iscsi {
+            let record = json!({
+                "VolName": name, "Portals": ["127.0.0.1:3260"], "Iqn": iqn(), "Lun": "1", "InitIface": "default",
+                "Iface": "default", "InitiatorName": "",
+            });
+            fs::write(folder.join("iscsi.json"), format!("{record}\n")).unwrap();
+        }
+    }
+
+    /// Maps the device as the block volume `disk` of the pod `u1`, as a kubelet does, without a lock. Not of a flexVolume. Returns the
+    /// folder of maps and the pod's link.
+    pub fn map_as_kubelet(&self) -> (PathBuf, PathBuf) {
+        let (root, (plugin, name)) = (self.shared_root(), self.disk());
+        let maps = root.join(format!("plugins/kubernetes.io/{plugin}/volumeDevices")).join(name);
+        let links = self.world.pod("u1").join(format!("volumeDevices/kubernetes.io~{plugin}"));
+        for folder in [&maps, &links] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        self.record_as_kubelet(&maps, "disk");
+        let map = maps.join("u1");
+        fs::write(&map, "").unwrap();
+        rustix::mount::mount_bind(self.device.path(), &map).unwrap();
+        symlink(self.device.path(), links.join("disk")).unwrap();
+        (maps, links.join("disk"))
+    }
+
+    /// The source of a PersistentVolume with the disk.
+    pub fn source(&self) -> (&'static str, Value) {
+        match self.kind {
+            Kind::Flex => ("flexVolume", json!({"driver": "example.com/disk"})),
+            Kind::Fc => ("fc", json!({"targetWWNs": [wwn()], "lun": 0})),
+            Kind::Iscsi => ("iscsi", json!({"targetPortal": "127.0.0.1", "iqn": iqn(), "lun": 1})),
+        }
+    }
+
+    /// Mounts the device for the pod `u1` as a kubelet does: once for all pods, and bound into the pod's folder, which is
+    /// returned. Not of a flexVolume.
+    pub fn mount_as_kubelet(&self) -> PathBuf {
+        let (root, (plugin, name)) = (self.shared_root(), self.disk());
         let global = root.join(format!("plugins/kubernetes.io/{plugin}")).join(name);
         let own = self.world.volume("u1", plugin, "data");
         for folder in [&global, &own] {
             fs::create_dir_all(folder).unwrap();
         }
-        if self.kind == Kind::Iscsi {
-            let record = json!({
-                "VolName": "data", "Portals": ["127.0.0.1:3260"], "Iqn": iqn(), "Lun": "1", "InitIface": "default",
-                "Iface": "default", "InitiatorName": "",
-            });
-            fs::write(global.join("iscsi.json"), format!("{record}\n")).unwrap();
-        }
+        self.record_as_kubelet(&global, "data");
         let mut format = Command::new("mkfs.ext4");
         assert!(format.args(["-q", "-F", self.device.path()]).status().unwrap().success());
         assert!(Command::new("mount").arg(self.device.path()).arg(&global).status().unwrap().success());
         rustix::mount::mount_bind(&global, &own).unwrap();
+        own
     }
 
     /// Unmounts everything below the root folder, as a reboot does. Folders stay.
@@ -290,14 +350,30 @@ impl Node {
         !mounts_below(&self.world.config.paths.root_dir.join("plugins")).is_empty()
     }
 
-    /// Waits until nothing of the volume is left: no mount, no folder, no session, and no attachment.
-    pub async fn until_released(&self, when: &str) {
-        let root = &self.world.config.paths.root_dir;
-        let base = root.join("plugins/kubernetes.io").join(match self.kind {
+    /// The folder of the plugin's global mounts.
+    fn plugin_folder(&self) -> PathBuf {
+        self.world.config.paths.root_dir.join("plugins/kubernetes.io").join(match self.kind {
             Kind::Flex => "flexvolume/example.com/disk/mounts",
             Kind::Fc => "fc",
             Kind::Iscsi => "iscsi",
-        });
+        })
+    }
+
+    /// Waits until nothing of the volume is left: no mount and no folder, except the empty ones of block maps.
+    pub async fn until_nothing_is_left(&self, when: &str) {
+        let (root, base) = (&self.world.config.paths.root_dir, self.plugin_folder());
+        let is_left = || {
+            let has_mounts = mounts_below(root).iter().any(|point| point != root);
+            has_mounts || has_files(&base)
+        };
+        let what = format!("{when}: what is left: {:?}", self.kind);
+        until_some(&what, || std::future::ready((!is_left()).then_some(()))).await;
+    }
+
+    /// Waits until nothing of the volume is left: no mount, no folder, no session, and no attachment.
+    pub async fn until_released(&self, when: &str) {
+        let root = &self.world.config.paths.root_dir;
+        let base = self.plugin_folder();
         let last = match self.kind {
             Kind::Flex => "detach",
             Kind::Fc => "blockdev",
@@ -312,6 +388,16 @@ impl Node {
         until_some(&what, || std::future::ready((left().is_empty() && self.calls(last) > 0).then_some(())))
             .await;
     }
+}
+
+/// Whether a folder has anything below it except the folder of block maps and what is above the folders of disks.
+fn has_files(folder: &Path) -> bool {
+    let mut entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.any(|path| {
+        let is_parent =
+            path.file_name().is_some_and(|name| name == "volumeDevices" || name == "iface-default");
+        !is_parent || has_files(&path)
+    })
 }
 
 impl Drop for Node {

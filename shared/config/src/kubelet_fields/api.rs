@@ -73,7 +73,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     .default_text("30s")
     .empty_is_default()
     .sets(&["api.tls.deniedCacheMs"]),
-    field("enableDebugFlagsHandler", Bool, "Serve /debug/flags/v; not implemented yet.")
+    field("enableDebugFlagsHandler", Bool, "Serve /debug/flags/v, which changes the log verbosity.")
         .default_bool(true)
         .sets(&["api.handlers.debugFlags"]),
     field("enableDebuggingHandlers", Bool, "Serve logs, exec, attach, port-forward and run.")
@@ -87,12 +87,12 @@ pub(super) const FIELDS: &[KubeletField] = &[
         .flag("enable-server")
         .default_bool(true)
         .sets(&["api.port"]),
-    field("enableSystemLogHandler", Bool, "Serve the files of /var/log below /logs; not implemented yet.")
+    field("enableSystemLogHandler", Bool, "Serve the files of /var/log below /logs.")
         .default_bool(true)
         .sets(&["api.handlers.systemLog"]),
     field("enableSystemLogQuery", Bool, "Serve queries of the logs of system services below /logs.")
         .default_bool(false)
-        .checked_by_type(),
+        .sets(&["api.handlers.systemLogQuery"]),
     field("healthzBindAddress", Ip, "Where /healthz listens.")
         .flag("healthz-bind-address")
         .default_text("127.0.0.1")

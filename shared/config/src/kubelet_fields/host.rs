@@ -4,7 +4,7 @@ use super::FieldKind::{
     Bool, Choice, DurationOrNanos, Gates, Int, Long, Object, Quantity, ShutdownPeriods, SignedDuration, Text,
     VModule,
 };
-use super::GateCondition::{NotEmpty, NotZero, On};
+use super::GateCondition::{NotEmpty, NotZero, On, TextIs};
 use super::{KubeletField, MAX_I32, MILLION, field};
 use crate::ServiceName::ResourceManager;
 use crate::takes::EVERYBODY;
@@ -32,14 +32,15 @@ pub(super) const FIELDS: &[KubeletField] = &[
         .current_flag("logging-format")
         .default_text("text")
         .empty_is_default()
+        .gate("LoggingBetaOptions", TextIs("json"))
         .sets(&["logging.format"])
         .restarts_agent()
         .shows_resolved(),
-    field("logging.flushFrequency", DurationOrNanos, "Without effect: each line is written immediately.")
+    field("logging.flushFrequency", DurationOrNanos, "How long a line stays in an infoBufferSize at most.")
         .current_flag("log-flush-frequency")
         .default_text("5s")
         .empty_is_default()
-        .checked_by_group(),
+        .sets(&["logging.output.flushMs"]),
     field(
         "logging.verbosity",
         Int(0, MAX_I32),
@@ -49,11 +50,12 @@ pub(super) const FIELDS: &[KubeletField] = &[
     .default_int(0)
     .sets(&["logging.level"])
     .live(EVERYBODY),
-    field("logging.vmodule", VModule, "Log verbosity per file, such as pod_workers=4.")
+    field("logging.vmodule", VModule, "Log verbosity per source file of Keelson, such as worker=4.")
         .current_flag("vmodule")
-        .checked_by_group(),
-    field("logging.options", Object, "Options of the log formats.").checked_by_group(),
-    field("logging.options.text", Object, "Options of the text format.").checked_by_group(),
+        .sets(&["logging.vmodule"])
+        .live(EVERYBODY),
+    field("logging.options", Object, "Options of the log formats."),
+    field("logging.options.text", Object, "Options of the text format."),
     field(
         "logging.options.text.splitStream",
         Bool,
@@ -61,12 +63,12 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .current_flag("log-text-split-stream")
     .gate("LoggingAlphaOptions", On)
-    .checked_by_type(),
+    .sets(&["logging.output.splitStream"]),
     field("logging.options.text.infoBufferSize", Quantity, "The buffer size of --log-text-split-stream.")
         .current_flag("log-text-info-buffer-size")
         .gate("LoggingAlphaOptions", NotZero)
-        .checked_by_group(),
-    field("logging.options.json", Object, "Options of the JSON format.").checked_by_group(),
+        .sets(&["logging.output.infoBufferBytes"]),
+    field("logging.options.json", Object, "Options of the JSON format."),
     field(
         "logging.options.json.splitStream",
         Bool,
@@ -74,11 +76,11 @@ pub(super) const FIELDS: &[KubeletField] = &[
     )
     .current_flag("log-json-split-stream")
     .gate("LoggingAlphaOptions", On)
-    .checked_by_type(),
+    .sets(&["logging.output.splitStream"]),
     field("logging.options.json.infoBufferSize", Quantity, "The buffer size of --log-json-split-stream.")
         .current_flag("log-json-info-buffer-size")
         .gate("LoggingAlphaOptions", NotZero)
-        .checked_by_group(),
+        .sets(&["logging.output.infoBufferBytes"]),
     field("makeIPTablesUtilChains", Bool, "Create the iptables utility chains.")
         .flag("make-iptables-util-chains")
         .default_bool(true)

@@ -137,14 +137,14 @@ pub(super) const FIELDS: &[KubeletField] = &[
     .default_text("1m0s")
     .empty_is_default()
     .sets(&["pods.syncFrequencyMs"]),
-    field("userNamespaces", Object, "User namespaces of pods.").checked_by_group(),
+    field("userNamespaces", Object, "User namespaces of pods."),
     field(
         "userNamespaces.idsPerPod",
         Int(1, 4_294_967_295),
-        "The number of user IDs of a pod, a multiple of 65536.",
+        "The number of user IDs, and of group IDs, of a pod with a user namespace, a multiple of 65536.",
     )
     .default_int(65_536)
-    .checked_by_group(),
+    .sets(&["pods.idsPerPod"]),
     field("volumePluginDir", Path, "The folder of flexvolume plugins.")
         .flag("volume-plugin-dir")
         .default_text("/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")

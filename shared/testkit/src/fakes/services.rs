@@ -30,6 +30,7 @@ fake_service! {
         get_metrics(admin::GetMetricsRequest) -> admin::GetMetricsResponse;
         get_config(admin::GetConfigRequest) -> admin::GetConfigResponse;
         set_log_level(admin::SetLogLevelRequest) -> admin::SetLogLevelResponse;
+        set_verbosity(admin::SetVerbosityRequest) -> admin::SetVerbosityResponse;
         get_usage(admin::GetUsageRequest) -> admin::GetUsageResponse;
         list_spans(admin::ListSpansRequest) -> admin::ListSpansResponse;
     }
@@ -102,11 +103,13 @@ fake_service! {
         filesystem_stats(runtime::FilesystemStatsRequest) -> runtime::FilesystemStatsResponse;
         list_images(runtime::ListImagesRequest) -> runtime::ListImagesResponse;
         collect_garbage(runtime::CollectGarbageRequest) -> runtime::CollectGarbageResponse;
+        checkpoint_container(runtime::CheckpointContainerRequest) -> runtime::CheckpointContainerResponse;
     }
     streams {
         watch_pods as WatchPodsStream(runtime::WatchPodsRequest) -> runtime::WatchPodsResponse;
         ensure_image as EnsureImageStream(runtime::EnsureImageRequest) -> runtime::EnsureImageResponse;
         read_logs as ReadLogsStream(runtime::ReadLogsRequest) -> runtime::ReadLogsResponse;
+        read_node_logs as ReadNodeLogsStream(runtime::ReadNodeLogsRequest) -> runtime::ReadNodeLogsResponse;
     }
     bidi {
         sync as SyncStream(runtime::SyncRequest) -> common::SyncAck;
@@ -141,9 +144,13 @@ fake_service! {
     FakeResourceManager implements ResourceManager, served by ResourceManagerServer:
     unary {
         admit_pod(resource_manager::AdmitPodRequest) -> resource_manager::AdmitPodResponse;
+        resize_pod(resource_manager::ResizePodRequest) -> resource_manager::ResizePodResponse;
         defer_pod(resource_manager::DeferPodRequest) -> resource_manager::DeferPodResponse;
         prepare_pod(resource_manager::PreparePodRequest) -> resource_manager::PreparePodResponse;
         release_pod(resource_manager::ReleasePodRequest) -> resource_manager::ReleasePodResponse;
+        drain(resource_manager::DrainRequest) -> resource_manager::DrainResponse;
+        uncordon(resource_manager::UncordonRequest) -> resource_manager::UncordonResponse;
+        get_drain(resource_manager::GetDrainRequest) -> resource_manager::GetDrainResponse;
         node_stats(resource_manager::NodeStatsRequest) -> resource_manager::NodeStatsResponse;
     }
     streams {

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use anyhow::{Context as _, ensure};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::build_cache::{cache_dir, execute, remove};
+use crate::build_cache::{KEYRING, MIRROR, apt_get, cache_dir, execute, remove, write_sources};
 use crate::packages::full_path;
 use crate::{Component, find_file};
 
@@ -23,10 +23,6 @@ const PACKAGE: &str = "kubernetes";
 const MADE_PACKAGE: &str = "kubernetes-client";
 /// The release whose source package it is; a later one has another Go.
 const SUITE: &str = "bookworm";
-/// The mirror to use if neither the environment nor the machine's package lists name one.
-const MIRROR: &str = "http://deb.debian.org/debian";
-/// The folder with the keys of Debian's archive.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The package of Go in which a release of Kubernetes keeps its version, below GOPATH.
 const VERSION_PACKAGES: [&str; 2] = [
     "k8s.io/kubernetes/vendor/k8s.io/component-base/version",
@@ -151,39 +147,22 @@ struct Source {
 impl Source {
     /// Asks the mirror for the newest version.
     fn list(work: &Path) -> anyhow::Result<Self> {
-        for folder in ["lists/partial", "cache/archives/partial", "go/src/k8s.io", "home"] {
+        for folder in ["go/src/k8s.io", "home"] {
             let folder = work.join(folder);
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        let lines = sources(std::env::var("MIRROR").ok().as_deref(), &machine_lists()).join("\n");
-        fs::write(work.join("sources.list"), lines + "\n")?;
+        write_sources(work, &sources(std::env::var("MIRROR").ok().as_deref(), &machine_lists()))?;
         let mut source = Self { work: work.to_owned(), version: String::new() };
-        execute(source.apt_get()?.args(["--quiet", "update"]))?;
-        let said = execute(source.apt_get()?.args(["source", "--print-uris", PACKAGE]))?;
+        execute(apt_get(work)?.args(["--quiet", "update"]))?;
+        let said = execute(apt_get(work)?.args(["source", "--print-uris", PACKAGE]))?;
         source.version = described_version(&said).with_context(|| format!("no source package in: {said}"))?;
         Ok(source)
-    }
-
-    /// `apt-get` that leaves the machine's lists as they are.
-    fn apt_get(&self) -> anyhow::Result<Command> {
-        let mut command = Command::new(find_file("apt-get")?);
-        let mut option = |name: &str, value: &Path| {
-            command.arg("-o").arg(format!("{name}={}", value.display()));
-        };
-        option("Dir::Etc::sourcelist", &self.work.join("sources.list"));
-        option("Dir::Etc::sourceparts", Path::new("/dev/null"));
-        option("Dir::State::lists", &self.work.join("lists"));
-        option("Dir::Cache", &self.work.join("cache"));
-        // The user _apt may not enter the target folder.
-        option("APT::Sandbox::User", Path::new("root"));
-        command.current_dir(&self.work);
-        Ok(command)
     }
 
     /// Builds the program, which has its name last.
     fn build(&self, program: &Path) -> anyhow::Result<()> {
         eprintln!("building kube-apiserver of {PACKAGE} {}; it takes minutes, once", self.version);
-        execute(self.apt_get()?.args(["--quiet", "source", PACKAGE]))?;
+        execute(apt_get(&self.work)?.args(["--quiet", "source", PACKAGE]))?;
         let unpacked = self.unpacked()?;
         let tree = self.work.join("go/src/k8s.io/kubernetes");
         fs::rename(&unpacked, &tree).with_context(|| format!("cannot rename {}", unpacked.display()))?;

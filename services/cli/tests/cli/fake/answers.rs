@@ -15,8 +15,8 @@ use keelson_proto::keelson::volume_manager::v1 as volumes;
 use keelson_service_kit::EventRing;
 use keelson_service_kit::status::error;
 use keelson_testkit::fakes::{
-    FakeAdmin, FakeNodeStatus, FakePodConfig, FakePodSync, FakeRuntime, FakeSupervisor, FakeVolumeManager,
-    StreamAnswer,
+    FakeAdmin, FakeNodeStatus, FakePodConfig, FakePodSync, FakeResourceManager, FakeRuntime, FakeSupervisor,
+    FakeVolumeManager, StreamAnswer,
 };
 use tonic::Code;
 use tonic::service::Routes;
@@ -31,6 +31,8 @@ pub struct Services {
     pub pod_sync: FakePodSync,
     runtime: FakeRuntime,
     node_status: FakeNodeStatus,
+    /// Each test sets its answers.
+    pub resource_manager: FakeResourceManager,
     pub volume_manager: FakeVolumeManager,
 }
 
@@ -44,6 +46,7 @@ impl Services {
             pod_sync: pod_sync(world),
             runtime: runtime(world),
             node_status: node_status(world),
+            resource_manager: FakeResourceManager::default(),
             volume_manager: volume_manager(world),
         }
     }
@@ -61,7 +64,8 @@ impl Services {
             ServiceName::RuntimeShim => routes.add_service(self.runtime.server()),
             ServiceName::NodeStatus => routes.add_service(self.node_status.server()),
             ServiceName::VolumeManager => routes.add_service(self.volume_manager.server()),
-            ServiceName::ResourceManager | ServiceName::NodeApi => routes,
+            ServiceName::ResourceManager => routes.add_service(self.resource_manager.server()),
+            ServiceName::NodeApi => routes,
         }
     }
 }
@@ -111,6 +115,12 @@ fn pod_sync(world: &Arc<World>) -> FakePodSync {
     fake.explain_pod.answer_with(move |request| {
         answering.calls.record(format!("explain {}", request.uid));
         Ok(answering.explanation.clone())
+    });
+    let answering = Arc::clone(world);
+    fake.evict_pod.answer_with(move |request| {
+        let (uid, grace, message) = (request.uid, request.grace_period_seconds, request.message);
+        answering.calls.record(format!("evict {uid} {grace:?} {message:?}"));
+        Ok(pod_sync::EvictPodResponse {})
     });
     let answering = Arc::clone(world);
     fake.retry_pod.answer_with(move |request| {

@@ -16,7 +16,8 @@ The command line of `keelson-init`, which under the name `kubelet` is that of a 
 This page is generated from the table that parses the command line ([services/init/core/src/flags](../services/init/core/src/flags))
 and from the table of fields ([shared/config/src/kubelet_fields](../shared/config/src/kubelet_fields)):
 `KEELSON_WRITE=1 cargo nextest run --workspace --test flags_reference` writes it, and the same test fails if it is out of date.
-Names may have `_` for `-`. A value follows `=` or a space; that of a boolean flag follows `=` only.
+Names may have `_` for `-`. A value follows `=` or a space; that of a boolean flag follows `=` only. The gates of `--feature-gates`
+are in [feature-gates.md](feature-gates.md).
 ";
 
 /// The whole page.

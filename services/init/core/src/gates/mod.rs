@@ -1,5 +1,8 @@
 //! The feature gates of 1.36, and their values in a configuration (node-and-api.md §3).
 
+mod acting;
+mod effects;
+mod reference;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_config::FeatureGate;
 
 use crate::document::{ConfigError, Sourced};
-use crate::outcome::{Level, Note};
+use crate::outcome::{Level, Note, WITHOUT_EFFECT};
+pub(crate) use acting::apply;
+use effects::{Effect, OneWay};
+pub use reference::reference;
 
 /// The field of the KubeletConfiguration; that of a gate is `featureGates.<name>`.
 pub(crate) const FIELD: &str = "featureGates";
@@ -96,8 +102,8 @@ pub(crate) type Given = Vec<Sourced<bool>>;
 
 /// Applies the given gates to the defaults.
 ///
-/// Each unknown or locked gate, and each gate without its dependencies, is an error with the kubelet's text. The notes warn
-/// of gates that a later release removes, and list those without effect here.
+/// Each unknown or locked gate, and each gate without its dependencies, is an error with the kubelet's text. So is a gate whose
+/// feature the node must not seem to have. The notes warn of gates that a later release removes, and of those without effect.
 pub(crate) fn evaluate(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigError>, Vec<Note>) {
     let (mut errors, mut notes) = (Vec::new(), Vec::new());
     let mut explicit: BTreeMap<&str, &Sourced<bool>> = BTreeMap::new();
@@ -128,7 +134,9 @@ pub(crate) fn evaluate(given: &[Sourced<bool>]) -> (FeatureGates, Vec<ConfigErro
         }
         explicit.insert(name, one);
     }
-    notes.extend(without_effect(&explicit));
+    let (refused, without_effect) = set_without_effect(&explicit);
+    errors.extend(refused);
+    notes.extend(without_effect);
     let gates = FeatureGates { on: in_force(&explicit) };
     errors.extend(missing_dependencies(&gates, &explicit));
     (gates, errors, notes)
@@ -182,27 +190,51 @@ fn missing_dependencies(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced
     table::NEEDS.iter().filter_map(one).collect()
 }
 
-/// The gates that a service asks for. All others decide only which settings are allowed.
-const WITH_EFFECT: [&str; 5] = [
-    "CSIVolumeHealth",
-    "ClusterTrustBundle",
-    "ClusterTrustBundleProjection",
-    "PodCertificateRequest",
-    "SELinuxMount",
-];
+/// The errors and warnings about gates that have one way only and are set the other way.
+///
+/// A gate that is set by name is refused where its row says so. `AllAlpha` and `AllBeta` ask for no single feature, so what they
+/// switch is only reported.
+fn set_without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> (Vec<ConfigError>, Vec<Note>) {
+    let (mut errors, mut notes) = (Vec::new(), Vec::new());
+    let in_force = in_force(explicit);
+    for (name, effect) in effects::EFFECTS {
+        let Effect::OneWay(OneWay { ignored, level, instead }) = effect else { continue };
+        if in_force.contains(name) != *ignored {
+            continue;
+        }
+        let state = if *ignored { "on" } else { "off" };
+        if let Some(given) = explicit.get(name) {
+            if *level == Level::Error {
+                errors
+                    .push(given.error(format!("this feature gate cannot be {state}: {instead}; remove it")));
+            } else {
+                let text = format!(
+                    "{}: {FIELD}.{name} = {ignored} has no effect: {instead}; remove it",
+                    given.origin
+                );
+                notes.push(Note { event: Some(WITHOUT_EFFECT), ..Note::new(Level::Warn, text) });
+            }
+            continue;
+        }
+        let Some((whole, given)) = stage_setting(name, explicit) else { continue };
+        let (origin, other) = (&given.origin, !ignored);
+        let text = format!(
+            "{origin}: {whole} switches the feature gate {name} {state}, which has no effect: {instead}; set {name} to {other}"
+        );
+        notes.push(Note { event: Some(WITHOUT_EFFECT), ..Note::new(Level::Warn, text) });
+    }
+    (errors, notes)
+}
 
-/// Lists the gates that differ from their default and have no effect yet, except on what may be configured.
-fn without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> Option<Note> {
-    let differs =
-        |name: &str, given: &Sourced<bool>| gates().get(name).is_none_or(|gate| gate.on != given.value);
-    let names: Vec<&str> = explicit
-        .iter()
-        .filter(|(name, given)| !WITH_EFFECT.contains(name) && differs(name, given))
-        .map(|(name, _)| *name)
-        .collect();
-    let list = names.join(", ");
-    let text = format!("these feature gates affect only which settings are allowed, so far: {list}");
-    (!names.is_empty()).then(|| Note::new(Level::Info, text))
+/// The setting of a whole stage that changes the default of a gate.
+fn stage_setting<'a>(
+    name: &str,
+    explicit: &BTreeMap<&str, &'a Sourced<bool>>,
+) -> Option<(&'static str, &'a Sourced<bool>)> {
+    let gate = gates().get(name)?;
+    let (whole, _) = ALL.iter().find(|(_, stage)| *stage == gate.stage)?;
+    let given = explicit.get(whole).filter(|given| given.value != gate.on)?;
+    Some((whole, given))
 }
 
 #[cfg(test)]

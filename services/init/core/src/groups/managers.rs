@@ -106,12 +106,12 @@ mod tests {
                 "above 0 and at most 1",
             ),
             (
-                json!({"featureGates": {"QOSReserved": true}, "qosReserved": {"cpu": "50%"}}),
+                json!({"featureGates": {"AllAlpha": true}, "qosReserved": {"cpu": "50%"}}),
                 "qosReserved.cpu = \"50%\"",
                 "only memory",
             ),
             (
-                json!({"featureGates": {"QOSReserved": true}, "qosReserved": {"memory": "101%"}}),
+                json!({"featureGates": {"AllAlpha": true}, "qosReserved": {"memory": "101%"}}),
                 "qosReserved.memory = \"101%\"",
                 "from 0% to 100%",
             ),

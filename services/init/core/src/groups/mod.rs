@@ -20,6 +20,7 @@ pub(crate) mod reserved;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;
 pub(crate) mod sources;
+pub(crate) mod system_bus;
 pub(crate) mod telemetry;
 pub(crate) mod users;
 pub(crate) mod volumes;

@@ -48,7 +48,7 @@ impl<'a> Reader<'a> {
         map.get(name).filter(|value| !value.is_null())
     }
 
-    fn sourced<T>(&self, path: &str, value: T) -> Sourced<T> {
+    pub(crate) fn sourced<T>(&self, path: &str, value: T) -> Sourced<T> {
         Sourced { value, origin: self.document.origin(path), field: path.to_owned() }
     }
 

@@ -63,6 +63,7 @@ fn every_keelson_configuration_field_is_applied() {
         "runDir": "/run/k2", "stateDir": "/var/lib/k2", "containerLinksDir": "/var/log/k2", "binDir": "/opt/k2",
         "controlPlane": "none", "uidBase": 70000, "operatorGid": 71000, "sandboxImage": "pause:3",
         "startParallelism": 16, "relistPeriod": "5m", "manageHost": false, "strictVerbs": true,
+        "systemBusAddress": "unix:path=/run/bus",
         "logging": {"format": "json", "level": "warn,keelson_pod_sync=debug"},
         "tracing": {"endpoint": "http://127.0.0.1:4317", "samplingRatePerMillion": 1000},
     }));
@@ -73,6 +74,7 @@ fn every_keelson_configuration_field_is_applied() {
     assert_eq!(config.runtime.sandbox_image.as_deref(), Some("pause:3"));
     assert_eq!((config.runtime.start_parallelism, config.runtime.relist_period_ms), (16, 300_000));
     assert!(!config.manage_host && config.api.strict_verbs);
+    assert_eq!(config.resources.system_bus.socket.to_str(), Some("/run/bus"));
     assert_eq!(
         (config.logging.format.as_str(), config.logging.level.as_str()),
         ("json", "warn,keelson_pod_sync=debug")
@@ -277,13 +279,13 @@ fn a_file_of_another_kind_is_refused() {
 fn unsupported_fields_are_one_note_and_unknown_fields_one_warning_each() {
     let file = kubelet(json!({
         "cpuManagerPolicy": "static", "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
-        "logging": {"flushFrequency": "6s"}, "hairpinMode": "promiscuous-bridge", "shutdownGracePeriod": "0s",
+        "iptablesDropBit": 3, "hairpinMode": "promiscuous-bridge", "shutdownGracePeriod": "0s",
     }));
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
     assert!(
-        infos[0].text.ends_with(" yet: cpuManagerPolicy, logging.flushFrequency, authentication"),
+        infos[0].text.ends_with(" yet: cpuManagerPolicy, iptablesDropBit, authentication"),
         "fields with default values are not reported: {notes:?}"
     );
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();

@@ -87,6 +87,8 @@ struct CertificateLoop {
     writer: Arc<KubernetesWriter>,
     /// Whether a certificate is replaced before it expires.
     rotates: bool,
+    /// Whether a serving certificate is requested for names alone.
+    by_name: bool,
     own: KubeApi,
     bootstrap: KubeApi,
     files: Files,
@@ -132,6 +134,7 @@ impl CertificateLoop {
             handle: ctx.progress.register(turn),
             writer: Arc::clone(writer),
             rotates,
+            by_name: settings.certificates.serving_by_name,
             own: super::connection(ctx, settings, writer.requests.clone()),
             bootstrap: KubeApi::counted(files.bootstrap.clone(), &user_agent(ctx), writer.requests.clone()),
             files,
@@ -222,7 +225,7 @@ impl CertificateLoop {
         let node = &self.ctx.config.node_name;
         match self.kind {
             CertificateKind::Client => Some(client_subject(node)),
-            CertificateKind::Serving => serving_subject(node, &self.writer.addresses()),
+            CertificateKind::Serving => serving_subject(node, &self.writer.addresses(), self.by_name),
         }
     }
 

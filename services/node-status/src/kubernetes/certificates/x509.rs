@@ -176,7 +176,7 @@ pub(super) mod tests {
     fn an_issued_certificate_has_the_requested_subject() {
         let addresses = json!([{"type": "InternalIP", "address": "10.0.0.7"}, {"type": "InternalIP", "address": "fd00::7"},
             {"type": "Hostname", "address": "edge-1"}]);
-        let wanted = serving_subject("n1", &addresses).unwrap();
+        let wanted = serving_subject("n1", &addresses, false).unwrap();
         let key = new_key().unwrap();
         let pem =
             sign(&request(&key, &wanted).unwrap(), &[ExtendedKeyUsagePurpose::ServerAuth], 1_000, 2_000);

@@ -113,6 +113,9 @@ impl<'a> InitWalk<'a> {
         match (record.state, place.kind) {
             (ContainerRecordState::Created, _) => self.start(place, start_reason(Some(record))),
             (ContainerRecordState::Running, ContainerKind::Sidecar) => self.running(inputs, place, record),
+            (ContainerRecordState::Running, _) if inputs.hints.resized.contains(&record.id) => {
+                self.replace(inputs, place, record, Reason::ResizeRequiresRestart);
+            }
             (ContainerRecordState::Running, _) => {}
             (ContainerRecordState::Exited, ContainerKind::Sidecar) => {
                 self.start(place, Reason::ContainerExited)
@@ -155,6 +158,8 @@ impl<'a> InitWalk<'a> {
             self.replace(inputs, place, record, Reason::ContainerDefinitionChanged);
         } else if inputs.hints.liveness_failed(&record.id) {
             self.replace(inputs, place, record, Reason::LivenessProbeFailed);
+        } else if inputs.hints.resized.contains(&record.id) {
+            self.replace(inputs, place, record, Reason::ResizeRequiresRestart);
         }
     }
 

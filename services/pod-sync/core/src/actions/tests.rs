@@ -286,6 +286,25 @@ mod regular_containers {
     }
 
     #[test]
+    fn a_container_that_is_resized_by_a_restart_is_killed_and_started_under_any_policy() {
+        for (name, policy) in [("a", "Never"), ("s", "Always"), ("i", "OnFailure")] {
+            let pod = pod(json!({"restartPolicy": policy, "containers": [{"name": "a"}],
+                "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]}));
+            let mut seen = in_sandbox().running("s").running("i");
+            if name == "a" {
+                seen = in_sandbox().running("s").exited("i", 0).running("a");
+            }
+            let id = format!("{name}-0");
+            let resized = [ContainerId::from(id.as_str())].into();
+            let hints = ProbeHints { resized, ..ProbeHints::without_probes() };
+            let actions = compute_pod_actions(&pod, &seen.0, &hints, &Backoffs::default(), &at(60));
+            let message = format!("Container {name} resize requires restart");
+            assert_eq!(killed(&actions), [(id.as_str(), Reason::ResizeRequiresRestart, message.as_str())]);
+            assert_eq!(started(&actions), [name]);
+        }
+    }
+
+    #[test]
     fn the_grace_period_of_a_failed_probe_overrides_the_specs() {
         let pod = pod(json!({"terminationGracePeriodSeconds": 30, "containers": [
             {"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 5}}]}));

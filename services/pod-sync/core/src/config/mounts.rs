@@ -18,6 +18,8 @@ pub struct VolumePath {
     pub read_only: bool,
     /// It is a block device: containers get it as a device, and never mount it.
     pub block_device: bool,
+    /// The runtime has to label its files under SELinux, as volume-manager says of a volume of a plugin.
+    pub selinux_relabel: bool,
 }
 
 /// A file that the agent puts into the container: /etc/hosts, the termination message.
@@ -146,8 +148,10 @@ pub(super) fn mounts(
         };
         spec.recursive_read_only = recursive(mount, spec.propagation, inputs)?;
         spec.users = inputs.users;
+        let is_labelled_by_runtime = volume.is_some_and(is_managed)
+            || inputs.volumes.paths.get(&mount.name).is_some_and(|path| path.selinux_relabel);
         spec.selinux_relabel =
-            inputs.selinux && volume.is_some_and(is_managed) && relabelled.insert(mount.name.as_str());
+            inputs.selinux && is_labelled_by_runtime && relabelled.insert(mount.name.as_str());
         mounts.push(spec);
     }
     for file in inputs.volumes.files {
@@ -167,8 +171,8 @@ pub(super) fn mounts(
     Ok(mounts)
 }
 
-/// Whether the agent has created the content of a volume, so that the runtime may relabel it for the container. Its first
-/// mount requests that, as with a kubelet.
+/// Whether the agent has created the content of a volume, so that the runtime has to label it for the container (volumes.md §6).
+/// The first mount of a volume requests that, as with a kubelet.
 fn is_managed(volume: &Volume) -> bool {
     let Volume { empty_dir, config_map, secret, downward_api, projected, .. } = volume;
     let files = config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some();

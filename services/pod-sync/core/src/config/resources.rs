@@ -74,6 +74,11 @@ pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInput
     resources
 }
 
+/// The resources of a pod that a runtime is told of: its overhead, if it has one, and the sum over its containers.
+pub fn sandbox_resources(pod: &Pod, machine: &MachineInputs<'_>) -> (Option<LinuxResources>, LinuxResources) {
+    (of_overhead(pod, machine), of_sandbox(pod, false, machine))
+}
+
 /// The pod's overhead, as request and limit.
 pub(super) fn of_overhead(pod: &Pod, machine: &MachineInputs<'_>) -> Option<LinuxResources> {
     let overhead = &pod.spec.overhead;
@@ -82,7 +87,7 @@ pub(super) fn of_overhead(pod: &Pod, machine: &MachineInputs<'_>) -> Option<Linu
 }
 
 /// The resources of a container.
-pub(super) fn of_container(
+pub fn of_container(
     pod: &Pod,
     container: &Container,
     exclusive_cpus: bool,

@@ -2,7 +2,7 @@
 
 use keelson_kube_model::{Container, Pod, QosClass, Quantity, ResourceList, qos_class};
 
-use super::MachineInputs;
+use super::{CgroupVersion, MachineInputs};
 
 /// Bytes of swap for a container in addition to its memory, if the kernel accounts swap.
 ///
@@ -22,6 +22,12 @@ pub(super) fn swap_bytes(pod: &Pod, container: &Container, machine: &MachineInpu
         i128::from(request.value()) * i128::from(machine.swap_bytes) / i128::from(machine.memory_bytes);
     // An adopted pod may request more memory than the node has now.
     i64::try_from(part).unwrap_or(i64::MAX).clamp(0, machine.swap_bytes.max(0))
+}
+
+/// Whether a container may use swap.
+pub fn has_swap(pod: &Pod, container: &Container, machine: &MachineInputs<'_>) -> bool {
+    let counted = machine.swap_accounting && machine.cgroup == CgroupVersion::V2;
+    counted && swap_bytes(pod, container, machine) > 0
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ mod containers {
             let volume = |path: &str, read_only| VolumePath {
                 host_path: path.to_owned(),
                 read_only,
-                block_device: false,
+                ..VolumePath::default()
             };
             let volumes = BTreeMap::from([
                 ("data".to_owned(), volume("/pods/u-1/data", false)),
@@ -318,6 +318,27 @@ mod containers {
             let first = volumes.iter().map(|(.., managed)| selinux && *managed);
             let expected: Vec<bool> = first.chain([false; 6]).chain([selinux]).collect();
             assert_eq!(labelled, expected);
+        }
+    }
+
+    #[test]
+    fn selinux_relabels_volumes_of_plugins_as_volume_manager_says() {
+        let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+        let mount = |name: &str, at: &str| json!({"name": name, "mountPath": at});
+        let pod = pod(json!({
+            "containers": [{"name": "a", "image": "i",
+                "volumeMounts": [mount("own", "/own"), mount("own", "/again"), mount("labelled", "/labelled")]}],
+            "volumes": [claim("own"), claim("labelled")],
+        }));
+        let path = |name: &str, selinux_relabel| {
+            let host_path = format!("/v/{name}");
+            (name.to_owned(), VolumePath { host_path, selinux_relabel, ..VolumePath::default() })
+        };
+        for selinux in [true, false] {
+            let volumes = BTreeMap::from([path("own", true), path("labelled", false)]);
+            let spec = World { volumes, selinux, ..World::new() }.plan(&pod).unwrap();
+            let labelled: Vec<bool> = spec.mounts.iter().map(|mount| mount.selinux_relabel).collect();
+            assert_eq!(labelled, [selinux, false, false]);
         }
     }
 
@@ -512,7 +533,10 @@ mod containers {
     fn world_with_devices() -> World {
         let device = |name: &str, read_only| {
             let host_path = format!("/pods/u-1/volumeDevices/p/{name}");
-            (name.to_owned(), VolumePath { host_path, read_only, block_device: true })
+            (
+                name.to_owned(),
+                VolumePath { host_path, read_only, block_device: true, ..VolumePath::default() },
+            )
         };
         let mut world = World::new();
         world.volumes.extend([device("disk", false), device("copy", true)]);

@@ -8,7 +8,7 @@ use keelson_kube_model::{
     VolumeMountStatus,
 };
 
-use super::{StatusInputs, shown_wait};
+use super::{StatusInputs, resources, shown_wait};
 use crate::actions::{has_restart_all, is_restarting};
 use crate::conditions::RESTARTING_ALL;
 use crate::moment::{ended_time, status_time};
@@ -89,9 +89,8 @@ impl Merge<'_> {
         self.show_failed_start(kind, container, &mut status);
         status.volume_mounts = self.volume_mounts(container);
         status.allocated_resources.clone_from(&container.resources.requests);
-        let resources = &container.resources;
-        let any = !resources.requests.is_empty() || !resources.limits.is_empty();
-        status.resources = any.then(|| resources.clone());
+        status.resources =
+            resources::actual(container, self.observed.current(&container.name), self.inputs.resize);
         status
     }
 

@@ -246,6 +246,8 @@ mod phases {
 
 mod pod_conditions {
     use super::*;
+    use crate::allocation::Allocation;
+    use crate::resize::PendingReason;
 
     #[test]
     fn status_fields_of_other_owners_are_kept() {
@@ -286,6 +288,20 @@ mod pod_conditions {
     }
 
     #[test]
+    fn ready_to_start_containers_is_left_out_without_its_gate() {
+        let without = StatusInputs { without_ready_to_start: true, ..inputs() };
+        let pod = plain("Always", &["a"]);
+        let seen = in_sandbox().running("a");
+        let old = generate(&pod, &seen);
+        for early in [None, Some(true)] {
+            let inputs = StatusInputs { pod_ready_to_start: early, ..without.clone() };
+            let status = generate_status(&pod, &seen.0, Some(&old), &inputs, &at(60));
+            let types: Vec<&str> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
+            assert_eq!(types, ["Initialized", "Ready", "ContainersReady", "PodScheduled"]);
+        }
+    }
+
+    #[test]
     fn containers_ready_lists_unready_containers() {
         let status = generate(&plain("Always", &["b", "a"]), &in_sandbox());
         let expected = ("False", "ContainersNotReady", "containers with unready status: [b a]");
@@ -303,8 +319,8 @@ mod pod_conditions {
             pod: &pod,
             status: &status,
             old: &PodStatus::default(),
-            ready_to_start: true,
-            resize_refused: false,
+            ready_to_start: Some(true),
+            resize: None,
             disruption: None,
             restarting: false,
             now: None,
@@ -406,8 +422,8 @@ mod pod_conditions {
             pod: &pod,
             status: &status,
             old: &PodStatus::default(),
-            ready_to_start: true,
-            resize_refused: false,
+            ready_to_start: Some(true),
+            resize: None,
             disruption: None,
             restarting: false,
             now: None,
@@ -429,17 +445,45 @@ mod pod_conditions {
     }
 
     #[test]
-    fn a_refused_resize_is_pending_as_infeasible_until_the_pod_has_ended() {
+    fn conditions_of_a_resize_have_their_own_generations_until_the_pod_has_ended() {
         let mut pod = plain("Never", &["a"]);
-        pod.metadata.generation = Some(7);
-        let refused = StatusInputs { resize_refused: true, ..inputs() };
-        let status = generate_status(&pod, &in_sandbox().running("a").0, None, &refused, &at(60));
-        let pending = status.condition("PodResizePending").unwrap();
-        assert_eq!((pending.status.as_str(), pending.reason.as_str()), ("True", "Infeasible"));
-        assert!(pending.message.starts_with("In-place resize is not supported"), "{}", pending.message);
-        assert_eq!(pending.observed_generation, Some(7));
+        pod.metadata.generation = Some(9);
+        let mut record = ResizeRecord::default();
+        record.accept(&pod, Allocation::default(), 1);
+        pod.metadata.generation = Some(10);
+        record.deny(&pod, PendingReason::Deferred, "no room", 1);
+        pod.metadata.generation = Some(11);
+        let refused = StatusInputs { resize: Some(&record), ..inputs() };
+        let seen = in_sandbox().running("a").0;
+        let status = generate_status(&pod, &seen, None, &refused, &at(60));
+        assert_eq!(condition(&status, "PodResizePending"), ("True", "Deferred", "no room"));
+        assert_eq!(condition(&status, "PodResizeInProgress"), ("True", "", ""));
+        let generation = |type_| status.condition(type_).and_then(|c| c.observed_generation);
+        assert_eq!((generation("PodResizePending"), generation("PodResizeInProgress")), (Some(10), Some(9)));
         let ended = generate_status(&pod, &in_sandbox().exited("a", 0).0, None, &refused, &at(60));
         assert!(ended.condition("PodResizePending").is_none());
+        assert!(ended.condition("PodResizeInProgress").is_none());
+    }
+
+    #[test]
+    fn the_transition_time_of_a_resize_condition_changes_with_its_reason() {
+        let pod = plain("Always", &["a"]);
+        let seen = in_sandbox().running("a").0;
+        let mut record = ResizeRecord::default();
+        record.accept(&pod, Allocation::default(), 1);
+        let first = StatusInputs { resize: Some(&record), ..inputs() };
+        let first = generate_status(&pod, &seen, None, &first, &at(60));
+        let time = |status: &PodStatus| {
+            status.condition("PodResizeInProgress").and_then(|c| c.last_transition_time.clone())
+        };
+        let again = StatusInputs { resize: Some(&record), ..inputs() };
+        let again = generate_status(&pod, &seen, Some(&first), &again, &at(70));
+        assert_eq!(time(&again), time(&first));
+        record.fail("below usage");
+        let failed = StatusInputs { resize: Some(&record), ..inputs() };
+        let failed = generate_status(&pod, &seen, Some(&again), &failed, &at(80));
+        assert_eq!(condition(&failed, "PodResizeInProgress"), ("True", "Error", "below usage"));
+        assert_ne!(time(&failed), time(&again));
     }
 
     #[test]

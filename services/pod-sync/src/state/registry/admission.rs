@@ -8,6 +8,7 @@ use keelson_pod_sync_core::admission::Denial;
 
 use super::{PodRegistry, is_live, lock};
 use crate::state::pod_state::PodState;
+use crate::state::resize_queue::ResizeTrigger;
 
 impl PodRegistry {
     /// Judges a pod against those that hold resources of the node, and gives it none.
@@ -34,9 +35,10 @@ impl PodRegistry {
             && let Some(state) = pods.get_mut(uid)
         {
             state.admit(pod);
-            if state.admission.resize_refused {
+            if state.admission.wanted.is_some() {
                 // The other services were sent the resources that the source asked for during admission.
                 self.desired_state.update(state);
+                self.resizes.trigger(ResizeTrigger::PodUpdated);
             }
         }
         denial
@@ -54,7 +56,7 @@ impl PodRegistry {
     }
 
     /// Resources have become free: every pod that waits for admission asks again.
-    pub(super) fn wake_admission_holds(&self) {
+    pub fn wake_admission_holds(&self) {
         let pods = lock(&self.pods);
         pods.values().filter(|e| e.admission.hold.is_some()).for_each(|e| e.inbox.wake());
     }

@@ -2,6 +2,7 @@
 
 use k8s_cri::v1 as cri;
 use keelson_kube_model::HostAlias;
+use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::config::{FileMount, host_names};
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_proto::keelson::runtime::v1 as runtime;
@@ -68,6 +69,9 @@ pub(super) async fn start(
     if !images.own.message.is_empty() && !pulled {
         events.normal(object.clone(), "Pulled", images.own.message.clone());
     }
+    let (uid, pod) = (&start.job.uid, &start.desired.pod);
+    // Recorded first: a container that runs with other resources than are recorded would never get its own.
+    start.effects.registry.record_actuated(uid, &Allocation::of(pod), &action.name, pod);
     let id = Box::pin(create(start, sandbox, request)).await?;
     events.normal(object.clone(), "Created", "Container created");
     let request = cri::StartContainerRequest { container_id: id.clone() };

@@ -6,8 +6,8 @@ use k8s_cri::v1 as cri;
 use keelson_kube_model::Container;
 use keelson_pod_sync_core::config::{
     AssignedResources, ConfigError, ContainerInputs, DnsInputs, EnvSources, FileMount, ImageUser, NodeInputs,
-    PodInputs, ResolvConf, ResolvedImage, SandboxInputs, VolumeInputs, VolumePath, container_plan,
-    environment, sandbox_plan,
+    PodInputs, ResolvConf, ResolvedImage, SandboxInputs, UserNamespace, VolumeInputs, VolumePath,
+    container_plan, environment, sandbox_plan,
 };
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_proto::keelson::runtime::v1 as runtime;
@@ -28,10 +28,10 @@ pub(super) async fn node_dns(start: &Start<'_>) -> ResolvConf {
     tokio::task::spawn_blocking(move || read_resolv_conf(&path)).await.unwrap_or_default()
 }
 
-/// The request for a sandbox.
+/// The request for a sandbox; `users`: the IDs of its user namespace, if the runtime supports that.
 pub(super) fn sandbox_request(
     start: &Start<'_>,
-    attempt: u32,
+    (attempt, users): (u32, Option<UserNamespace>),
     node_dns: &ResolvConf,
 ) -> Result<cri::PodSandboxConfig, String> {
     let config = &start.effects.context.config;
@@ -53,7 +53,7 @@ pub(super) fn sandbox_request(
             machine: machine_inputs(start.effects, &machine, &sizes),
             exclusive_cpus: false,
             volume_groups: &volume_groups(&start.mounts),
-            users: None,
+            users,
         },
     );
     let plan = plan.map_err(|e| e.to_string())?;
@@ -110,7 +110,7 @@ pub(super) async fn plan_container(
             reference: &image.image_ref,
             user: ImageUser { uid: image.uid, username: &image.username },
         },
-        pod: PodInputs { ips: prepared.pod_ips, volume_groups: &groups, users: None },
+        pod: PodInputs { ips: prepared.pod_ips, volume_groups: &groups, users: start.mounts.user_namespace },
         node: NodeInputs { name: &config.node_name, ips: &node_ips, allocatable: &allocatable },
         env: EnvSources { objects: &objects, files: &env_files, services: &prepared.services },
         volumes: VolumeInputs {
@@ -139,13 +139,14 @@ fn volume_paths(mounts: &Mounts) -> BTreeMap<String, VolumePath> {
         host_path: v.host_path.clone(),
         read_only: v.read_only,
         block_device: v.block_device,
+        selinux_relabel: v.selinux_relabel,
     };
-    mounts.values().map(|v| (v.name.clone(), path(v))).collect()
+    mounts.volumes.values().map(|v| (v.name.clone(), path(v))).collect()
 }
 
 /// The groups by which the pod may use its mounted volumes, in the order of their names (volumes.md §3.4 step 8).
 fn volume_groups(mounts: &Mounts) -> Vec<i64> {
-    mounts.values().filter_map(|volume| volume.supplemental_group).collect()
+    mounts.volumes.values().filter_map(|volume| volume.supplemental_group).collect()
 }
 
 /// The container whose processes an ephemeral container sees; `None`: only its own.

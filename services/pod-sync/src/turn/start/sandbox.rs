@@ -36,7 +36,10 @@ pub(super) async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Re
     let attempt =
         plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
     let node_dns = node_dns(start).await;
-    let config = sandbox_request(start, attempt, &node_dns)
+    // A sandbox with a user namespace is of a handler that supports it.
+    let can_have_users = plan.is_none() || supports_user_namespaces(start, &runtime_handler);
+    let users = start.mounts.user_namespace.filter(|_| can_have_users);
+    let config = sandbox_request(start, (attempt, users), &node_dns)
         .map_err(|text| report_error(start, SyncError::new(text)))?;
     let Some(plan) = plan else {
         let ready = start.observed.ready_sandbox().ok_or_else(|| SyncError::new("the sandbox is gone"))?;
@@ -52,11 +55,16 @@ pub(super) async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Re
     Ok(Sandbox { id, ips, config })
 }
 
+fn supports_user_namespaces(start: &Start<'_>, runtime_handler: &str) -> bool {
+    start.effects.registry.node.runtime.borrow().user_namespace_handlers.contains(runtime_handler)
+}
+
 /// Has the runtime make a sandbox. Returns its id.
 async fn run(start: &Start<'_>, request: cri::RunPodSandboxRequest) -> Result<String, SyncError> {
     note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime is making the sandbox"));
     let (effects, metrics) = (start.effects, &start.effects.publisher.metrics);
-    metrics.pod_starts();
+    let has_user_namespace = start.desired.pod.spec.host_users == Some(false);
+    metrics.pod_starts(has_user_namespace);
     let timeout = effects.clients.cri_timeout * 2;
     match effects.clients.cri().run_pod_sandbox(bounded(request, timeout)).await {
         Ok(response) => Ok(response.into_inner().pod_sandbox_id),
@@ -66,7 +74,7 @@ async fn run(start: &Start<'_>, request: cri::RunPodSandboxRequest) -> Result<St
                 error.message = format!("{}: {remedy}", error.message);
             }
             if !error.peer_unavailable {
-                metrics.pod_failed();
+                metrics.pod_failed(has_user_namespace);
             }
             Err(report_error(start, error))
         }

@@ -227,7 +227,7 @@ impl Bench {
             job: &self.job,
             desired: &self.desired,
             observed: &self.job.observed,
-            mounts: Mounts::new(),
+            mounts: Mounts::default(),
             cgroup_parent: String::new(),
             pulled: &self.pulled,
         };

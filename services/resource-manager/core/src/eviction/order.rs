@@ -25,6 +25,9 @@ pub const PREEMPTION: &str = "preemption";
 /// The signal of an order that ends a pod before a shutdown of the machine.
 pub const NODE_SHUTDOWN: &str = "node-shutdown";
 
+/// The signal of an order that ends a pod because an operator drains the node.
+pub const NODE_DRAIN: &str = "node-drain";
+
 /// The kind of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrderKind {
@@ -34,6 +37,8 @@ pub enum OrderKind {
     Preemption,
     /// The machine shuts down.
     NodeShutdown,
+    /// An operator drains the node. It is in effect until the drain is undone, also after the pod has ended.
+    NodeDrain,
 }
 
 /// The signals of evictions.
@@ -54,7 +59,7 @@ pub struct Order {
     pub grace_seconds: Option<i64>,
     /// The message of the `DisruptionTarget` condition.
     pub condition_message: String,
-    /// The cause: an eviction signal, a kind of limit, [`PREEMPTION`] or [`NODE_SHUTDOWN`].
+    /// The cause: an eviction signal, a kind of limit, [`PREEMPTION`], [`NODE_SHUTDOWN`] or [`NODE_DRAIN`].
     pub signal: String,
     /// When it was issued, in nanoseconds since 1970.
     pub since_unix_nanos: i64,
@@ -133,6 +138,7 @@ impl Order {
         match self.signal.as_str() {
             PREEMPTION => OrderKind::Preemption,
             NODE_SHUTDOWN => OrderKind::NodeShutdown,
+            NODE_DRAIN => OrderKind::NodeDrain,
             _ => OrderKind::Eviction,
         }
     }

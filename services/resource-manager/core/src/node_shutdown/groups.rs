@@ -1,9 +1,9 @@
 //! The order in which pods are ended before a shutdown (node-and-api.md §11, pod-lifecycle.md §15.2).
 
 use crate::desire::{PodDesire, Want};
-use crate::eviction::order::{NODE_SHUTDOWN, Order, OrderKind};
+use crate::eviction::order::{NODE_SHUTDOWN, Order};
 
-use super::periods::GracePeriods;
+use super::periods::{GracePeriod, GracePeriods};
 
 /// `status.reason` of a pod that was ended before a shutdown.
 pub const REASON: &str = "Terminated";
@@ -30,16 +30,25 @@ pub fn groups<'a>(
     pods: impl IntoIterator<Item = &'a PodDesire>,
     now_unix_nanos: i64,
 ) -> Vec<Group> {
-    let group = |&period: &super::periods::GracePeriod| Group {
+    divide(periods, pods, |pod, period| order(pod, pod.grace_seconds.min(period.seconds), now_unix_nanos))
+}
+
+/// Divides the pods that have not ended into groups as [`groups`] does, with the order that `order` makes for each.
+pub(crate) fn divide<'a>(
+    periods: &GracePeriods,
+    pods: impl IntoIterator<Item = &'a PodDesire>,
+    order: impl Fn(&PodDesire, &GracePeriod) -> Order,
+) -> Vec<Group> {
+    let group = |period: &GracePeriod| Group {
         priority: period.priority,
         seconds: period.seconds,
         orders: Vec::new(),
     };
     let mut groups: Vec<Group> = periods.in_order().iter().map(group).collect();
     for pod in pods.into_iter().filter(|pod| is_active(pod.header.want)) {
-        if let Some(group) = groups.get_mut(periods.index_of(pod.priority)) {
-            let grace = pod.grace_seconds.min(group.seconds);
-            group.orders.push(order(pod, grace, now_unix_nanos));
+        let index = periods.index_of(pod.priority);
+        if let (Some(group), Some(period)) = (groups.get_mut(index), periods.in_order().get(index)) {
+            group.orders.push(order(pod, period));
         }
     }
     groups.retain(|group| !group.orders.is_empty());
@@ -57,7 +66,8 @@ impl Group {
     pub fn left_nanos<'a>(&self, earlier: impl IntoIterator<Item = &'a Order>, now_unix_nanos: i64) -> u64 {
         let whole = self.seconds.max(0).saturating_mul(1_000_000_000);
         let is_own = |order: &&Order| self.orders.iter().any(|own| own.pod.uid == order.pod.uid);
-        let earlier = earlier.into_iter().filter(|order| order.kind() == OrderKind::NodeShutdown);
+        let kind = self.orders.first().map(Order::kind);
+        let earlier = earlier.into_iter().filter(|order| Some(order.kind()) == kind);
         let since = earlier.filter(is_own).map(|order| order.since_unix_nanos).min();
         let passed = since.map_or(0, |since| now_unix_nanos.saturating_sub(since)).clamp(0, whole);
         u64::try_from(whole - passed).unwrap_or(0)

@@ -45,6 +45,16 @@ impl GracePeriods {
         (!periods.is_empty()).then_some(Self(periods))
     }
 
+    /// The priorities by which a drained node ends its pods in turn: those of a configuration, else critical pods after all
+    /// others. Their seconds do not limit the grace periods of pods.
+    pub fn for_drain(settings: &Settings) -> Self {
+        let default = || {
+            let of = |priority| GracePeriod { priority, seconds: 0 };
+            Self(vec![of(DEFAULT_PRIORITY), of(SYSTEM_CRITICAL_PRIORITY)])
+        };
+        Self::from_settings(settings).unwrap_or_else(default)
+    }
+
     /// The seconds by which a shutdown is delayed at most: the sum of all periods.
     pub fn total_seconds(&self) -> i64 {
         self.0.iter().fold(0, |sum, period| sum.saturating_add(period.seconds))
@@ -131,6 +141,17 @@ mod tests {
         let by_priority = by_priority(list);
         let settings = Settings { by_priority, ..Settings::default() };
         GracePeriods::from_settings(&settings).unwrap()
+    }
+
+    #[test]
+    fn a_drain_ends_critical_pods_last_unless_priorities_are_configured() {
+        let of = |settings: &Settings| {
+            let periods = GracePeriods::for_drain(settings);
+            periods.in_order().iter().map(|period| period.priority).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&Settings::default()), [0, CRITICAL]);
+        let by_priority = by_priority(&[(10, 1), (-5, 1)]);
+        assert_eq!(of(&Settings { by_priority, ..Settings::default() }), [-5, 10]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Errors of the files of a volume.
 
-use super::ObjectKind;
+use super::object::ObjectKind;
 
 /// An error of one file or source of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]

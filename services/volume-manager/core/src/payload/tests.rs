@@ -1,7 +1,11 @@
+use std::sync::Arc;
+
 use keelson_testkit::Reached;
 use proptest::prelude::*;
 
 use super::*;
+use crate::pod_certificate::{CertificateLookup, CertificateName};
+use crate::token::{TokenLookup, TokenName};
 
 fn data(pairs: &[(&str, &str)]) -> ObjectLookup {
     let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), Arc::from(value.as_bytes())));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::ObjectData;
+use super::object::ObjectData;
 use crate::objects::{Strings, or_default};
 use crate::pem::{blocks, certificate};
 

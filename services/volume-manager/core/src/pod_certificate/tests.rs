@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::payload::{
-    File, FileSource, Files, FilesKind, ObjectLookup, ObjectName, PayloadError, SourceCache, collect,
+    Content, File, FileSource, Files, FilesKind, ObjectLookup, ObjectName, PayloadError, SourceCache, collect,
 };
 use crate::token::{TokenLookup, TokenName};
 
@@ -204,9 +204,9 @@ impl SourceCache for Lookup {
     }
 }
 
-#[test]
-fn key_and_chain_are_written_to_each_named_path_with_mode_and_owner() {
-    let volume = |[bundle, key, chain]: [&str; 3]| Files {
+/// A volume with a certificate in the files for key and chain, key, and chain; an empty path is no file.
+fn volume([bundle, key, chain]: [&str; 3]) -> Files {
+    Files {
         kind: FilesKind::Projected,
         sources: vec![FileSource::Certificate(CertificateFiles {
             name: CertificateName { volume: "tls".to_owned(), source: 1 },
@@ -224,7 +224,11 @@ fn key_and_chain_are_written_to_each_named_path_with_mode_and_owner() {
         })],
         default_mode: Some(0o644),
         nested: Vec::new(),
-    };
+    }
+}
+
+#[test]
+fn key_and_chain_are_written_to_each_named_path_with_mode_and_owner() {
     let present = Credentials { key: "KEY\n".to_owned().into(), chain: CHAIN.to_owned() };
     let present = Lookup(CertificateLookup::Present(Arc::new(present)));
     let bundle = format!("KEY\n{CHAIN}");
@@ -245,6 +249,16 @@ fn key_and_chain_are_written_to_each_named_path_with_mode_and_owner() {
     let refused = error(CertificateLookup::Refused("no".to_owned()));
     assert_eq!(refused.to_string(), "no");
     assert!(matches!(refused, PayloadError::Invalid(errors) if !errors[0].is_caused_by_spec()));
+}
+
+#[test]
+fn files_with_a_private_key_are_overwritten_in_memory_and_others_are_not() {
+    let credentials = Credentials { key: "KEY\n".to_owned().into(), chain: CHAIN.to_owned() };
+    let present = Lookup(CertificateLookup::Present(Arc::new(credentials)));
+    let payload = collect(&volume(["all.pem", "key.pem", "chain.pem"]), "ns", &present).unwrap();
+    for (path, is_key) in [("all.pem", true), ("key.pem", true), ("chain.pem", false)] {
+        assert_eq!(matches!(payload.files[path].bytes, Content::Key(_)), is_key, "{path}");
+    }
 }
 
 #[test]

@@ -275,6 +275,33 @@ fn the_runtime_relabels_managed_volumes_that_are_not_mounted_with_a_label() {
 }
 
 #[test]
+fn labels_are_the_same_however_their_categories_are_written() {
+    for (one, other, expected) in [
+        ("s0", "s0", true),
+        ("s0:c1,c2", "s0:c2,c1", true),
+        ("s0:c1,c2,c3", "s0:c1.c3", true),
+        ("s0:c1.c2", "s0:c1,c2", true),
+        ("s0-s0", "s0", true),
+        ("s0-s0:c0.c1023", "s0-s0:c0,c1.c1023", true),
+        ("s0:c1,c1", "s0:c1", true),
+        ("s0:c1,c2", "s0:c1,c3", false),
+        ("s0", "s1", false),
+        ("s0", "s0:c0", false),
+        ("s0:c2.c1", "s0", false),
+        ("s0-s0:c1", "s0:c1", false),
+        ("s0:secret", "s0:secret", true),
+        ("s0:secret,c1", "s0:c1,secret", false),
+        ("s0:c70000", "s0:c70001", false),
+    ] {
+        let (one, other) = (label(one), label(other));
+        assert_eq!(is_same_label(one.as_str(), other.as_str()), expected, "{one} {other}");
+        assert_eq!(is_same_label(other.as_str(), one.as_str()), expected, "{other} {one}");
+    }
+    assert!(!is_same_label("a:r:t:s0:c1,c2", "b:r:t:s0:c2,c1"), "another user");
+    assert!(!is_same_label("", "a:r:t:s0") && is_same_label("", ""));
+}
+
+#[test]
 fn an_accepted_label_stays_one_option_of_a_list() {
     let reached = &Reached::default();
     let text = prop_oneof!["s0(:c[0-9]{1,2}(,c[0-9]{1,2})?)?", "[sc0-9:,. \"\\\\]{0,8}"];

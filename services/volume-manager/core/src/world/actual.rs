@@ -146,7 +146,7 @@ impl ActualVolume {
 
     /// Whether a mount with the label would differ from the present one.
     pub fn differs_from(&self, label: &MountLabel) -> bool {
-        self.label.as_ref().is_some_and(|mounted| mounted != label)
+        self.label.as_ref().is_some_and(|mounted| !mounted.is_same(label))
     }
 
     /// Drops what is known of the mounts, once nothing is mounted.
@@ -197,11 +197,18 @@ impl ActualWorld {
     }
 
     /// Records a device that was found on disk, also one that no pod has: it may be mounted.
-    pub fn add_found_device(&mut self, volume: VolumeName, device_mount_path: String) {
+    /// `label`: the SELinux label of the mount, if it is known.
+    pub fn add_found_device(
+        &mut self,
+        volume: VolumeName,
+        device_mount_path: String,
+        label: Option<MountLabel>,
+    ) {
         let entry = self.volumes.entry(volume).or_insert_with(|| ActualVolume::new(Attachability::Uncertain));
         entry.device = DeviceState::Uncertain;
         entry.owes_unmount = true;
         entry.device_mount_path.get_or_insert(device_mount_path);
+        entry.label = entry.label.take().or(label);
     }
 
     /// The disk was read completely.
@@ -277,7 +284,7 @@ impl ActualWorld {
     /// known.
     pub fn lookup(&self, name: &VolumeName, pod: &PodUid, label: &MountLabel, size: Option<u64>) -> Lookup {
         let Some(volume) = self.volumes.get(name) else { return Lookup::NotAttached };
-        if let Some(mounted) = volume.label.as_ref().filter(|mounted| *mounted != label) {
+        if let Some(mounted) = volume.label.as_ref().filter(|mounted| !mounted.is_same(label)) {
             return Lookup::LabelDiffers { mounted: mounted.clone() };
         }
         let Some(state) = volume.pods.get(pod) else { return Lookup::NotMounted };

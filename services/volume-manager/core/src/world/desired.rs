@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::mount_options;
 use crate::operations::{PodUid, VolumeName};
-use crate::selinux::FileLabel;
+use crate::selinux::{FileLabel, is_same_label};
 
 /// What has to be done once for all pods before a volume is set up for one (volumes.md §1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,27 @@ pub enum MountLabel {
     Unlabelled,
     /// With this value of the mount option `context`.
     Context(String),
+}
+
+impl MountLabel {
+    /// The label of a mount with these options, as mountinfo has them (volumes.md §3.16). `None`: its `context` is not a label.
+    pub fn of_options(options: &str) -> Option<Self> {
+        let context =
+            mount_options::split(options).into_iter().find_map(|option| option.strip_prefix("context="));
+        let Some(context) = context else { return Some(Self::Unlabelled) };
+        let label = FileLabel::parse(context.trim_matches('"')).ok()?;
+        Some(Self::Context(label.as_str().to_owned()))
+    }
+
+    /// Whether it is the same label, also if its categories are written in another way: the kernel shows `s0:c2,c1` as
+    /// `s0:c1,c2`.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Context(one), Self::Context(other)) => is_same_label(one, other),
+            (Self::Unlabelled, Self::Unlabelled) => true,
+            (Self::Context(_), Self::Unlabelled) | (Self::Unlabelled, Self::Context(_)) => false,
+        }
+    }
 }
 
 impl fmt::Display for MountLabel {

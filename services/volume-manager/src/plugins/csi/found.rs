@@ -88,12 +88,14 @@ pub(super) async fn devices(cx: &Context) -> Result<Vec<FoundDevice>, PluginErro
                 continue;
             }
         };
+        let label = saved.selinux_context.map_or(MountLabel::Unlabelled, MountLabel::Context);
         let mount = if block_name.is_some() { folder } else { folder.join(STAGING) };
         found.push(FoundDevice {
             volume: unique_volume_name(&saved.driver, &saved.volume_handle).into(),
             is_block: block_name.is_some(),
             inner_name: block_name.unwrap_or_default(),
             device_mount_path: mount.to_string_lossy().into_owned(),
+            label: Some(label),
         });
     }
     Ok(found)

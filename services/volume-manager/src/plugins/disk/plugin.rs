@@ -16,7 +16,7 @@ use super::mounts::{
 use super::source::options;
 use super::volume_file::{VolumeFile, folder_of_volume, folder_with_map};
 use crate::listing::names_in;
-use crate::plugins::host::{Host, blocking, is_bound};
+use crate::plugins::host::{Host, blocking, is_bound, label_of_mount};
 use crate::plugins::{
     Abilities, Answer, DevicePlace, DeviceRequest, FoundDevice, FoundFolder, Identity, Plugin, PluginError,
     Reconstructed, SetUp, SetUpRequest, VolumePlace, VolumeSpec,
@@ -231,11 +231,16 @@ impl<K: DiskKind> DiskPlugin<K> {
             Ok((name.or(guess), found.is_block))
         };
         let (name, is_block) = blocking("read the name of a volume", work).await?;
+        let label = if is_block {
+            Some(MountLabel::Unlabelled)
+        } else {
+            label_of_mount(&self.host.mounts, &path).await?
+        };
         Ok(Reconstructed {
             shared_name: Some(name.ok_or_else(|| unknown(&path))?.into()),
             has_device: true,
             device_mount_path: Some(shown(&path)),
-            label: is_block.then_some(MountLabel::Unlabelled),
+            label,
         })
     }
 
@@ -271,7 +276,11 @@ impl<K: DiskKind> DiskPlugin<K> {
             }
             Ok(found)
         };
-        blocking("list the disks", work).await
+        let mut found = blocking("list the disks", work).await?;
+        for device in found.iter_mut().filter(|device| !device.is_block) {
+            device.label = label_of_mount(&self.host.mounts, Path::new(&device.device_mount_path)).await?;
+        }
+        Ok(found)
     }
 }
 
@@ -291,6 +300,7 @@ fn found_device<K: DiskKind>(path: &Path) -> Option<FoundDevice> {
         inner_name: VolumeFile::read(path).map(|file| file.inner_name).unwrap_or_default(),
         is_block: folder.tree == Tree::BlockMaps,
         device_mount_path: shown(path),
+        label: None,
     })
 }
 
@@ -361,6 +371,10 @@ impl<K: DiskKind> Plugin for DiskPlugin<K> {
 
     fn set_up<'a>(&'a self, volume: &'a VolumeSpec, request: SetUpRequest<'a>) -> Answer<'a, SetUp> {
         Box::pin(self.set_up_pod(volume, request))
+    }
+
+    fn has_file_labels<'a>(&'a self, _: &'a VolumeSpec, _: &'a Path) -> Answer<'a, bool> {
+        Box::pin(async { Ok(true) })
     }
 
     fn tear_down<'a>(&'a self, place: &'a VolumePlace) -> Answer<'a, ()> {

@@ -249,6 +249,21 @@ async fn a_mount_is_reconstructed_from_its_references() {
 }
 
 #[tokio::test]
+async fn a_mount_with_a_label_is_found_with_it_with_and_without_a_pod() {
+    let node = node();
+    node.disk(LINK, "sda");
+    let (volume, plugin) = (inline("fc", source()), Fc::new(node.host()));
+    let label = MountLabel::Context("system_u:object_r:container_file_t:s0:c1,c2".into());
+    plugin.mount_device(&volume, DeviceRequest { device_path: None, label: &label }).await.unwrap();
+    plugin.set_up(&volume, set_up_request(&FsGroupWalks::default())).await.unwrap();
+    assert_eq!(plugin.reconstruct(&found(&volume)).await.unwrap().label, Some(label.clone()));
+    assert_eq!(plugin.found_devices().await.unwrap()[0].label, Some(label));
+    // After a reboot nothing is mounted.
+    node.state().mounts.clear();
+    assert_eq!(plugin.found_devices().await.unwrap()[0].label, None);
+}
+
+#[tokio::test]
 async fn a_name_with_separators_is_reconstructed_as_written() {
     let node = node();
     node.disk("/dev/disk/by-id/scsi-3600_a-b", "sdc");
@@ -396,6 +411,7 @@ async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
         inner_name: inner_name.into(),
         is_block: folder == MAPS,
         device_mount_path: shown(&node.root().join(folder)),
+        label: (folder == GLOBAL).then_some(MountLabel::Unlabelled),
     };
     let base = node.root().join("plugins/kubernetes.io/fc");
     fs::create_dir_all(base.join("a-lun-999")).unwrap();

@@ -188,6 +188,12 @@ impl FlexVolume {
         Ok(SetUp { host_path: path, ..SetUp::default() })
     }
 
+    /// As the driver says (volumes.md §10.8).
+    pub(super) async fn driver_has_file_labels(&self, volume: &VolumeSpec) -> Result<bool, PluginError> {
+        let state = self.0.drivers.get(&Self::read(volume)?.driver).await?;
+        Ok(state.capabilities.selinux_relabel)
+    }
+
     /// The options of `mount`, with the Secret.
     async fn pod_options(
         &self,

@@ -441,6 +441,17 @@ async fn a_folder_in_a_pod_is_reconstructed_by_the_name_of_its_driver() {
 }
 
 #[tokio::test]
+async fn files_have_labels_unless_the_driver_says_otherwise() {
+    for (capabilities, expected) in
+        [(PER_POD, true), (r#"{"attach": false, "selinuxRelabel": false}"#, false)]
+    {
+        let fixture = Fixture::new(capabilities, &[]);
+        let path = fixture.node.root().join(TARGET);
+        assert_eq!(fixture.plugin.has_file_labels(&volume(), &path).await.unwrap(), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_driver_that_fails_at_startup_has_a_device_if_one_is_mounted() {
     let fixture = Fixture::new(DEVICE, &[("init", FAILURE)]);
     fs::create_dir_all(fixture.node.root().join(TARGET)).unwrap();
@@ -498,6 +509,7 @@ async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
         inner_name: inner_name.into(),
         is_block: false,
         device_mount_path: base.join(folder).display().to_string(),
+        label: None,
     };
     let expected = [
         device("example.com/disk/b", "b", "example.com/disk/mounts/b"),

@@ -160,6 +160,7 @@ async fn devices_without_a_pod_are_found_after_a_restart_by_their_folders() {
         inner_name: inner_name.into(),
         is_block,
         device_mount_path: path.display().to_string(),
+        label: None,
     };
     let expected = [device("pv", &mount, false), device("raw", &maps, true)];
     assert_eq!(local(&folder).found_devices().await.unwrap(), expected);

@@ -44,7 +44,7 @@ impl SharedVolumesTask {
         let now = self.now();
         let key = action.pod().map(|pod| (action.volume().clone(), pod.clone()));
         match result {
-            Ok(Done { learned, host_path }) => {
+            Ok(Done { learned, host_path, has_file_labels }) => {
                 self.operations.finish(&action.key(), Ok(()), now);
                 self.actual.record_success(action, learned);
                 let Some(key) = key else { return };
@@ -53,6 +53,7 @@ impl SharedVolumesTask {
                     Action::SetUp { .. } => {
                         if let Some(placed) = self.records.placed.get_mut(&key) {
                             placed.host_path = host_path;
+                            placed.has_file_labels = has_file_labels;
                         }
                     }
                     Action::TearDown { .. } => {

@@ -131,6 +131,19 @@ async fn a_device_found_on_disk_holds_its_persistent_volume_until_it_is_unmounte
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_folder_of_an_unknown_plugin_holds_its_persistent_volume_until_it_is_gone() {
+    let folders = [("u1".into(), "disk".to_owned())].into();
+    let found = FoundVolumes::default().with_foreign(folders);
+    let world = start_found(&FakePlugin::new(Shape::Device), found, Config::default(), false);
+    world.shared.set_populated();
+    world.until_in_use(volume("the volumes of the pod with UID u1")).await;
+    world.shared.release("u1").await;
+    assert_eq!(world.in_use(), volume("the volumes of the pod with UID u1"), "it is still mounted");
+    world.shared.foreign_removed("u1", "disk");
+    world.until_in_use(vec![]).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_volume_that_a_pod_names_itself_is_no_claim_in_use() {
     let world = start(&FakePlugin::new(Shape::Device), &[]).await;
     world.want("a", "disk", None);

@@ -23,6 +23,7 @@ pub(crate) struct Pods {
     pids_limit: Option<Sourced<i64>>,
     cpu_cfs_quota: Option<Sourced<bool>>,
     cpu_cfs_period: Option<Sourced<Duration>>,
+    ids_per_pod: Option<Sourced<u32>>,
     security: Security,
 }
 
@@ -33,7 +34,9 @@ impl Settings for Pods {
             .object("crashLoopBackOff")
             .then(|| reader.duration_field("crashLoopBackOff.maxContainerRestartPeriod"))
             .flatten();
+        let ids_per_pod = reader.object("userNamespaces").then(|| ids_per_pod(reader)).flatten();
         Self {
+            ids_per_pod,
             sync_frequency: reader.duration_field("syncFrequency"),
             max_restart_period,
             max_pods: reader.u32_field("maxPods"),
@@ -46,9 +49,6 @@ impl Settings for Pods {
     }
 
     fn check(kubelet: &mut Reader<'_>) {
-        if kubelet.object("userNamespaces") {
-            ids_per_pod(kubelet);
-        }
         run_once(kubelet);
     }
 
@@ -62,17 +62,19 @@ impl Settings for Pods {
         out.set_field(self.cpu_cfs_period, |c, v| {
             c.resources.cpu_cfs_period_us = u64::try_from(v.as_micros()).unwrap_or(u64::MAX);
         });
+        out.set_field(self.ids_per_pod, |c, v| c.pods.ids_per_pod = v);
         self.security.resolve(out);
     }
 }
 
 /// `userNamespaces.idsPerPod`: a multiple of the IDs that a container image may use, below 2^32.
-fn ids_per_pod(reader: &mut Reader<'_>) {
-    const BLOCK: i64 = 65_536;
-    let ids = reader.int_field("userNamespaces.idsPerPod");
-    if let Some(ids) = ids.filter(|ids| ids.value % BLOCK != 0) {
+fn ids_per_pod(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
+    const BLOCK: u32 = 65_536;
+    let ids = reader.u32_field("userNamespaces.idsPerPod")?;
+    if ids.value % BLOCK != 0 {
         reader.refuse(&ids, format!("this must be a multiple of {BLOCK}"));
     }
+    Some(ids)
 }
 
 /// The kubelet has removed this mode; the field is read to refuse it.

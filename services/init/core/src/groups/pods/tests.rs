@@ -81,3 +81,16 @@ fn invalid_pod_fields_are_refused_with_a_remedy() {
         (json!({"userNamespaces": {"idsPerPod": 4_294_967_296_u64}}), "idsPerPod", "from 1 to 4294967295"),
     ]);
 }
+
+#[test]
+fn ids_per_pod_of_user_namespaces_are_applied() {
+    for (fields, ids) in [
+        (json!({}), 65_536),
+        (json!({"userNamespaces": {}}), 65_536),
+        (json!({"userNamespaces": {"idsPerPod": 131_072}}), 131_072),
+    ] {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
+        assert_eq!(resolved.config.pods.ids_per_pod, ids, "{fields}");
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
+    }
+}

@@ -1,4 +1,4 @@
-//! Checks of the fields for logs and metrics that have no effect here.
+//! Checks of the fields for logs and metrics.
 
 use keelson_kube_model::Quantity;
 use serde_json::Value;

@@ -1,3 +1,4 @@
+use keelson_config::{LogOutput, VModule};
 use serde_json::{Value, json};
 
 use crate::inputs::Flags;
@@ -102,4 +103,62 @@ fn invalid_log_and_trace_fields_are_refused_with_a_remedy() {
             "from 0 to 1000000",
         ),
     ]);
+}
+
+fn logging(fields: Value) -> Resolved {
+    let document = kubelet(json!({"featureGates": {"LoggingAlphaOptions": true}, "logging": fields}));
+    run(&Flags::default(), Some(&document), None, &host()).unwrap()
+}
+
+#[test]
+fn log_options_are_those_of_the_format_in_use() {
+    let options = json!({
+        "text": {"splitStream": true, "infoBufferSize": "1Ki"},
+        "json": {"splitStream": false, "infoBufferSize": 77},
+    });
+    for (format, split_stream, info_buffer_bytes) in [("text", true, 1024), ("json", false, 77)] {
+        let resolved = logging(json!({"format": format, "options": options}));
+        let output = LogOutput { split_stream, info_buffer_bytes, ..LogOutput::default() };
+        assert_eq!(resolved.config.logging.output, output, "{format}");
+    }
+    assert_eq!(logging(json!({})).config.logging.output, LogOutput::default());
+}
+
+#[test]
+fn flush_frequency_is_a_duration_or_nanoseconds_and_zero_is_the_default() {
+    for (written, expected) in [
+        (json!("10s"), 10_000),
+        (json!(1_500_000_000), 1500),
+        (json!(1), 1),
+        (json!(0), 5000),
+        (json!("0s"), 5000),
+    ] {
+        let resolved = logging(json!({"flushFrequency": written}));
+        assert_eq!(resolved.config.logging.output.flush_ms, expected, "{written}");
+        assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
+    }
+}
+
+#[test]
+fn info_buffer_size_without_split_stream_is_reported_as_without_effect() {
+    let reported = |text: Value| {
+        let notes = logging(json!({"options": {"text": text}})).notes;
+        notes.iter().any(|note| note.event == Some(WITHOUT_EFFECT) && note.text.contains("infoBufferSize"))
+    };
+    assert!(reported(json!({"infoBufferSize": "1Mi"})));
+    assert!(!reported(json!({"infoBufferSize": "1Mi", "splitStream": true})));
+    assert!(!reported(json!({"infoBufferSize": "0"})));
+}
+
+#[test]
+fn vmodule_is_taken_over_and_refused_with_json_from_any_source() {
+    let list = json!([{"filePattern": "worker", "verbosity": 4}, {"filePattern": "a/*", "verbosity": 6}]);
+    let one = |pattern: &str, verbosity| VModule { file_pattern: pattern.into(), verbosity };
+    let resolved = logging(json!({"vmodule": list}));
+    assert_eq!(resolved.config.logging.vmodule, [one("worker", 4), one("a/*", 6)]);
+    assert!(resolved.notes.iter().all(|note| note.event != Some(WITHOUT_EFFECT)), "{:?}", resolved.notes);
+    let document = kubelet(json!({"logging": {"vmodule": list}}));
+    let own = keelson(json!({"logging": {"format": "json"}}));
+    let errors = run(&Flags::default(), Some(&document), Some(&own), &host()).unwrap_err();
+    assert!(errors.iter().any(|error| error.to_string().contains("text only")), "{errors:?}");
 }

@@ -77,7 +77,7 @@ fn device(world: &ActualWorld) -> DeviceState {
 #[test]
 fn a_device_found_without_a_pod_may_be_mounted_and_waits_for_the_nodes_status() {
     let mut world = ActualWorld::default();
-    world.add_found_device("v".into(), "/global".into());
+    world.add_found_device("v".into(), "/global".into(), None);
     world.finish_reading();
     assert!(world.awaits_node_status());
     world.apply_node_status(&[("v".into(), "/dev/x".to_owned())].into());
@@ -85,6 +85,30 @@ fn a_device_found_without_a_pod_may_be_mounted_and_waits_for_the_nodes_status() 
     assert_eq!((volume.device, volume.attachability), (DeviceState::Uncertain, Attachability::True));
     assert_eq!(volume.device_mount_path.as_deref(), Some("/global"));
     assert!(volume.owes_unmount && volume.pods.is_empty());
+}
+
+#[test]
+fn a_device_found_with_a_label_has_it_also_in_the_kernels_spelling() {
+    let label = |level: &str| MountLabel::Context(format!("u:object_r:t:{level}"));
+    let mut world = ActualWorld::default();
+    world.add_found_device(
+        "v".into(),
+        "/global".into(),
+        MountLabel::of_options("rw,context=\"u:object_r:t:s0:c1,c2\""),
+    );
+    let look = |level: &str| world.lookup(&"v".into(), &pod("a"), &label(level), None);
+    assert_eq!((look("s0:c1,c2"), look("s0:c2,c1")), (Lookup::NotMounted, Lookup::NotMounted));
+    assert_eq!(look("s0:c1"), Lookup::LabelDiffers { mounted: label("s0:c1,c2") });
+    assert!(!world.volume(&"v".into()).unwrap().differs_from(&label("s0:c2,c1")));
+    for (options, expected) in [
+        ("rw,seclabel", Some(MountLabel::Unlabelled)),
+        ("", Some(MountLabel::Unlabelled)),
+        ("rw,context=u:object_r:t:s0,noexec", Some(label("s0"))),
+        ("rw,rootcontext=\"u:object_r:t:s0\"", Some(MountLabel::Unlabelled)),
+        ("rw,context=nothing", None),
+    ] {
+        assert_eq!(MountLabel::of_options(options), expected, "{options}");
+    }
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn an_agent_that_attaches_volumes_itself_detaches_those_that_it_attached() {
 fn an_agent_that_attaches_itself_attaches_again_or_detaches_what_it_has_found() {
     let found = |is_agent| {
         let mut actual = ActualWorld::default();
-        actual.add_found_device(volume(), "/global".into());
+        actual.add_found_device(volume(), "/global".into(), None);
         actual.finish_reading();
         actual.skip_node_status();
         Node { is_agent, ..Node::with(actual) }
@@ -544,6 +544,23 @@ fn a_volume_found_with_another_label_stays_until_its_pod_ends() {
     assert!(matches!(node.reasons(Some("a"))[..], [WaitReason::OtherLabel { .. }]));
     node.drops("a");
     assert_eq!(node.settle(), [tear_down("a"), unmount_device(), forget()]);
+}
+
+#[test]
+fn a_device_found_with_another_label_is_unmounted_before_a_new_pod_has_it() {
+    let label = |text: &str| MountLabel::Context(text.into());
+    let mut actual = ActualWorld::default();
+    actual.add_found_device(volume(), "/global".into(), Some(label("old")));
+    actual.finish_reading();
+    actual.skip_node_status();
+    for wanted in ["old", "new"] {
+        let mut node = Node { is_agent: true, ..Node::with(actual.clone()) };
+        node.wants_labelled("a", wanted);
+        let actions = node.settle();
+        assert_eq!(actions.contains(&unmount_device()), wanted == "new", "{actions:?}");
+        let last = MountLabel::Context(wanted.into());
+        assert!(matches!(actions.last(), Some(Action::SetUp { label, .. }) if *label == last), "{actions:?}");
+    }
 }
 
 #[test]

@@ -38,6 +38,19 @@ async fn publishing_passes_paths_and_writes_the_data_file_before_the_call() {
 }
 
 #[tokio::test]
+async fn files_have_labels_if_the_drivers_mount_shows_that() {
+    let world = World::new(&[STAGE]);
+    let spec = persistent("u", &json!({}));
+    let ready = world.csi.set_up(&spec, world.set_up_request()).await.unwrap();
+    for (options, expected) in
+        [("rw,relatime,rw,seclabel", true), ("rw,relatime,rw", false), ("rw,context=\"u:r:t:s0\"", false)]
+    {
+        world.mounts.options.lock().unwrap().insert(ready.host_path.clone(), options.to_owned());
+        assert_eq!(world.csi.has_file_labels(&spec, &ready.host_path).await.unwrap(), expected, "{options}");
+    }
+}
+
+#[tokio::test]
 async fn a_driver_without_stage_gets_no_staging_path() {
     let world = World::new(&[]);
     world.csi.set_up(&persistent("u", &json!({})), world.set_up_request()).await.unwrap();

@@ -213,6 +213,8 @@ impl Node for FakeNode {
 pub(super) struct FakeMounts {
     mounts: Mutex<BTreeSet<PathBuf>>,
     pub(super) references: Mutex<Vec<PathBuf>>,
+    /// The options of filesystems, by mount point.
+    pub(super) options: Mutex<BTreeMap<PathBuf, String>>,
     pub(super) walks: Mutex<Vec<(PathBuf, u32, FsGroupPolicy)>>,
     pub(super) walk_error: Mutex<Option<PluginError>>,
 }
@@ -238,6 +240,10 @@ impl Mounts for FakeMounts {
 
     fn is_mount_point(&self, path: &Path) -> Result<bool, PluginError> {
         Ok(self.mounts.lock().unwrap().contains(path))
+    }
+
+    fn filesystem_options(&self, path: &Path) -> Result<String, PluginError> {
+        Ok(self.options.lock().unwrap().get(path).cloned().unwrap_or_default())
     }
 
     fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {

@@ -94,6 +94,10 @@ impl Mounts for RealNode {
         Ok(self.mounts().iter().any(|point| point == path))
     }
 
+    fn filesystem_options(&self, _: &Path) -> Result<String, PluginError> {
+        unreachable!("the driver says whether its files have labels")
+    }
+
     fn exists<'a>(&'a self, path: &'a Path) -> Answer<'a, bool> {
         Box::pin(async move { path.try_exists().map_err(|error| PluginError::new(error.to_string())) })
     }

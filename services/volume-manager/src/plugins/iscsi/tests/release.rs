@@ -106,13 +106,29 @@ async fn a_mount_is_reconstructed_from_its_references_with_the_name_as_written()
     let read = plugin.reconstruct(&found(&volume)).await.unwrap();
     assert_eq!(read.shared_name, Some(NAME.into()));
     assert_eq!((read.has_device, read.device_mount_path), (true, Some(shown(&node.root().join(GLOBAL)))));
-    assert_eq!(read.label, None);
+    assert_eq!(read.label, Some(MountLabel::Unlabelled));
     // Another agent has not stored the name.
     fs::remove_file(VolumeFile::file(&node.root().join(GLOBAL))).unwrap();
     let read = plugin.reconstruct(&found(&volume)).await.unwrap();
     assert_eq!(read.shared_name, Some(format!("kubernetes.io/iscsi/10.0.0.1:3260:{IQN}:3").as_str().into()));
     node.state().mounts.clear();
     assert!(plugin.reconstruct(&found(&volume)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_mount_with_a_label_is_found_with_it_with_and_without_a_pod() {
+    let node = FakeNode::new();
+    let volume = persistent("iscsi", source(&[]));
+    let label = MountLabel::Context("system_u:object_r:container_file_t:s0:c1,c2".into());
+    initiator(&node, &[("10.0.0.1", 5, "sda")]);
+    let plugin = plugin(&node);
+    plugin.mount_device(&volume, DeviceRequest { device_path: None, label: &label }).await.unwrap();
+    plugin.set_up(&volume, set_up_request(&FsGroupWalks::default())).await.unwrap();
+    assert_eq!(plugin.reconstruct(&found(&volume)).await.unwrap().label, Some(label.clone()));
+    assert_eq!(plugin.found_devices().await.unwrap()[0].label, Some(label));
+    // After a reboot nothing is mounted.
+    node.state().mounts.clear();
+    assert_eq!(plugin.found_devices().await.unwrap()[0].label, None);
 }
 
 /// What a restart finds: the device, as the file next to its folder or the folder itself names it.
@@ -122,6 +138,7 @@ fn found_device(node: &FakeNode, volume: &str, inner_name: &str, folder: &str) -
         inner_name: inner_name.into(),
         is_block: folder == MAPS,
         device_mount_path: shown(&node.root().join(folder)),
+        label: (folder == GLOBAL).then_some(MountLabel::Unlabelled),
     }
 }
 

@@ -1,13 +1,16 @@
-//! A fake logind, and systemd at the same time, on a message bus of the test's own.
+//! A fake systemd-logind, which is systemd at the same time, on a message bus of the test's own (Debian's dbus).
+//!
+//! Its calls panic where a test cannot continue: the bus does not start, or a message is not as documented.
+
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use keelson_testkit::Component;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -16,43 +19,59 @@ use zbus::connection::Builder;
 use zbus::message::Type as MessageType;
 use zbus::{Connection, Fd, Message, MessageStream, OwnedVariant, Variant};
 
-pub(crate) const LOGIND: &str = "org.freedesktop.login1";
+use crate::Component;
+
+/// logind's name on the bus.
+pub const LOGIND: &str = "org.freedesktop.login1";
 const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 const SYSTEMD: &str = "org.freedesktop.systemd1";
-/// The longest that a test waits for an event.
+/// How long a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) async fn soon<T>(event: impl Future<Output = T>) -> T {
+/// The output of a future that completes soon.
+///
+/// # Panics
+/// It does not complete within a minute.
+pub async fn soon<T>(event: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, event).await.expect("the event happens")
 }
 
-/// A scratch folder with the socket of a bus and the configuration of logind.
-pub(crate) struct Machine {
-    pub(crate) dir: tempfile::TempDir,
+/// A folder with the socket of a bus.
+#[derive(Debug)]
+pub struct Machine {
+    dir: PathBuf,
 }
 
 impl Machine {
-    pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("dbus")).unwrap();
-        Self { dir }
+    /// A machine in this folder, which exists.
+    ///
+    /// # Panics
+    /// Nothing can be created there.
+    pub fn new(dir: &Path) -> Self {
+        std::fs::create_dir(dir.join("dbus")).unwrap();
+        Self { dir: dir.to_owned() }
     }
 
-    /// The folder of the socket.
-    pub(crate) fn bus_dir(&self) -> PathBuf {
-        self.dir.path().join("dbus")
+    /// Its folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.bus_dir().join("system_bus_socket")
+    /// The socket of the bus.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("dbus/system_bus_socket")
     }
 
     /// A bus, until it is dropped. Every client may own every name on it.
-    pub(crate) async fn start_bus(&self) -> Child {
+    ///
+    /// # Panics
+    /// dbus-daemon is missing or does not start.
+    pub async fn start_bus(&self) -> Child {
         let socket = self.socket();
-        keelson_files::remove_if_exists(&socket).unwrap();
-        let config = self.dir.path().join("bus.conf");
+        // That of an earlier bus.
+        let _ = std::fs::remove_file(&socket);
+        let config = self.dir.join("bus.conf");
         let text = format!(
             "<busconfig><listen>unix:path={}</listen><auth>EXTERNAL</auth><policy context=\"default\">\
              <allow send_destination=\"*\"/><allow receive_sender=\"*\"/><allow own=\"*\"/></policy></busconfig>",
@@ -72,36 +91,47 @@ impl Machine {
         bus
     }
 
-    pub(crate) async fn client(&self) -> Connection {
+    /// A client of the bus.
+    ///
+    /// # Panics
+    /// The bus does not accept it.
+    pub async fn client(&self) -> Connection {
         let stream = tokio::net::UnixStream::connect(self.socket()).await.unwrap();
         Builder::unix_stream(stream.into_std().unwrap()).build().await.unwrap()
     }
 }
 
 /// How a fake logind behaves.
-#[derive(Clone)]
-pub(crate) struct Behaviour {
+#[derive(Debug, Clone)]
+pub struct Behaviour {
     /// Its limit until it reads its configuration.
-    pub(crate) limit_seconds: u64,
+    pub limit_seconds: u64,
     /// The file that it reads on SIGHUP; none: it keeps its limit.
-    pub(crate) config_file: Option<PathBuf>,
+    pub config_file: Option<PathBuf>,
     /// A shutdown is being prepared: it refuses inhibitors.
-    pub(crate) preparing: bool,
+    pub preparing: bool,
 }
 
-pub(crate) const PATIENT: Behaviour = Behaviour { limit_seconds: 30, config_file: None, preparing: false };
+/// A logind that grants inhibitors of up to 30 s.
+pub const PATIENT: Behaviour = Behaviour { limit_seconds: 30, config_file: None, preparing: false };
 
 /// A fake logind, which is systemd at the same time. It records calls that change something.
-pub(crate) struct FakeLogind {
-    pub(crate) connection: Connection,
+#[derive(Debug)]
+pub struct FakeLogind {
+    /// Its connection to the bus.
+    pub connection: Connection,
     behaviour: Arc<Mutex<Behaviour>>,
     calls: Arc<Mutex<Vec<String>>>,
     /// One end of a pipe per inhibitor; it reads the end of file when the inhibitor is released.
-    pub(crate) inhibitors: mpsc::Receiver<pipe::Receiver>,
+    pub inhibitors: mpsc::Receiver<pipe::Receiver>,
 }
 
 impl FakeLogind {
-    pub(crate) async fn start(machine: &Machine, behaviour: Behaviour) -> Self {
+    /// Takes the names of logind and systemd on the bus.
+    ///
+    /// # Panics
+    /// The bus does not give it the names.
+    pub async fn start(machine: &Machine, behaviour: Behaviour) -> Self {
         let connection = machine.client().await;
         let calls = Arc::<Mutex<Vec<String>>>::default();
         let (taken, inhibitors) = mpsc::channel(16);
@@ -120,17 +150,26 @@ impl FakeLogind {
         Self { connection, behaviour, calls, inhibitors }
     }
 
-    pub(crate) fn calls(&self) -> Vec<String> {
+    /// The calls that change something, in their order: the method and its arguments.
+    pub fn calls(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()
     }
 
-    pub(crate) async fn signal(&self, preparing: bool) {
+    /// Signals that a shutdown is prepared, or that it was cancelled.
+    ///
+    /// # Panics
+    /// The bus does not take the signal.
+    pub async fn signal(&self, preparing: bool) {
         self.behaviour.lock().unwrap().preparing = preparing;
         signal_from(&self.connection, preparing).await;
     }
 }
 
-pub(crate) async fn signal_from(connection: &Connection, preparing: bool) {
+/// The signal of [`FakeLogind::signal`], from any client.
+///
+/// # Panics
+/// The bus does not take the signal.
+pub async fn signal_from(connection: &Connection, preparing: bool) {
     let to = None::<zbus::names::BusName<'_>>;
     connection.emit_signal(to, OBJECT, MANAGER, "PrepareForShutdown", &preparing).await.unwrap();
 }
