@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::candidates::Candidates;
 pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, EvictArgs, RetryArgs};
-pub(crate) use self::container::{ExecArgs, LogsArgs};
+pub(crate) use self::container::{CpArgs, ExecArgs, LogsArgs};
 pub(crate) use self::drain::DrainArgs;
 pub(crate) use self::etcd::EtcdArgs;
 pub(crate) use self::orphans::{OrphansArgs, OrphansWhat};
@@ -100,6 +100,11 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Run a command in a container
     Exec(ExecArgs),
+    /// Copy a file or folder from a container or into it
+    ///
+    /// `keelson cp web:/data/file file` and `keelson cp file web:/data/`. The container's image must have tar. A path in
+    /// the container is relative to its working folder. Links and special files are not copied from a container.
+    Cp(CpArgs),
     /// Show everything about a pod or the node
     Describe(DescribeArgs),
     /// Show what a pod waits for, step by step

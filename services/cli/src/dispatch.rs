@@ -5,9 +5,9 @@ use crate::args::{
     Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, OrphansWhat, PodNames, ServicesWhat,
 };
 use crate::cmd::{
-    apply, completion, config, delete, describe_node, describe_pod, drain, evict, exec, explain, get_events,
-    get_images, get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes, grpc, logs,
-    man, orphans, retry, run_once, services, top, trace, up, version,
+    apply, completion, config, cp, delete, describe_node, describe_pod, drain, evict, exec, explain,
+    get_events, get_images, get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes,
+    grpc, logs, man, orphans, retry, run_once, services, top, trace, up, version,
 };
 use crate::error::CliError;
 use crate::fleet;
@@ -48,6 +48,7 @@ async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
         Command::Apply(args) => apply::run(session, &args.files).await,
         Command::Delete(args) => delete::run(session, &args).await,
         Command::Exec(args) => exec::run(session, &args).await,
+        Command::Cp(args) => cp::run(session, &args).await,
         Command::Evict(args) => evict::run(session, args).await,
         Command::Retry(args) => {
             let PodNames::Pod { names } = args.what;
@@ -96,6 +97,7 @@ fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
         Command::Describe(_) => ("describe", "`keelson get … -o json` gives the object"),
         Command::Delete(_) => ("delete", plain),
         Command::Exec(_) => ("exec", plain),
+        Command::Cp(_) => ("cp", plain),
         Command::Evict(_) => ("evict", plain),
         Command::Retry(_) => ("retry", plain),
         Command::Drain(_) => ("drain", DRAIN_HINT),

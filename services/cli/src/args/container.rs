@@ -56,3 +56,14 @@ pub(crate) struct ExecArgs {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct CpArgs {
+    /// A file or folder: a path of this machine, or POD:PATH
+    pub(crate) source: String,
+    /// Where it is copied to: a path of this machine, or POD:PATH; into a folder that exists
+    pub(crate) target: String,
+    /// Container [default: the annotated one, else the first]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) container: Option<String>,
+}

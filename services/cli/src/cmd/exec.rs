@@ -88,13 +88,14 @@ pub(crate) fn exit_with(code: i32) -> Result<(), CliError> {
 }
 
 /// The container in which the command runs.
-struct ExecTarget {
-    start: ExecStart,
+pub(super) struct ExecTarget {
+    pub(super) start: ExecStart,
     /// `None` when pod-sync does not answer.
     entry: Option<PodEntry>,
 }
 
-async fn find(session: &Session, args: &ExecArgs) -> Result<ExecTarget, CliError> {
+/// Finds the container, and says which one was chosen.
+pub(super) async fn find(session: &Session, args: &ExecArgs) -> Result<ExecTarget, CliError> {
     let mut all = match pods::list(&session.agent).await {
         Ok(all) => all,
         Err(error @ (CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. })) => {
@@ -146,7 +147,7 @@ impl From<CliError> for ExecError {
     }
 }
 
-fn exec_request(item: RequestItem) -> ExecRequest {
+pub(super) fn exec_request(item: RequestItem) -> ExecRequest {
     ExecRequest { item: Some(item) }
 }
 
@@ -272,7 +273,7 @@ async fn next_signal(signals: Option<&mut Signals>) -> u8 {
 }
 
 /// The error for a command that could not be run, or not to its end.
-fn remote_error(
+pub(super) fn remote_error(
     session: &Session,
     args: &ExecArgs,
     target: &ExecTarget,

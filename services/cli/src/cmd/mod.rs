@@ -3,6 +3,7 @@
 pub(crate) mod apply;
 pub(crate) mod completion;
 pub(crate) mod config;
+pub(crate) mod cp;
 pub(crate) mod delete;
 pub(crate) mod delete_volume_object;
 pub(crate) mod describe_node;

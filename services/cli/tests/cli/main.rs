@@ -5,6 +5,7 @@
 
 mod completion;
 mod configuration;
+mod cp;
 mod drain;
 mod events;
 mod exec;

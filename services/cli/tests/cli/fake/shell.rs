@@ -1,12 +1,15 @@
 //! The commands of the fake containers.
 
 use std::fmt::Write as _;
+use std::process::Stdio;
 
 use keelson_proto::keelson::runtime::v1::exec_request::Item as RequestItem;
 use keelson_proto::keelson::runtime::v1::exec_response::Item as ResponseItem;
 use keelson_proto::keelson::runtime::v1::{ExecRequest, ExecResponse, ExecStart, ExecStarted, TerminalSize};
 use keelson_service_kit::status::error;
 use keelson_testkit::fakes::{Conversation, Recorder};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
 use tonic::{Code, Status};
 
 /// The streams of an `Exec` call.
@@ -84,6 +87,7 @@ async fn command(session: &mut Session, start: ExecStart) -> Result<(), Status> 
             session.print("half").await;
             return Err(error(Code::Unavailable, "RUNTIME_LOST", "the runtime has gone"));
         }
+        ["tar" | "test", ..] => return program(session, &words).await,
         ["many", count] => {
             for _ in 0..count.parse().unwrap() {
                 session.print(&"x".repeat(10_000)).await;
@@ -111,6 +115,23 @@ async fn cat(session: &mut Session) -> Result<(), Status> {
         }
     }
     Ok(())
+}
+
+/// Runs a program of this machine, whose files are those of the container.
+async fn program(session: &mut Session, words: &[&str]) -> Result<(), Status> {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take();
+    while let Some(RequestItem::Stdin(bytes)) = session.next().await {
+        // A program that has ended reads no more.
+        let _ = stdin.as_mut().unwrap().write_all(bytes.as_ref()).await;
+    }
+    stdin.take();
+    let output = child.wait_with_output().await.unwrap();
+    session.send(ResponseItem::Stdout(output.stdout)).await;
+    session.send(ResponseItem::Stderr(output.stderr)).await;
+    session.exit(output.status.code().unwrap()).await
 }
 
 /// Prints each key as a number, and each size of the terminal, up to `q`.
