@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::candidates::Candidates;
 pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, EvictArgs, RetryArgs};
-pub(crate) use self::container::{CpArgs, ExecArgs, LogsArgs};
+pub(crate) use self::container::{AttachArgs, CpArgs, ExecArgs, LogsArgs};
 pub(crate) use self::drain::DrainArgs;
 pub(crate) use self::etcd::EtcdArgs;
 pub(crate) use self::orphans::{OrphansArgs, OrphansWhat};
@@ -100,6 +100,10 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Run a command in a container
     Exec(ExecArgs),
+    /// Show the output of a container's main process, and pass input to it
+    ///
+    /// It ends with the process, or with Ctrl-C, which the process does not notice unless -i and -t are set.
+    Attach(AttachArgs),
     /// Copy a file or folder from a container or into it
     ///
     /// `keelson cp web:/data/file file` and `keelson cp file web:/data/`. The container's image must have tar. A path in

@@ -5,7 +5,7 @@ use crate::args::{
     Cli, Command, ConfigWhat, DescribeWhat, GetWhat, GrpcWhat, OrphansWhat, PodNames, ServicesWhat,
 };
 use crate::cmd::{
-    apply, completion, config, cp, delete, describe_node, describe_pod, drain, evict, exec, explain,
+    apply, attach, completion, config, cp, delete, describe_node, describe_pod, drain, evict, exec, explain,
     get_events, get_images, get_node, get_pods, get_services, get_sources, get_volume_objects, get_volumes,
     grpc, logs, man, orphans, retry, run_once, services, top, trace, up, version,
 };
@@ -48,6 +48,7 @@ async fn run_here(session: &Session, command: Command) -> Result<(), CliError> {
         Command::Apply(args) => apply::run(session, &args.files).await,
         Command::Delete(args) => delete::run(session, &args).await,
         Command::Exec(args) => exec::run(session, &args).await,
+        Command::Attach(args) => attach::run(session, &args).await,
         Command::Cp(args) => cp::run(session, &args).await,
         Command::Evict(args) => evict::run(session, args).await,
         Command::Retry(args) => {
@@ -97,6 +98,7 @@ fn check_format(session: &Session, command: &Command) -> Result<(), CliError> {
         Command::Describe(_) => ("describe", "`keelson get … -o json` gives the object"),
         Command::Delete(_) => ("delete", plain),
         Command::Exec(_) => ("exec", plain),
+        Command::Attach(_) => ("attach", plain),
         Command::Cp(_) => ("cp", plain),
         Command::Evict(_) => ("evict", plain),
         Command::Retry(_) => ("retry", plain),

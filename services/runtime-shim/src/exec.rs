@@ -156,8 +156,9 @@ impl Execs {
             container = start.container,
             container_id,
             tty = start.tty,
+            attach = start.attach,
             caller_uid = uid,
-            "running a command in a container"
+            "running a command in a container, or attaching to it"
         );
         let url = self.stream_url(&container_id, &start).await?;
         let opened = async {
@@ -179,17 +180,19 @@ impl Execs {
     }
 
     async fn stream_url(&self, container_id: &str, start: &pb::ExecStart) -> Result<StreamUrl, ExecError> {
-        let request = cri::ExecRequest {
-            container_id: container_id.to_owned(),
-            cmd: start.command.clone(),
-            tty: start.tty,
-            stdin: start.stdin,
-            stdout: true,
-            // With a terminal there is only one output.
-            stderr: !start.tty,
+        let mut runtime = self.cri.runtime();
+        // With a terminal there is only one output.
+        let (stdin, tty, stdout, stderr) = (start.stdin, start.tty, true, !start.tty);
+        let container_id = container_id.to_owned();
+        let url = if start.attach {
+            let request = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };
+            runtime.attach(self.cri.quick(request)).await.map(|answer| answer.into_inner().url)
+        } else {
+            let cmd = start.command.clone();
+            let request = cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr };
+            runtime.exec(self.cri.quick(request)).await.map(|answer| answer.into_inner().url)
         };
-        let answer = self.cri.runtime().exec(self.cri.quick(request)).await.map_err(runtime_error)?;
-        Ok(StreamUrl::parse(&answer.into_inner().url)?)
+        Ok(StreamUrl::parse(&url.map_err(runtime_error)?)?)
     }
 }
 
@@ -212,8 +215,8 @@ where
     let Some(pb::exec_request::Item::Start(start)) = message.item else {
         return bad("the first message must be `start`");
     };
-    if start.command.is_empty() {
-        return bad("`command` is empty");
+    if start.command.is_empty() != start.attach {
+        return bad("either `command` or `attach` must be set");
     }
     if start.container.is_empty() {
         return bad("`container` is empty");

@@ -58,6 +58,22 @@ pub(crate) struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// Name of the pod
+    #[arg(add = Candidates::Pods)]
+    pub(crate) pod: String,
+    /// Container [default: the annotated one, else the first]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) container: Option<String>,
+    /// Pass standard input to the container, which must have `stdin: true`
+    #[arg(short = 'i', long)]
+    pub(crate) stdin: bool,
+    /// Use this terminal as the container's; needs --stdin and a container with `tty: true`
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CpArgs {
     /// A file or folder: a path of this machine, or POD:PATH
     pub(crate) source: String,

@@ -91,7 +91,7 @@ pub(crate) fn exit_with(code: i32) -> Result<(), CliError> {
 pub(super) struct ExecTarget {
     pub(super) start: ExecStart,
     /// `None` when pod-sync does not answer.
-    entry: Option<PodEntry>,
+    pub(super) entry: Option<PodEntry>,
 }
 
 /// Finds the container, and says which one was chosen.
@@ -151,7 +151,8 @@ pub(super) fn exec_request(item: RequestItem) -> ExecRequest {
     ExecRequest { item: Some(item) }
 }
 
-async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResponse>, ExecError> {
+/// Starts the command, and passes it standard input and sizes of the terminal.
+pub(super) async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResponse>, ExecError> {
     let rest = input(start.stdin, start.tty)?.filter_map(async |message| message.ok());
     let all = stream::once(std::future::ready(exec_request(RequestItem::Start(start)))).chain(rest);
     let answer = session.agent.runtime().exec(session.agent.request(all)).await;

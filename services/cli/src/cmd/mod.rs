@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub(crate) mod apply;
+pub(crate) mod attach;
 pub(crate) mod completion;
 pub(crate) mod config;
 pub(crate) mod cp;

@@ -35,7 +35,7 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn error_without_an_agent_names_the_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 21] = [
         &["get", "pods"],
         &["get", "node"],
         &["get", "events"],
@@ -47,6 +47,7 @@ fn error_without_an_agent_names_the_socket() {
         &["orphans", "clean", "--all"],
         &["logs", "web"],
         &["exec", "web", "--", "ls"],
+        &["attach", "web"],
         &["cp", "web:/etc/hostname", "."],
         &["describe", "pod", "web"],
         &["describe", "node"],

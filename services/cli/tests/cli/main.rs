@@ -3,6 +3,7 @@
 // Helpers outside of `#[test]` functions are test code too.
 #![allow(clippy::unwrap_used)]
 
+mod attach;
 mod completion;
 mod configuration;
 mod cp;

@@ -152,6 +152,28 @@ async fn exec_passes_stdin_stdout_stderr_and_the_exit_code() {
 }
 
 #[tokio::test]
+async fn attach_connects_to_the_main_process_and_takes_no_command() {
+    let world = World::new().await;
+    let attached = |start: &mut pb::ExecStart| {
+        start.attach = true;
+        start.command.clear();
+    };
+    let (mut caller, mut other) = world.started(attached).await;
+    caller.say(RequestItem::Stdin(b"in".to_vec())).await;
+    assert_eq!(other.data().await, ("stdin".into(), b"in".to_vec().into(), false));
+    other.send("stdout", b"out", true).await;
+    other.send("stderr", b"", true).await;
+    other.end(DONE).await;
+    assert_eq!(caller.next().await, ResponseItem::Stdout(b"out".to_vec()));
+    assert_eq!(caller.next().await, ResponseItem::ExitCode(0));
+    let attach = world.runtime.last_attach();
+    assert_eq!(attach.container_id, "c");
+    assert_eq!((attach.stdin, attach.stdout, attach.stderr, attach.tty), (true, true, true, false));
+    let error = world.refused(start(|start| start.attach = true)).await;
+    assert!(error.contains("either `command` or `attach` must be set"), "{error}");
+}
+
+#[tokio::test]
 async fn end_of_the_callers_stream_closes_stdin() {
     let world = World::new().await;
     let (mut caller, mut other) = world.started(|_| ()).await;
@@ -337,7 +359,7 @@ async fn invalid_exec_messages_are_refused_with_a_reason() {
     let world = World::new().await;
     for (item, text) in [
         (RequestItem::Stdin(vec![1]), "the first message must be `start`"),
-        (start(|start| start.command.clear()), "`command` is empty"),
+        (start(|start| start.command.clear()), "either `command` or `attach` must be set"),
         (start(|start| start.container.clear()), "`container` is empty"),
         (start(|start| start.name.clear()), "the pod must be named by"),
         (start(|start| start.namespace.clear()), "the pod must be named by"),

@@ -239,6 +239,11 @@ impl FakeRuntime {
         self.state().exec_url = url.into();
     }
 
+    /// The last attach request.
+    pub(crate) fn last_attach(&self) -> cri::AttachRequest {
+        self.runtime.attach.requests().last().unwrap()
+    }
+
     /// The last exec request.
     pub(crate) fn last_exec(&self) -> cri::ExecRequest {
         self.runtime.exec.requests().last().unwrap()

@@ -61,7 +61,11 @@ pub(super) async fn run(
 }
 
 async fn command(session: &mut Session, start: ExecStart) -> Result<(), Status> {
-    let words: Vec<&str> = start.command.iter().map(String::as_str).collect();
+    let mut words: Vec<&str> = start.command.iter().map(String::as_str).collect();
+    if start.attach {
+        // The main process of the container.
+        words = vec!["cat"];
+    }
     match words.as_slice() {
         ["nowhere"] => {
             return Err(error(Code::NotFound, "CONTAINER_NOT_FOUND", "container not found (\"app\")"));

@@ -62,6 +62,7 @@ impl FakeRuntime {
         self.answer(&fake.reopen_container_log, |state, request| state.reopen_log(&request.container_id));
         self.answer(&fake.list_container_stats, |state, _| Ok(state.layer_stats()));
         self.answer(&fake.exec, |state, _| Ok(cri::ExecResponse { url: state.exec_url.clone() }));
+        self.answer(&fake.attach, |state, _| Ok(cri::AttachResponse { url: state.exec_url.clone() }));
     }
 
     fn answer_image_calls(&self) {
