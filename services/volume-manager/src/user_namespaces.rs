@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use keelson_files::Replacement;
+use keelson_files::{Replacement, Written};
 use keelson_volume_manager_core::user_namespaces::{
     IdRange, IdRangeError, IdRanges, NodeRange, range_in, record_of,
 };
@@ -20,6 +20,8 @@ use crate::plugin_error::PluginError;
 const RECORD: &str = "userns";
 /// The user whose subordinate IDs pods get.
 const USER: &str = "kubelet";
+/// The beginning of its line in passwd(5).
+const USER_FIELD: &[u8] = b"kubelet:";
 /// The program that lists them.
 const GETSUBIDS: &str = "getsubids";
 /// How long it may take; the IDs may come from a directory service.
@@ -34,6 +36,9 @@ pub(crate) enum UserNamespaceError {
     /// The record cannot be written.
     #[error("cannot record the IDs of the pod's user namespace in {}", path.display())]
     Record { path: PathBuf, source: io::Error },
+    /// The node's users are unknown.
+    #[error("cannot read {}, which says whether there is a user {USER} with IDs for user namespaces", path.display())]
+    Users { path: PathBuf, source: io::Error },
     /// The IDs of the node cannot be listed.
     #[error("cannot list the IDs for user namespaces of pods: {0}")]
     Subids(PluginError),
@@ -79,11 +84,10 @@ impl UserNamespaces {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => Err(error.to_string()),
         };
-        if let Err(why) = &range {
+        if let Err(why) = self.lock().record(uid, range) {
             let path = folder.join(RECORD);
-            tracing::error!(uid, path = %path.display(), error = why, "cannot read the IDs of a pod's user namespace");
+            tracing::error!(uid, path = %path.display(), error = why, "the IDs of a pod's user namespace are unusable");
         }
-        self.lock().record(uid, range);
     }
 
     /// The range of a pod.
@@ -91,30 +95,31 @@ impl UserNamespaces {
         self.lock().of_pod(uid)
     }
 
-    /// Assigns a range to a pod that has none, and records it in the pod's folder.
+    /// Assigns a range to a pod that has none, and sees to it that the record in the pod's folder names the pod's range. If
+    /// the record cannot be written, the range stays the pod's until its folder is removed: the record may exist.
     pub(crate) fn assign(
         &self,
         uid: &str,
         folder: &Path,
         mounter: &Mounter,
     ) -> Result<(), UserNamespaceError> {
-        if self.of_pod(uid).is_some() {
-            return Ok(());
-        }
-        let node = self.node_range(mounter)?;
-        let mut ranges = self.lock();
-        let range = ranges.assign(uid, node, self.settings.ids_per_pod)?;
+        let range = match self.of_pod(uid) {
+            Some(range) => range,
+            None => {
+                let node = self.node_range(mounter)?;
+                self.lock().assign(uid, node, self.settings.ids_per_pod)?
+            }
+        };
         let path = folder.join(RECORD);
         let record = Replacement::new().mode(0o644).durable().temporary_suffix(".tmp");
-        if let Err(source) = record.write(&path, record_of(range).as_bytes()) {
-            ranges.release(uid);
-            return Err(UserNamespaceError::Record { path, source });
+        let written = record.write_if_changed(&path, record_of(range).as_bytes());
+        if written.map_err(|source| UserNamespaceError::Record { path, source })? != Written::Unchanged {
+            tracing::debug!(uid, first = range.host_id, length = range.length, "recorded the IDs of a pod");
         }
-        tracing::debug!(uid, first = range.host_id, length = range.length, "assigned IDs to a pod");
         Ok(())
     }
 
-    /// The pod's folder is removed, and nothing of the pod runs.
+    /// Frees the range of a pod whose folder is removed. Nothing of the pod runs then.
     pub(crate) fn release(&self, uid: &str) {
         self.lock().release(uid);
     }
@@ -126,7 +131,7 @@ impl UserNamespaces {
             return Ok(range);
         }
         let UserNamespaceSettings { ids_per_pod, max_pods } = self.settings;
-        let range = if !self.has_user() {
+        let range = if !self.has_user()? {
             NodeRange::whole_node(ids_per_pod)
         } else if env::split_paths(&self.search_path).any(|folder| folder.join(GETSUBIDS).is_file()) {
             let (users, groups) = (subids(mounter, &[USER])?, subids(mounter, &["-g", USER])?);
@@ -141,9 +146,13 @@ impl UserNamespaces {
         Ok(range)
     }
 
-    fn has_user(&self) -> bool {
-        let passwd = fs::read_to_string(self.machine.join("etc/passwd")).unwrap_or_default();
-        passwd.lines().any(|line| line.split(':').next() == Some(USER))
+    fn has_user(&self) -> Result<bool, UserNamespaceError> {
+        let path = self.machine.join("etc/passwd");
+        match fs::read(&path) {
+            Ok(passwd) => Ok(passwd.split(|byte| *byte == b'\n').any(|line| line.starts_with(USER_FIELD))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(UserNamespaceError::Users { path, source }),
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, IdRanges> {
@@ -233,6 +242,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_lost_userns_file_of_a_pod_is_written_again() {
+        let node = Node::new("", None);
+        let namespaces = node.namespaces();
+        namespaces.found("a", &node.pod_folder("a"));
+        let record = node.pod_folder("a").join(RECORD);
+        let (folder, mounter) = (node.pod_folder("a"), node.folder.mounter());
+        let assign = move || {
+            namespaces.assign("a", &folder, &mounter).unwrap();
+            let written = fs::read(folder.join(RECORD)).unwrap();
+            fs::remove_file(folder.join(RECORD)).unwrap();
+            namespaces.assign("a", &folder, &mounter).unwrap();
+            written
+        };
+        let written = tokio::task::spawn_blocking(assign).await.unwrap();
+        assert_eq!(fs::read(record).unwrap(), written);
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_user_is_found_in_any_passwd_and_an_unreadable_one_is_an_error() {
+        let node = Node::new("", Some("echo '0: kubelet 131072 131072'"));
+        let passwd = node.folder.path().join("etc/passwd");
+        fs::write(&passwd, b"j\xf6rg:x:1:1:J\xf6rg:/:/bin/sh\nkubelet:x:999:999::/:/bin/false\n").unwrap();
+        assert_eq!(node.assign(node.namespaces(), "a").await.unwrap().unwrap().host_id, 131_072);
+        fs::remove_file(&passwd).unwrap();
+        fs::create_dir(&passwd).unwrap();
+        let error = node.assign(node.namespaces(), "b").await.unwrap_err();
+        assert!(error.contains("etc/passwd, which says whether there is a user kubelet"), "{error}");
+    }
+
+    #[tokio::test]
     async fn unusable_subordinate_ids_refuse_user_namespaces_with_the_remedy() {
         let different =
             "case $1 in -g) echo '0: kubelet 131072 131072';; *) echo '0: kubelet 65536 131072';; esac";
@@ -275,17 +314,20 @@ mod tests {
         let namespaces = node.namespaces();
         namespaces.found("broken", &node.pod_folder("broken"));
         let error = node.assign(namespaces, "new").await.unwrap_err();
-        assert!(error.contains("the range of pod broken is unknown"), "{error}");
+        assert!(error.contains("that of pod broken is unusable"), "{error}");
         assert_eq!(fs::read(node.pod_folder("broken").join(RECORD)).unwrap(), b"{");
     }
 
     #[tokio::test]
-    async fn a_user_namespace_that_cannot_be_recorded_is_not_assigned() {
+    async fn an_id_range_that_cannot_be_recorded_is_an_error_and_stays_its_pods() {
         let node = Node::new("", None);
         let namespaces = node.namespaces();
         let (folder, mounter) = (node.folder.path().join("missing"), node.folder.mounter());
         let error = namespaces.assign("a", &folder, &mounter).unwrap_err();
         assert!(matches!(error, UserNamespaceError::Record { .. }), "{error}");
-        assert_eq!(namespaces.of_pod("a"), None);
+        // The record may have been written nevertheless, so no other pod gets the range.
+        let range = namespaces.of_pod("a");
+        assert_eq!(node.assign(namespaces, "b").await.unwrap().unwrap().host_id, 131_072);
+        assert_eq!(range.unwrap().host_id, 65_536);
     }
 }

@@ -221,9 +221,10 @@ impl Worker {
         folder.lock_owned().await
     }
 
-    /// Whether every desired volume is ready, up to date or not.
+    /// Whether the pod's folder and every desired volume are ready, up to date or not.
     fn is_ready(&self, desire: &PodDesire) -> bool {
-        desire.volumes.iter().all(|volume| self.actual.ready.contains(&volume.name))
+        self.actual.folder_complete
+            && desire.volumes.iter().all(|volume| self.actual.ready.contains(&volume.name))
     }
 
     async fn check_runtime(&mut self, desire: &PodDesire) -> Next {

@@ -44,7 +44,7 @@ const SHARED_PARTS: &[Part] = &[
     services("nodeStatus.externalCloud", &[NodeStatus]),
     services("nodeStatus.nodeIps", &[NodeStatus]),
     services("offline", &[PodConfig]),
-    services("pods", &[PodSync]),
+    services("pods", &[PodSync, VolumeManager]),
     services("resources", &[PodConfig, VolumeManager, ResourceManager, PodSync, NodeStatus]),
     services("runtime.maxParallelPulls", &[RuntimeShim]),
     services("runtime.relistPeriodMs", &[RuntimeShim]),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The node's IDs end here.
-const END: u64 = 1 << 32;
+/// The node's IDs end here. The last number of 32 bits is no ID, and no range can have it.
+const END: u64 = (1 << 32) - 1;
 
 /// Consecutive IDs on the node; a pod sees them as those from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,15 +38,15 @@ pub enum IdRangeError {
         /// What to do.
         remedy: &'static str,
     },
-    /// A pod's range is unknown, so every other range may overlap it.
+    /// A pod's range is unknown or overlaps another, so every other range may overlap it.
     #[error(
-        "no range of IDs for user namespaces is assigned while the range of pod {uid} is unknown: {why}; remove that \
-         pod, or restore the file `userns` in its folder"
+        "no range of IDs for user namespaces is assigned while that of pod {uid} is unusable: {why}; remove that pod, or \
+         restore the file `userns` in its folder"
     )]
-    Unknown {
+    Unusable {
         /// The pod.
         uid: String,
-        /// Why its range is unknown.
+        /// Why its range is unusable.
         why: String,
     },
     /// The node's range does not suit.
@@ -146,9 +146,22 @@ pub struct IdRanges {
 }
 
 impl IdRanges {
-    /// Records what is known of a pod's range: its range, or why that cannot be read.
-    pub fn record(&mut self, uid: &str, range: Result<IdRange, String>) {
+    /// Records what was found of a pod's range: its range, or why that cannot be read. A range that overlaps that of a pod
+    /// which was recorded before is unusable; returns why.
+    pub fn record(&mut self, uid: &str, range: Result<IdRange, String>) -> Result<(), String> {
+        let other = |range: &IdRange| {
+            let mut others = self.by_pod.iter().filter(|(other, _)| *other != uid);
+            others.find_map(|(other, taken)| {
+                taken.as_ref().is_ok_and(|t| t.overlaps(*range)).then(|| other.clone())
+            })
+        };
+        let range = range.and_then(|range| match other(&range) {
+            Some(other) => Err(format!("its range overlaps that of pod {other}")),
+            None => Ok(range),
+        });
+        let recorded = range.clone().map(drop);
         self.by_pod.insert(uid.to_owned(), range);
+        recorded
     }
 
     /// The range of a pod.
@@ -157,7 +170,7 @@ impl IdRanges {
         self.by_pod.get(uid)?.as_ref().ok().copied()
     }
 
-    /// A pod without folder has no range.
+    /// Frees the range of a pod whose folder is removed.
     pub fn release(&mut self, uid: &str) {
         self.by_pod.remove(uid);
     }
@@ -174,7 +187,7 @@ impl IdRanges {
         if let Some((uid, why)) =
             self.by_pod.iter().find_map(|(uid, range)| Some((uid, range.as_ref().err()?)))
         {
-            return Err(IdRangeError::Unknown { uid: uid.clone(), why: why.clone() });
+            return Err(IdRangeError::Unusable { uid: uid.clone(), why: why.clone() });
         }
         let mut taken: Vec<IdRange> = self.by_pod.values().filter_map(|range| range.clone().ok()).collect();
         taken.sort_unstable();
@@ -265,7 +278,7 @@ mod tests {
     fn a_range_found_on_disk_stays_its_pods_and_overlaps_no_new_one() {
         let (mut ranges, node) = (IdRanges::default(), NodeRange::whole_node(BLOCK));
         // Of a time with another idsPerPod: it covers the second half of the first slot and the first half of the second.
-        ranges.record("old", Ok(range(BLOCK + BLOCK / 2, BLOCK)));
+        ranges.record("old", Ok(range(BLOCK + BLOCK / 2, BLOCK))).unwrap();
         assert_eq!(ranges.assign("new", node, BLOCK).unwrap(), range(3 * BLOCK, BLOCK));
         assert_eq!(ranges.assign("old", node, BLOCK).unwrap(), range(BLOCK + BLOCK / 2, BLOCK));
     }
@@ -273,13 +286,26 @@ mod tests {
     #[test]
     fn no_id_range_is_assigned_while_that_of_another_pod_is_unknown() {
         let (mut ranges, node) = (IdRanges::default(), NodeRange::whole_node(BLOCK));
-        ranges.record("known", Ok(range(BLOCK, BLOCK)));
-        ranges.record("broken", Err("it is empty".into()));
+        ranges.record("known", Ok(range(BLOCK, BLOCK))).unwrap();
+        ranges.record("broken", Err("it is empty".into())).unwrap_err();
         let error = ranges.assign("new", node, BLOCK).unwrap_err().to_string();
-        assert!(error.contains("the range of pod broken is unknown: it is empty"), "{error}");
+        assert!(error.contains("that of pod broken is unusable: it is empty"), "{error}");
         assert_eq!(ranges.assign("known", node, BLOCK).unwrap(), range(BLOCK, BLOCK));
         ranges.release("broken");
         assert_eq!(ranges.assign("new", node, BLOCK).unwrap(), range(2 * BLOCK, BLOCK));
+    }
+
+    #[test]
+    fn two_records_with_overlapping_id_ranges_refuse_new_ones() {
+        let (mut ranges, node) = (IdRanges::default(), NodeRange::whole_node(BLOCK));
+        ranges.record("a", Ok(range(BLOCK, BLOCK))).unwrap();
+        ranges.record("a", Ok(range(BLOCK, BLOCK))).unwrap();
+        let why = ranges.record("b", Ok(range(2 * BLOCK - 1, BLOCK))).unwrap_err();
+        assert_eq!(why, "its range overlaps that of pod a");
+        let error = ranges.assign("new", node, BLOCK).unwrap_err().to_string();
+        assert!(error.contains("that of pod b is unusable: its range overlaps that of pod a"), "{error}");
+        assert_eq!(ranges.assign("a", node, BLOCK).unwrap(), range(BLOCK, BLOCK));
+        assert!(ranges.assign("b", node, BLOCK).is_err());
     }
 
     #[test]
@@ -291,11 +317,9 @@ mod tests {
         assert_eq!(ranges.assign("b", node, BLOCK).unwrap(), range(2 * BLOCK, BLOCK));
         let error = ranges.assign("c", node, BLOCK).unwrap_err().to_string();
         assert!(error.starts_with("all 2 ranges of IDs for user namespaces are in use"), "{error}");
-        assert_eq!(
-            NodeRange::whole_node(1 << 31).slots(1 << 31).collect::<Vec<_>>(),
-            [range(1 << 31, 1 << 31)]
-        );
-        assert_eq!(NodeRange::whole_node(BLOCK).slots(BLOCK).count(), 65_535);
+        // The last number is no ID, so the last block of the node is no range.
+        assert_eq!(NodeRange::whole_node(1 << 31).slots(1 << 31).count(), 0);
+        assert_eq!(NodeRange::whole_node(BLOCK).slots(BLOCK).count(), 65_534);
     }
 
     #[test]
@@ -338,6 +362,7 @@ mod tests {
             &text.replace("\"containerId\":0", "\"containerId\":1"),
             &text.replace("\"hostId\":65536", "\"hostId\":0"),
             &text.replace("\"hostId\":65536", "\"hostId\":4294967295"),
+            &text.replace("\"hostId\":65536", "\"hostId\":4294901760"),
             &text.replace("\"length\":65536", "\"length\":0"),
         ];
         for content in refused {

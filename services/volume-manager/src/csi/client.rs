@@ -263,6 +263,9 @@ impl Client {
         let Ok(Ok(_permit)) = timeout_at(deadline, call.limit.acquire()).await else {
             return Err(Failure::Busy);
         };
+        if Instant::now() >= deadline {
+            return Err(Failure::NoAnswer);
+        }
         let answered = Answered::default();
         let channel = WatchedChannel { inner: self.channel.clone(), answered: answered.clone() };
         let client = NodeClient::new(channel).max_decoding_message_size(LONGEST_MESSAGE);

@@ -141,6 +141,43 @@ async fn fsgroup_owns_the_empty_dir() {
 }
 
 #[tokio::test]
+async fn a_pod_without_volumes_waits_with_the_reason_if_it_gets_no_id_range() {
+    let world = World::new();
+    // Of a pod of an earlier agent.
+    let broken = world.pod("broken");
+    fs::create_dir_all(&broken).unwrap();
+    fs::write(broken.join("userns"), "{").unwrap();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let desired = |uid| pb::PodDesire { user_namespace: true, ..desire(uid, 1, Want::Run, Vec::new()) };
+    sync.pod(desired("u1")).await;
+    // No set is complete: the folder of the other pod stays.
+    let request = within(pb::MountPodRequest { uid: "u1".into(), revision: 1 }, LONG);
+    let mut stream = client.mount_pod(request).await.unwrap().into_inner();
+    loop {
+        let item = stream.message().await.unwrap().unwrap().item.unwrap();
+        let pb::mount_pod_response::Item::Progress(progress) = item else { panic!("{item:?}") };
+        if progress.waiting_for.contains("that of pod broken is unusable") {
+            break;
+        }
+    }
+    drop(stream);
+    // The operator restores the record, and the service reads it at its next start.
+    fs::remove_file(broken.join("userns")).unwrap();
+    drop(sync);
+    service.stop().await;
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desired("u1")).await;
+    let (_, ready) = mount(&mut client, "u1", 1).await;
+    let range = ready.unwrap().user_namespace.unwrap();
+    assert_eq!((range.host_id, range.length), (65_536, 65_536));
+    assert!(world.pod("u1").join("userns").is_file());
+}
+
+#[tokio::test]
 async fn mount_pod_returns_not_found_for_a_pod_that_was_never_named() {
     let world = World::new();
     let service = world.start().await;

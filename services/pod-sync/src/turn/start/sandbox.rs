@@ -39,8 +39,17 @@ pub(super) async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Re
     // A sandbox with a user namespace is of a handler that supports it.
     let can_have_users = plan.is_none() || supports_user_namespaces(start, &runtime_handler);
     let users = start.mounts.user_namespace.filter(|_| can_have_users);
-    let config = sandbox_request(start, (attempt, users), &node_dns)
-        .map_err(|text| report_error(start, SyncError::new(text)))?;
+    let has_user_namespace = start.desired.pod.spec.host_users == Some(false);
+    let metrics = &start.effects.publisher.metrics;
+    if plan.is_some() {
+        metrics.pod_starts(has_user_namespace);
+    }
+    let config = sandbox_request(start, (attempt, users), &node_dns).map_err(|text| {
+        if plan.is_some() {
+            metrics.pod_failed(has_user_namespace);
+        }
+        report_error(start, SyncError::new(text))
+    })?;
     let Some(plan) = plan else {
         let ready = start.observed.ready_sandbox().ok_or_else(|| SyncError::new("the sandbox is gone"))?;
         let id = ready.id.as_str().to_owned();
@@ -64,7 +73,6 @@ async fn run(start: &Start<'_>, request: cri::RunPodSandboxRequest) -> Result<St
     note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime is making the sandbox"));
     let (effects, metrics) = (start.effects, &start.effects.publisher.metrics);
     let has_user_namespace = start.desired.pod.spec.host_users == Some(false);
-    metrics.pod_starts(has_user_namespace);
     let timeout = effects.clients.cri_timeout * 2;
     match effects.clients.cri().run_pod_sandbox(bounded(request, timeout)).await {
         Ok(response) => Ok(response.into_inner().pod_sandbox_id),

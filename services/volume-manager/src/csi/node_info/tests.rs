@@ -137,12 +137,12 @@ async fn the_storage_is_not_ready_until_the_csi_node_has_its_annotation() {
 async fn storage_is_ready_with_an_old_pod_config_and_registers_after_its_upgrade() {
     let api = FakeApi::start().await;
     api.objects.lock().unwrap().unreadable = Some(tonic::Status::unimplemented(""));
-    let ready = watch::Sender::new(Ok(()));
+    // An error from the start: a watch does not show every state in between.
+    let ready = watch::Sender::new(Err("not initialized yet".to_owned()));
     let mut seen = ready.subscribe();
     let shutdown = CancellationToken::new();
     let initialized = api.nodes.initialize(&ready, &shutdown);
     let upgraded = async {
-        drop(seen.wait_for(Result::is_err).await.unwrap());
         drop(seen.wait_for(Result::is_ok).await.unwrap());
         assert!(api.csi_node().is_none());
         api.objects.lock().unwrap().unreadable = None;

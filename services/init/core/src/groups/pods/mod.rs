@@ -73,6 +73,8 @@ fn ids_per_pod(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
     let ids = reader.u32_field("userNamespaces.idsPerPod")?;
     if ids.value % BLOCK != 0 {
         reader.refuse(&ids, format!("this must be a multiple of {BLOCK}"));
+    } else if ids.value >= 1 << 31 {
+        reader.refuse(&ids, "this must be below 2147483648, so that there are IDs for at least one pod");
     }
     Some(ids)
 }
