@@ -127,7 +127,7 @@ fn run() -> ExitCode {
     run_with_config(SPEC, config, |context| async move {
         let built = build(context, start, cli).await;
         if let (Err(error), true) = (&built, is_kubelet) {
-            // The log makes the line of a kubelet of it, as `startup_error_line` does before there is a log.
+            // The log formats this line as a kubelet does. Before there is a log, `startup_error_line` does that.
             tracing::error!(error = format!("{error:#}"), "command failed");
         }
         built
@@ -434,7 +434,7 @@ async fn lock_file(
     let Some(lock_file_option) = cli.lock_file() else { return Ok(None) };
     let Some(held) = lock_file_option.acquire(&context.shutdown).await? else {
         tracing::info!("shutdown was requested while waiting for the file lock");
-        std::process::exit(0);
+        context.exit(0);
     };
     let held = std::sync::Arc::new(held);
     let (watched_lock, shutdown) = (std::sync::Arc::clone(&held), context.shutdown.clone());

@@ -9,10 +9,14 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use common::{Init, Scene, eventually, find, is_alive, signal, status_field};
-use keelson_config::ServiceName;
+use keelson_config::{Paths, ServiceName};
 use keelson_init_core::privileges;
+use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_proto::keelson::admin::v1::{SetLogLevelRequest, SetVerbosityRequest};
 use keelson_proto::keelson::supervisor::v1 as pb;
+use keelson_service_kit::connect_unix;
 use rustix::process::Signal;
+use tonic::Code;
 
 fn assert_root() {
     assert!(
@@ -391,6 +395,41 @@ async fn an_init_waiting_for_the_lock_file_ends_on_sigterm() {
     let after = scene.all_running().await;
     assert_eq!(find(&after, ServiceName::Init).pid, first.pid());
     assert!(before.iter().all(|old| after.iter().any(|service| service.pid == old.pid)));
+}
+
+#[tokio::test]
+async fn an_init_that_ends_waiting_for_the_lock_file_writes_its_buffered_log() {
+    let scene = Scene::new();
+    let kubelet = fs::read_to_string(scene.path("kubelet.yaml")).unwrap();
+    let split = "featureGates: {LoggingAlphaOptions: true}\n\
+                 logging: {flushFrequency: 24h, options: {text: {splitStream: true, infoBufferSize: 1Mi}}}\n";
+    fs::write(scene.path("kubelet.yaml"), kubelet + split).unwrap();
+    let held = fs::File::create(scene.path("lock")).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut command = scene.command();
+    command.args(["--lock-file", &scene.text("lock")]);
+    command.stdout(fs::File::create(scene.path("stdout")).unwrap());
+    let mut init = scene.start_as(command);
+    waits_for_a_lock(init.pid()).await;
+    init.signal(Signal::TERM);
+    assert_eq!(init.ended().await, Some(0));
+    let log = fs::read_to_string(scene.path("stdout")).unwrap();
+    assert!(log.ends_with("] \"shutdown was requested while waiting for the file lock\"\n"), "{log}");
+}
+
+#[tokio::test]
+async fn init_refuses_a_log_verbosity_from_the_network_and_takes_a_log_level() {
+    let scene = Scene::new();
+    let _init = scene.start();
+    scene.all_running().await;
+    let socket = Paths::socket_below(&scene.path("run"), ServiceName::Init);
+    let mut admin = AdminClient::new(connect_unix("init", &socket));
+    let refused = admin.set_verbosity(SetVerbosityRequest { verbosity: 10 }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(refused.message(), "init keeps its log level; change it with SetLogLevel");
+    let level = SetLogLevelRequest { filter: "debug".into() };
+    let previous = admin.set_log_level(level).await.unwrap().into_inner().previous;
+    assert_eq!(previous, "info", "it was not changed");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! `POST /checkpoint`: an archive of a running container, written by the container runtime (node-and-api.md §8.2).
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -16,6 +18,11 @@ use crate::api_error::ApiError;
 use crate::log_target::has_container;
 use crate::pods::find;
 use crate::streams::{MaybeUser, authenticated};
+
+/// Maximum time for a checkpoint; runtime-shim has the same limit. It is far from what a gRPC deadline cannot express.
+const LONGEST: Duration = Duration::from_secs(90 * 24 * 3600);
+/// Time for runtime-shim in addition to that of the runtime: it looks up the container, and answers.
+const MARGIN: Duration = Duration::from_secs(5);
 
 /// The path, if the feature gate is on.
 pub(crate) fn router(handlers: ApiHandlers) -> Router<App> {
@@ -52,7 +59,10 @@ async fn checkpoint(
         timeout_seconds,
     };
     let peer = app.peer(ServiceName::RuntimeShim);
-    match RuntimeClient::new(peer.channel()).checkpoint_container(message).await {
+    let runtime = Duration::from_millis(app.ctx.live.now().runtime.request_timeout_ms);
+    let mut request = tonic::Request::new(message);
+    request.set_timeout(deadline(timeout_seconds, runtime));
+    match RuntimeClient::new(peer.channel()).checkpoint_container(request).await {
         Ok(written) => {
             let body = json!({"items": [written.into_inner().path]}).to_string();
             Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
@@ -67,8 +77,32 @@ async fn checkpoint(
     }
 }
 
+/// How long runtime-shim may take: the timeout in the request or `runtimeRequestTimeout`, whichever is longer, and
+/// [`MARGIN`].
+fn deadline(timeout_seconds: i64, runtime: Duration) -> Duration {
+    let timeout = Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(0));
+    timeout.max(runtime).min(LONGEST) + MARGIN
+}
+
 /// The last `timeout` counts; 0 without one; `None` if it is no number.
 fn timeout(pairs: &[(String, String)]) -> Option<i64> {
     let last = pairs.iter().rev().find(|(key, _)| key == "timeout");
     last.map_or(Some(0), |(_, value)| value.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoint_may_take_the_longer_timeout_up_to_a_maximum() {
+        let runtime = Duration::from_secs(120);
+        for (timeout, seconds) in
+            [(0, 125), (-1, 125), (120, 125), (300, 305), (7_776_001, 7_776_005), (i64::MAX, 7_776_005)]
+        {
+            assert_eq!(deadline(timeout, runtime), Duration::from_secs(seconds), "{timeout}");
+            // Must not panic, as it does for durations that a gRPC deadline cannot express.
+            tonic::Request::new(()).set_timeout(deadline(timeout, runtime));
+        }
+    }
 }

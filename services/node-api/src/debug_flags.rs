@@ -1,7 +1,7 @@
 //! `PUT /debug/flags/v`: changes the verbosity of the logs of all services (node-and-api.md §8.2).
 //!
-//! As in a kubelet, a service that is restarted has the configured verbosity again. init is no service of this path: nobody may
-//! call it from the network.
+//! As in a kubelet, a service that is restarted has the configured verbosity again. It does not reach init, which
+//! serves no requests from the network and refuses the call.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};

@@ -203,7 +203,8 @@ async fn serve_file(
     if let Some(modified) = modified.and_then(|text| HeaderValue::from_str(&text).ok()) {
         fields.insert(header::LAST_MODIFIED, modified);
     }
-    if is_part {
+    // A Go file server ignores the range of an empty file.
+    if is_part && file.size_bytes > 0 {
         let end = (file.offset + file.length).saturating_sub(1);
         let range = format!("bytes {}-{end}/{}", file.offset, file.size_bytes);
         if let Ok(range) = HeaderValue::from_str(&range) {
@@ -240,12 +241,12 @@ async fn serve_query(app: &App, query: pb::NodeLogQuery, headers: &HeaderMap) ->
         .map_err(|status| ApiError::from_peer("runtime-shim", &status).into_response())?;
     let first = first.map(|item| data_of(pb::ReadNodeLogsResponse { item: Some(item) }));
     let pieces = logged(stream::iter(first.map(Ok)).chain(messages.map_ok(data_of)).boxed());
-    let content_type = (header::CONTENT_TYPE, "text/plain;charset=UTF-8");
+    let text = [(header::CONTENT_TYPE, "text/plain;charset=UTF-8"), NOSNIFF];
     if headers.get(header::ACCEPT_ENCODING).is_some_and(|value| value == "gzip") {
         let body = Body::from_stream(compressed(pieces));
-        return Ok(([content_type, (header::CONTENT_ENCODING, "gzip")], body).into_response());
+        return Ok((text, [(header::CONTENT_ENCODING, "gzip")], body).into_response());
     }
-    Ok(([content_type], Body::from_stream(pieces)).into_response())
+    Ok((text, Body::from_stream(pieces)).into_response())
 }
 
 /// Compresses the pieces of a stream as they arrive.

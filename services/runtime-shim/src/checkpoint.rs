@@ -17,6 +17,8 @@ use crate::cri_objects::{ContainerEntry, labels};
 
 /// The folder of the archives, below the root folder.
 const FOLDER: &str = "checkpoints";
+/// Maximum time for a checkpoint. It is far from what a gRPC deadline cannot express.
+const LONGEST: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// Why there is no checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +65,7 @@ pub async fn checkpoint(
         .await
         .map_err(|source| CheckpointError::Folder { path: folder.clone(), source })?;
     let location = folder.join(name).to_string_lossy().into_owned();
-    let timeout = Duration::from_secs(timeout).max(cri.timeout());
+    let timeout = Duration::from_secs(timeout).min(LONGEST).max(cri.timeout());
     let message = cri::CheckpointContainerRequest {
         container_id: id,
         location: location.clone(),
@@ -152,16 +154,18 @@ mod tests {
         let path = checkpoint(&fake.cri, root, &ask("c", 0)).await.unwrap();
         let begin = root.join("checkpoints/checkpoint-u_default-c-").display().to_string();
         assert!(path.starts_with(&begin) && path.ends_with("Z.tar"), "{path}");
-        checkpoint(&fake.cri, root, &ask("c", 77)).await.unwrap();
+        for timeout in [77, i64::MAX] {
+            checkpoint(&fake.cri, root, &ask("c", timeout)).await.unwrap();
+        }
         let asked = fake.runtime.checkpoint_container.requests().all();
         let timeouts: Vec<i64> = asked.iter().map(|request| request.timeout).collect();
-        assert_eq!(timeouts, [20, 77], "the configured timeout is the shortest");
+        assert_eq!(timeouts, [20, 77, 7_776_000], "from the configured timeout to 90 days");
         assert_eq!((asked[0].container_id.as_str(), &asked[0].location), ("c", &path));
 
         for (container, timeout) in [("other", 0), ("c", -1)] {
             checkpoint(&fake.cri, root, &ask(container, timeout)).await.unwrap_err();
         }
-        assert_eq!(fake.runtime.checkpoint_container.requests().len(), 2, "the runtime was not asked");
+        assert_eq!(fake.runtime.checkpoint_container.requests().len(), 3, "the runtime was not asked");
         fake.runtime.checkpoint_container.fail(Status::unimplemented("unknown method"));
         let error = checkpoint(&fake.cri, root, &ask("c", 0)).await.unwrap_err();
         assert_eq!(error.to_string(), "rpc error: code = Unimplemented desc = unknown method");

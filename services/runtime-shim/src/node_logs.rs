@@ -9,7 +9,8 @@ mod journal;
 mod tests;
 
 use std::fs::File;
-use std::io::{self, SeekFrom};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +20,9 @@ use keelson_runtime_shim_core::node_log::{JournalQuery, NodeLogQueryError, files
 use keelson_service_kit::status::{chain, error as error_status};
 use pb::read_node_logs_request::What;
 use pb::read_node_logs_response::Item;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinError;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
@@ -84,7 +86,7 @@ pub enum NodeLogError {
     TooMany,
     /// The thread that opens files has ended.
     #[error("the reader of the log has ended")]
-    Lost(#[source] tokio::task::JoinError),
+    Lost(#[source] JoinError),
 }
 
 /// Reads the logs of the node.
@@ -129,8 +131,7 @@ impl NodeLogs {
                 let slot = slot(&self.queries)?;
                 let logs = self.clone();
                 keelson_service_kit::spawn("query a log of the node", async move {
-                    logs.run_query(&query, &out).await;
-                    drop(slot);
+                    logs.run_query(&query, &slot, &out).await;
                 });
             }
         }
@@ -145,7 +146,7 @@ impl NodeLogs {
     ) -> Result<(), NodeLogError> {
         let slot = slot(&self.readers)?;
         let shown = String::from_utf8_lossy(&path).into_owned();
-        match self.open(path).await.map_err(NodeLogError::Lost)? {
+        match self.open(path, &slot).await.map_err(NodeLogError::Lost)? {
             Ok(Opened::Folder(entries)) => {
                 keelson_service_kit::spawn("list a folder of logs", async move {
                     send_entries(&entries, &out).await;
@@ -159,8 +160,7 @@ impl NodeLogs {
                 let head =
                     pb::NodeLogFile { size_bytes: size, modified_unix_seconds: modified, offset, length };
                 keelson_service_kit::spawn("read a file of logs", async move {
-                    send_file(file, head, &shown, &out).await;
-                    drop(slot);
+                    send_file(file, head, &shown, &slot, &out).await;
                 });
             }
             Err(OpenError::NotFound) => return Err(NodeLogError::NotFound { path: shown }),
@@ -170,19 +170,18 @@ impl NodeLogs {
         Ok(())
     }
 
-    /// Opens a path in a thread of its own, since the disk may hang.
-    async fn open(&self, path: Vec<u8>) -> Result<Result<Opened, OpenError>, tokio::task::JoinError> {
+    async fn open(&self, path: Vec<u8>, slot: &Slot) -> Result<Result<Opened, OpenError>, JoinError> {
         let root = self.root.clone();
-        tokio::task::spawn_blocking(move || open_beneath(&root, &path)).await
+        in_thread(slot, move || open_beneath(&root, &path)).await
     }
 
     /// Writes the answer to a query. As in a kubelet, errors are lines of the text.
-    async fn run_query(&self, query: &JournalQuery, out: &Messages) {
+    async fn run_query(&self, query: &JournalQuery, slot: &Slot, out: &Messages) {
         let mut text = Text { out, left: self.most_bytes };
         // Cancel-safe: nothing is used after the time is over, and dropped commands are killed. A reader that has left ends
         // the query as well, although journalctl may write nothing for long.
         let ended = tokio::select! {
-            ended = tokio::time::timeout(self.limit, self.answer(query, &mut text)) => ended,
+            ended = tokio::time::timeout(self.limit, self.answer(query, slot, &mut text)) => ended,
             () = out.closed() => return,
         };
         match ended {
@@ -194,12 +193,23 @@ impl NodeLogs {
         }
     }
 
-    async fn answer(&self, query: &JournalQuery, text: &mut Text<'_>) -> Result<(), TextEnd> {
-        let units = journal::units(&self.journalctl, self.limit).await;
+    async fn answer(&self, query: &JournalQuery, slot: &Slot, text: &mut Text<'_>) -> Result<(), TextEnd> {
+        let units = match journal::units(&self.journalctl, self.limit).await {
+            Ok(units) => units,
+            Err(error) => {
+                let error = chain(&error);
+                text.line(&format!("\nerror: cannot list the units in the journal: {error}\n")).await?;
+                // Only the journal supports options; which services it has is unknown.
+                if query.has_options() {
+                    return Ok(());
+                }
+                String::new()
+            }
+        };
         let (in_journal, others) = query.split_by_journal(&units);
         if !in_journal.is_empty() {
             match journal::start(&self.journalctl, &query.arguments(&in_journal)) {
-                Ok(mut running) => text.copy(&mut running.output, u64::MAX).await?,
+                Ok(mut running) => text.copy(&mut running.output).await?,
                 Err(error) => text.line(&format!("\nerror: journal output not available: {error}\n")).await?,
             }
         }
@@ -209,17 +219,17 @@ impl NodeLogs {
             return text.line(&format!("\n{hint} [{names}]\ntry without specifying options\n")).await;
         }
         for service in others {
-            self.copy_files(service, text).await?;
+            self.copy_log(service, slot, text).await?;
         }
         Ok(())
     }
 
     /// Copies the first of the files that may be the log of a service.
-    async fn copy_files(&self, service: &str, text: &mut Text<'_>) -> Result<(), TextEnd> {
+    async fn copy_log(&self, service: &str, slot: &Slot, text: &mut Text<'_>) -> Result<(), TextEnd> {
         for name in files_of_service(service) {
-            let failed = match self.open(name.into_bytes()).await {
+            let failed = match self.open(name.into_bytes(), slot).await {
                 Ok(Ok(Opened::File { file, size, .. })) => {
-                    return text.copy(&mut tokio::fs::File::from_std(file), size).await;
+                    return text.copy_file(&Arc::new(file), size, slot).await;
                 }
                 Ok(Ok(Opened::Folder(_)) | Err(OpenError::NotFound)) => continue,
                 Ok(Err(OpenError::Refused(why))) => why.to_owned(),
@@ -232,8 +242,43 @@ impl NodeLogs {
     }
 }
 
-fn slot(slots: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, NodeLogError> {
-    Arc::clone(slots).try_acquire_owned().map_err(|_| NodeLogError::TooMany)
+/// A slot of a reader or a query. It is free when the last copy is dropped.
+type Slot = Arc<OwnedSemaphorePermit>;
+
+fn slot(slots: &Arc<Semaphore>) -> Result<Slot, NodeLogError> {
+    Arc::clone(slots).try_acquire_owned().map(Arc::new).map_err(|_| NodeLogError::TooMany)
+}
+
+/// Works on files in a thread of its own, since the disk may hang. The thread has a copy of the slot: when nobody waits for it any
+/// more, the slot stays taken until the thread has ended. Otherwise requests that are cancelled could block any number of threads.
+async fn in_thread<T: Send + 'static>(
+    slot: &Slot,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    let slot = Arc::clone(slot);
+    let thread = tokio::task::spawn_blocking(move || {
+        let done = work();
+        drop(slot);
+        done
+    });
+    thread.await
+}
+
+/// Reads up to `most` bytes of a file at an offset, at most [`CHUNK`]; none at its end.
+async fn read_at(file: &Arc<File>, offset: u64, most: u64, slot: &Slot) -> io::Result<Vec<u8>> {
+    let file = Arc::clone(file);
+    let read = in_thread(slot, move || {
+        let mut data = vec![0; usize::try_from(most).unwrap_or(CHUNK).min(CHUNK)];
+        let count = loop {
+            match file.read_at(&mut data, offset) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => break done?,
+            }
+        };
+        data.truncate(count);
+        Ok(data)
+    });
+    read.await.map_err(io::Error::other)?
 }
 
 fn journal_query(query: pb::NodeLogQuery) -> JournalQuery {
@@ -270,12 +315,12 @@ async fn send_entries(entries: &[(Vec<u8>, bool)], out: &Messages) {
 }
 
 /// Sends the announced part of a file. If the file has become shorter, the stream ends with an error.
-async fn send_file(file: File, head: pb::NodeLogFile, path: &str, out: &Messages) {
+async fn send_file(file: File, head: pb::NodeLogFile, path: &str, slot: &Slot, out: &Messages) {
     let (offset, length) = (head.offset, head.length);
     if out.send(message(Item::File(head))).await.is_err() {
         return;
     }
-    let failed = match copy_part(file, offset, length, out).await {
+    let failed = match copy_part(&Arc::new(file), offset, length, slot, out).await {
         Ok(0) => return,
         Ok(missing) => format!("{path:?} has become shorter by {missing} bytes while it was read"),
         Err(error) => format!("cannot read {path:?}: {}", chain(&error)),
@@ -284,20 +329,25 @@ async fn send_file(file: File, head: pb::NodeLogFile, path: &str, out: &Messages
 }
 
 /// Copies a part of a file: how many bytes are missing at its end, 0 also when the reader has left.
-async fn copy_part(file: File, offset: u64, length: u64, out: &Messages) -> io::Result<u64> {
-    let mut file = tokio::fs::File::from_std(file);
-    file.seek(SeekFrom::Start(offset)).await?;
-    let mut file = file.take(length);
-    while file.limit() > 0 {
-        let mut data = Vec::with_capacity(CHUNK);
-        if file.read_buf(&mut data).await? == 0 {
+async fn copy_part(
+    file: &Arc<File>,
+    offset: u64,
+    length: u64,
+    slot: &Slot,
+    out: &Messages,
+) -> io::Result<u64> {
+    let mut sent = 0;
+    while sent < length {
+        let data = read_at(file, offset + sent, length - sent, slot).await?;
+        if data.is_empty() {
             break;
         }
+        sent += data.len() as u64;
         if out.send(message(Item::Data(data))).await.is_err() {
             return Ok(0);
         }
     }
-    Ok(file.limit())
+    Ok(length - sent)
 }
 
 /// Why a text ends early.
@@ -327,9 +377,24 @@ impl Text<'_> {
         self.send(line.as_bytes().to_vec()).await
     }
 
-    /// Copies up to `most` bytes; an error of the reader is a line of the text.
-    async fn copy(&mut self, from: &mut (impl AsyncRead + Unpin), most: u64) -> Result<(), TextEnd> {
-        let mut from = from.take(most);
+    /// Copies the first `size` bytes of a file; an error is a line of the text.
+    async fn copy_file(&mut self, file: &Arc<File>, size: u64, slot: &Slot) -> Result<(), TextEnd> {
+        let mut offset = 0;
+        while offset < size {
+            match read_at(file, offset, size - offset, slot).await {
+                Ok(data) if data.is_empty() => break,
+                Ok(data) => {
+                    offset += data.len() as u64;
+                    self.send(data).await?;
+                }
+                Err(error) => return self.line(&format!("\n{error}\n")).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what a command writes; an error is a line of the text.
+    async fn copy(&mut self, from: &mut (impl AsyncRead + Unpin)) -> Result<(), TextEnd> {
         loop {
             let mut data = Vec::with_capacity(CHUNK);
             match from.read_buf(&mut data).await {

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1 as pb;
 use keelson_proto::keelson::admin::v1::admin_server::Admin;
 use keelson_telemetry::Telemetry;
@@ -58,6 +59,11 @@ impl Admin for AdminService {
         &self,
         request: Request<pb::SetVerbosityRequest>,
     ) -> Result<Response<pb::SetVerbosityResponse>, Status> {
+        // node-api calls this for clients of the network, and init serves no requests from there.
+        if self.context.service == ServiceName::Init {
+            let text = "init keeps its log level; change it with SetLogLevel";
+            return Err(error(Code::PermissionDenied, "LOG_FILTER", text));
+        }
         let verbosity = request.into_inner().verbosity;
         self.context
             .set_log_verbosity(verbosity)

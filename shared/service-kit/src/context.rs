@@ -88,6 +88,12 @@ impl Context {
         Ok(())
     }
 
+    /// Ends the process at once with this exit code. Buffered lines of the log are written; nothing else is ended in order.
+    pub fn exit(&self, code: i32) -> ! {
+        self.telemetry.iter().for_each(|telemetry| telemetry.close_log());
+        std::process::exit(code)
+    }
+
     /// Another service that this one may call (architecture §2).
     pub fn peer(&self, name: ServiceName) -> Peer {
         debug_assert!(self.service.callees().contains(&name), "{} may not call {name}", self.service);

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
-/// Maximum length of a response in bytes.
+/// Maximum length of a response in bytes, unless the caller sets another one.
 const MOST_BYTES: usize = 1 << 20;
 /// Bytes of the end of standard error that errors quote.
 const TOLD_BYTES: usize = 1024;
@@ -67,8 +67,11 @@ pub enum RunError {
         said: Said,
     },
     /// Its response is too long.
-    #[error("its answer is longer than 1 MiB")]
-    TooLong,
+    #[error("its answer is longer than {} MiB", .0 >> 20)]
+    TooLong(
+        /// The maximum in bytes.
+        usize,
+    ),
     /// Its standard output could not be read.
     #[error("cannot read its answer")]
     Read {
@@ -124,7 +127,7 @@ impl Drop for Group {
 /// Resets the `oom_score_adj` of a program that was just started: it has inherited this service's value
 /// (proc_pid_oom_score_adj(5)), which init has lowered. The program was not waited for yet, so its pid cannot have been
 /// reused.
-fn end_oom_protection(child: &Child) {
+pub fn end_oom_protection(child: &Child) {
     if let Some(id) = child.id() {
         // It may have ended already.
         let _ = fs::write(format!("/proc/{id}/oom_score_adj"), "0");
@@ -139,8 +142,21 @@ impl Program {
     /// # Errors
     /// The program cannot be started, takes too long, writes too much, or does not exit with 0.
     pub async fn run(&self, input: &[u8], limit: Duration) -> Result<Vec<u8>, RunError> {
+        self.run_up_to(MOST_BYTES, input, limit).await
+    }
+
+    /// The same with another maximum of the length of the response in bytes, instead of 1 MiB.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub async fn run_up_to(
+        &self,
+        most_bytes: usize,
+        input: &[u8],
+        limit: Duration,
+    ) -> Result<Vec<u8>, RunError> {
         let mut said = Said::default();
-        match tokio::time::timeout(limit, self.run_to_end(input, &mut said)).await {
+        match tokio::time::timeout(limit, self.run_to_end(most_bytes, input, &mut said)).await {
             Ok(Ok((status, answer))) if status.success() => Ok(answer),
             Ok(Ok((status, _))) => Err(RunError::Failed { status, said }),
             Ok(Err(error)) => Err(error),
@@ -148,7 +164,12 @@ impl Program {
         }
     }
 
-    async fn run_to_end(&self, input: &[u8], said: &mut Said) -> Result<(ExitStatus, Vec<u8>), RunError> {
+    async fn run_to_end(
+        &self,
+        most_bytes: usize,
+        input: &[u8],
+        said: &mut Said,
+    ) -> Result<(ExitStatus, Vec<u8>), RunError> {
         let mut command = Command::new(&self.path);
         command.args(&self.args).env_clear().envs(&self.env).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -173,7 +194,8 @@ impl Program {
         };
         let mut answer = Vec::new();
         let status = {
-            let all = async { tokio::try_join!(write, take_answer(stdout, &mut answer), take_in) };
+            let all =
+                async { tokio::try_join!(write, take_answer(stdout, most_bytes, &mut answer), take_in) };
             let mut pipes = pin!(all);
             // Cancel-safe: the pipes are read on below, and a program that has ended is waited for again.
             let closed = tokio::select! {
@@ -192,8 +214,12 @@ impl Program {
     }
 }
 
-async fn take_answer(from: impl AsyncRead + Unpin, answer: &mut Vec<u8>) -> Result<(), RunError> {
-    let mut from = from.take(MOST_BYTES as u64 + 1);
+async fn take_answer(
+    from: impl AsyncRead + Unpin,
+    most_bytes: usize,
+    answer: &mut Vec<u8>,
+) -> Result<(), RunError> {
+    let mut from = from.take(most_bytes as u64 + 1);
     while from.read_buf(answer).await.map_err(|source| RunError::Read { source })? > 0 {}
-    if answer.len() > MOST_BYTES { Err(RunError::TooLong) } else { Ok(()) }
+    if answer.len() > most_bytes { Err(RunError::TooLong(most_bytes)) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
 //! Logs and traces of every Keelson service.
 //!
-//! Log lines are written in klog's text or JSON format (`line`), to standard error or split into two streams (`output`). A bounded number of spans of traces is buffered in memory
-//! (see [`SpanBuffer`]), and their W3C context is sent with every call. They are exported over OTLP/gRPC only when the
+//! Log lines are written in klog's text or JSON format (`line`), to standard error or split into two streams (`output`). A bounded
+//! number of spans of traces is buffered in memory (see [`SpanBuffer`]), and their W3C context is sent with every call. They are exported over OTLP/gRPC only when the
 //! configuration names a collector; without one their context says that they are not sampled.
 
 mod line;
@@ -80,7 +80,7 @@ pub enum TelemetryError {
     Twice,
 }
 
-/// Keeps telemetry alive; [`Telemetry::shutdown`] sends what is left.
+/// Keeps telemetry alive; [`Telemetry::shutdown`] sends what is left. Buffered lines are also written when it is dropped.
 pub struct Telemetry {
     filter: reload::Handle<LineFilter, Registry>,
     provider: Option<SdkTracerProvider>,
@@ -198,12 +198,25 @@ impl Telemetry {
         self.provider.is_some()
     }
 
-    /// Writes buffered lines, and exports the pending spans, bounded by the exporter's own timeout.
+    /// Writes buffered lines, and from now on each line at once.
+    pub fn close_log(&self) {
+        self.buffer.iter().for_each(Buffer::close);
+    }
+
+    /// Writes buffered lines and from now on each line at once, and exports the pending spans, bounded by the exporter's own
+    /// timeout.
     pub fn shutdown(&self) {
-        self.buffer.iter().for_each(Buffer::flush);
+        self.close_log();
         if let Some(provider) = &self.provider {
             let _ = provider.shutdown();
         }
+    }
+}
+
+impl Drop for Telemetry {
+    /// A panic may end the process without [`Telemetry::shutdown`].
+    fn drop(&mut self) {
+        self.close_log();
     }
 }
 

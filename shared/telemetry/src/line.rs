@@ -2,7 +2,8 @@
 //!
 //! Text: `I0102 15:04:05.000000    1234 worker.rs:42] "Message" key="value"`, in the time zone of the node. JSON: `ts` in
 //! milliseconds since 1970, `caller`, `msg`, and `v`, which errors lack. Both have further fields by name; `error` is `err`, as the
-//! kubelet calls it. JSON also has `level` and `logger`, which klog leaves out or has in named loggers only.
+//! kubelet calls it. JSON also has `level`, which klog leaves out, and `logger`, which klog
+//! has in named loggers only.
 
 use std::fmt::{self, Write as _};
 
@@ -71,7 +72,7 @@ fn text_head(
         metadata.line().unwrap_or(1),
     )?;
     if metadata.target() == UNSTRUCTURED_TARGET {
-        line.extend(message.chars().map(|c| if c.is_control() { ' ' } else { c }));
+        line.extend(message.chars().map(|c| if is_printable(c) { c } else { ' ' }));
         return Ok(());
     }
     quote(line, message)
@@ -163,7 +164,8 @@ impl Visit for Fields {
     }
 }
 
-/// Writes a text in quotes, with the escapes of a Go string, so that a line has no line feeds and no control characters.
+/// Writes a text in quotes, with the escapes of a Go string, so that a line has no line feeds and no characters that are not
+/// printable: readers may split lines at U+2028, and show U+202E as another order of the text.
 fn quote(line: &mut String, text: impl fmt::Display) -> fmt::Result {
     line.push('"');
     write!(Escaped { line, is_json: false }, "{text}")?;
@@ -193,15 +195,33 @@ impl fmt::Write for Escaped<'_> {
                 '\n' => self.line.push_str("\\n"),
                 '\r' => self.line.push_str("\\r"),
                 '\t' => self.line.push_str("\\t"),
-                c if c.is_control() && (self.is_json || u32::from(c) > 0x7f) => {
-                    write!(self.line, "\\u{:04x}", u32::from(c))?;
+                c if is_printable(c) => self.line.push(c),
+                c if self.is_json => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        write!(self.line, "\\u{unit:04x}")?;
+                    }
                 }
-                c if c.is_control() => write!(self.line, "\\x{:02x}", u32::from(c))?,
-                c => self.line.push(c),
+                c => match u32::from(c) {
+                    code @ ..=0x7f => write!(self.line, "\\x{code:02x}")?,
+                    code @ ..=0xffff => write!(self.line, "\\u{code:04x}")?,
+                    code => write!(self.line, "\\U{code:08x}")?,
+                },
             }
         }
         Ok(())
     }
+}
+
+/// Whether a character is shown as itself: a letter, mark, number, punctuation, symbol or the ASCII space (Go's
+/// `strconv.IsPrint`). Controls, formats, line separators and other spaces are not.
+fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    // The standard library escapes what is not printable. It also escapes a mark at the beginning of a text, so one letter precedes.
+    let mut text = [b'a'; 5];
+    let length = 1 + c.encode_utf8(&mut text[1..]).len();
+    std::str::from_utf8(&text[..length]).is_ok_and(|text| text.escape_debug().nth(1) == Some(c))
 }
 
 #[cfg(test)]
@@ -312,12 +332,45 @@ mod tests {
 
     #[test]
     fn line_has_one_line_feed_whatever_is_logged() {
-        let hostile = "a\nb\r\u{0}\u{85}\u{2028}\u{7f}\"\\";
+        let hostile = "a\nb\r\u{0}\u{85}\u{2028}\u{2029}\u{202e}\u{feff}\u{e0001}\u{7f}\"\\";
         for format in [Format::Text(TimeZone::UTC), Format::Json] {
             let lines =
                 lines(format.clone(), || tracing::info!(value = hostile, other = ?hostile, "{hostile}"));
             let line = lines[0].strip_suffix('\n').unwrap();
-            assert!(line.chars().all(|c| !c.is_control()), "{line:?}");
+            assert!(line.chars().all(|c| c == ' ' || c.is_ascii_graphic()), "{line:?}");
+            let separator = if format == Format::Json { "\\u2028\\u2029\\u202e" } else { "\\u0085\\u2028" };
+            assert_eq!(line.matches(separator).count(), 2, "in the message and the value: {line}");
         }
+    }
+
+    #[test]
+    fn characters_that_are_not_printable_are_escaped_in_text_and_json() {
+        for (c, text, json) in [
+            ('\u{1b}', "\\x1b", "\\u001b"),
+            ('\u{7f}', "\\x7f", "\\u007f"),
+            ('\u{9f}', "\\u009f", "\\u009f"),
+            ('\u{a0}', "\\u00a0", "\\u00a0"),
+            ('\u{ad}', "\\u00ad", "\\u00ad"),
+            ('\u{200b}', "\\u200b", "\\u200b"),
+            ('\u{2028}', "\\u2028", "\\u2028"),
+            ('\u{2029}', "\\u2029", "\\u2029"),
+            ('\u{202e}', "\\u202e", "\\u202e"),
+            ('\u{2066}', "\\u2066", "\\u2066"),
+            ('\u{1d173}', "\\U0001d173", "\\ud834\\udd73"),
+            ('é', "é", "é"),
+            ('\u{301}', "\u{301}", "\u{301}"),
+            ('本', "本", "本"),
+            ('🐳', "🐳", "🐳"),
+            (' ', " ", " "),
+        ] {
+            let (mut in_text, mut in_json) = (String::new(), String::new());
+            quote(&mut in_text, c).unwrap();
+            quote_json(&mut in_json, c).unwrap();
+            assert_eq!((in_text, in_json), (format!("\"{text}\""), format!("\"{json}\"")), "{c:?}");
+        }
+        let line = lines(Format::Text(TimeZone::UTC), || {
+            tracing::info!(target: UNSTRUCTURED_TARGET, "a\u{2028}b");
+        });
+        assert!(line[0].ends_with("] a b\n"), "{line:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! Where lines go: standard error, or with split streams errors to standard error and all others to standard output.
 //!
 //! The lines for standard output can be buffered (`infoBufferSize`): they are written when the buffer is full, with each error,
-//! regularly (`flushFrequency`), and at the end of the process. A process that is killed loses those in its buffer, as a kubelet
-//! does.
+//! regularly (`flushFrequency`), and at the end of the process, also after a panic. A process that is killed loses those in its
+//! buffer, as a kubelet does.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,6 +33,10 @@ impl Default for Output {
     }
 }
 
+/// How many bytes a pipe takes in one piece: `PIPE_BUF` of Linux (pipe(7)). All services may write to the same pipe, and the kernel
+/// may write parts of others between the parts of a longer piece.
+const PIPE_BUF: usize = 4096;
+
 /// The lines for standard output that are not written yet.
 #[derive(Clone)]
 pub(crate) struct Buffer(Arc<Mutex<Buffered>>);
@@ -55,6 +59,13 @@ impl Buffer {
     /// Writes what is buffered.
     pub(crate) fn flush(&self) {
         self.lock().flush();
+    }
+
+    /// Writes what is buffered, and from now on each line at once: the process ends.
+    pub(crate) fn close(&self) {
+        let mut buffered = self.lock();
+        buffered.flush();
+        buffered.capacity = 0;
     }
 
     /// Flushes regularly until the other owners are gone.
@@ -85,9 +96,24 @@ impl Buffered {
     }
 
     fn flush(&mut self) {
-        let _ = self.to.write_all(&self.lines).and_then(|()| self.to.flush());
+        for piece in pieces(&self.lines) {
+            let _ = self.to.write_all(piece).and_then(|()| self.to.flush());
+        }
         self.lines.clear();
     }
+}
+
+/// Splits lines into pieces that a pipe takes as a whole. Each piece ends with a line; a line that is longer than a piece may be is
+/// a piece of its own.
+fn pieces(mut lines: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let line_end = |part: &[u8]| part.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+        let last_end = |part: &[u8]| part.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
+        let whole = last_end(&lines[..lines.len().min(PIPE_BUF)]).or_else(|| line_end(lines));
+        let (piece, rest) = lines.split_at(whole.unwrap_or(lines.len()));
+        lines = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// Writes each event as a line.
@@ -166,6 +192,31 @@ mod tests {
         assert_eq!(written.text(), "12345\n6789\n");
         buffer.lock().add(b"longer than the buffer\n");
         assert_eq!(written.text(), "12345\n6789\nlonger than the buffer\n");
+    }
+
+    #[test]
+    fn flush_writes_pieces_of_whole_lines_that_a_pipe_takes_at_once() {
+        let line = |length: usize| "x".repeat(length - 1) + "\n";
+        let lines = [line(4000), line(96), line(1), line(9000), line(10), line(4096), line(3)].concat();
+        let split: Vec<&[u8]> = pieces(lines.as_bytes()).collect();
+        assert_eq!(split.concat(), lines.as_bytes());
+        let lengths: Vec<usize> = split.iter().map(|piece| piece.len()).collect();
+        assert_eq!(lengths, [4096, 1, 9000, 10, 4096, 3]);
+        assert!(split.iter().all(|piece| piece.ends_with(b"\n")));
+        assert_eq!(pieces(b"").count(), 0);
+        assert_eq!(pieces(b"no line feed").count(), 1);
+    }
+
+    #[test]
+    fn closed_buffer_writes_what_it_has_and_each_later_line_at_once() {
+        let written = Written::default();
+        let buffer = Buffer::new(100, Box::new(written.clone()));
+        buffer.lock().add(b"1\n");
+        assert_eq!(written.text(), "");
+        buffer.close();
+        assert_eq!(written.text(), "1\n");
+        buffer.lock().add(b"2\n");
+        assert_eq!(written.text(), "1\n2\n");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use keelson_kube_model::Quantity;
 use serde_json::Value;
 
 use crate::durations::signed_nanos;
-use crate::gates::FeatureGates;
+use crate::gates::{self, FeatureGates};
 use crate::reader::Reader;
 
 /// Checks the types of the fields without effect.
@@ -19,14 +19,22 @@ pub(crate) fn check_types(reader: &mut Reader<'_>) {
     }
 }
 
-/// Refuses each field whose feature gate is off; `gates` are those in force.
+/// Refuses each field whose feature gate is off, or cannot be on; `gates` are those in force.
+///
+/// `AllAlpha` may switch on a gate that cannot be on by name, since it asks for no single feature. The field asks for it.
 pub(crate) fn check_gates(reader: &mut Reader<'_>, gates: &FeatureGates) {
     for field in kubelet_fields() {
-        let Some(gate) = field.gate.filter(|gate| !gates.is_on(gate.name)) else { continue };
+        let Some(gate) = field.gate else { continue };
+        let name = gate.name;
+        let remedy = match gates::why_it_cannot_be_on(name) {
+            Some(why) => {
+                format!("this requires the feature gate {name}, which cannot be on: {why}; remove this field")
+            }
+            None if gates.is_on(name) => continue,
+            None => format!("this requires the feature gate {name}; enable it, or remove this field"),
+        };
         if let Some(value) = reader.peek(field.path).filter(|value| is_met(field.kind, gate.condition, value))
         {
-            let remedy =
-                format!("this requires the feature gate {}; enable it, or remove this field", gate.name);
             reader.report(field.path, value, remedy);
         }
     }

@@ -189,24 +189,26 @@ fn gated_fields_are_refused_without_their_feature_gate() {
 }
 
 #[test]
-fn fields_of_refused_feature_gates_need_the_gate_and_cannot_get_it() {
+fn fields_of_refused_feature_gates_are_refused_also_with_all_alpha() {
     for (gate, fields, field) in [
         ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
         ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
     ] {
-        let without = errors_of(fields.clone());
-        assert!(
-            without.len() == 1 && without[0].contains(&format!("the feature gate {gate}; ")),
-            "{without:?}"
-        );
-        assert!(without[0].starts_with(&format!("invalid configuration: {field} = ")), "{without:?}");
-        let mut with = fields.clone();
-        with["featureGates"] = json!({gate: true});
-        let errors = errors_of(with);
-        assert!(
-            errors.len() == 1 && errors[0].contains(&format!("featureGates.{gate} = true")),
-            "{errors:?}"
-        );
+        for gates in [json!({}), json!({"AllAlpha": true}), json!({gate: true})] {
+            let mut fields = fields.clone();
+            fields["featureGates"] = gates.clone();
+            let errors = errors_of(fields);
+            let refused = |error: &&String| {
+                error.starts_with(&format!("invalid configuration: {field} = "))
+                    && error.contains(&format!("the feature gate {gate}, which cannot be on: "))
+                    && error.ends_with("; remove this field")
+            };
+            assert_eq!(errors.iter().filter(refused).count(), 1, "{errors:?}");
+            let by_name = format!("featureGates.{gate} = true");
+            let others = usize::from(gates[gate] == true);
+            assert_eq!(errors.iter().filter(|error| error.contains(&by_name)).count(), others, "{errors:?}");
+            assert_eq!(errors.len(), 1 + others, "{errors:?}");
+        }
     }
 }
 

@@ -41,6 +41,31 @@ async fn checkpoint_answers_with_the_path_of_the_archive() {
 }
 
 #[tokio::test]
+async fn checkpoint_may_take_the_runtimes_time_or_the_longer_timeout() {
+    let node = node().await;
+    for (query, seconds) in
+        [("", 125), ("?timeout=7", 125), ("?timeout=300", 305), ("?timeout=9223372036854775807", 7_776_005)]
+    {
+        let (status, _, text) = node.request_as_jane("POST", &format!("{PATH}{query}"), &[]).await;
+        assert_eq!(status, 200, "{text}");
+        let deadline = node.world.runtime_deadlines.last().unwrap();
+        assert_eq!(seconds_of(&deadline), seconds, "{query}: {deadline}");
+    }
+}
+
+/// The seconds of a `grpc-timeout`.
+fn seconds_of(deadline: &str) -> u64 {
+    let (number, unit) = deadline.split_at(deadline.len() - 1);
+    let per_second = match unit {
+        "S" => 1,
+        "m" => 1000,
+        "u" => 1_000_000,
+        unit => panic!("{unit}"),
+    };
+    number.parse::<u64>().unwrap() / per_second
+}
+
+#[tokio::test]
 async fn checkpoint_errors_have_the_kubelets_status_and_text() {
     let node = node().await;
     for (path, status, text) in [

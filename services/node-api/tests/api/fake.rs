@@ -21,13 +21,15 @@ use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::error;
 use keelson_testkit::fakes::{
-    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, FakeVolumeManager, StreamAnswer,
+    FakeAdmin, FakePodSync, FakeResourceManager, FakeRuntime, FakeServer, FakeVolumeManager, Recorder,
+    StreamAnswer,
 };
 use rt::stream_request::Item as RequestItem;
 use rt::stream_response::Item as ResponseItem;
 use tokio::net::{TcpListener, TcpStream};
 use tonic::service::Routes;
-use tonic::{Code, Status};
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Code, Request, Status};
 
 use crate::command::{Command, StreamConversation, send};
 
@@ -43,6 +45,8 @@ pub struct World {
     pub runtime: FakeRuntime,
     pub resource_manager: FakeResourceManager,
     pub volume_manager: FakeVolumeManager,
+    /// The deadlines of the calls to runtime-shim (`grpc-timeout`).
+    pub runtime_deadlines: Recorder<String>,
     servers: Vec<FakeServer>,
     _dir: tempfile::TempDir,
 }
@@ -52,9 +56,15 @@ impl World {
     pub async fn start() -> Self {
         let mut world = Self::without_peers();
         let admin = || Routes::new(world.admin.server());
+        let deadlines = world.runtime_deadlines.clone();
+        let runtime = InterceptedService::new(world.runtime.server(), move |call: Request<()>| {
+            let deadline = call.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+            deadlines.record(deadline.unwrap_or_default().to_owned());
+            Ok(call)
+        });
         let peers = [
             (ServiceName::PodSync, admin().add_service(world.pod_sync.server())),
-            (ServiceName::RuntimeShim, admin().add_service(world.runtime.server())),
+            (ServiceName::RuntimeShim, admin().add_service(runtime)),
             (ServiceName::ResourceManager, admin().add_service(world.resource_manager.server())),
             (ServiceName::VolumeManager, admin().add_service(world.volume_manager.server())),
         ];
@@ -78,6 +88,7 @@ impl World {
             runtime: FakeRuntime::default(),
             resource_manager: FakeResourceManager::default(),
             volume_manager: FakeVolumeManager::default(),
+            runtime_deadlines: Recorder::default(),
             servers: Vec::new(),
             _dir: dir,
         };

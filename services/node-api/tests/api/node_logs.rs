@@ -72,6 +72,11 @@ async fn log_file_is_served_with_its_size_and_time_and_a_part_of_it_by_range() {
         (206, "234", &"bytes 2-4/10".parse().unwrap())
     );
     assert_eq!(last_request(&node).range, Some(rt::ByteRange { first: Some(2), last: Some(4) }));
+    node.world.runtime.read_node_logs.list([file(0, 0, 0)]);
+    for range in ["bytes=0-", "bytes=-5", "bytes=3-4"] {
+        let (status, headers, text) = node.request_as_jane("GET", "/logs/x", &[("range", range)]).await;
+        assert_eq!((status, text.as_str(), headers.get("content-range")), (200, "", None), "empty: {range}");
+    }
     let (status, ..) = node.request_as_jane("GET", "/logs/x", &[("range", "bytes=4-2")]).await;
     assert_eq!(status, 416);
     node.world.runtime.read_node_logs.fail(peer_error(Code::OutOfRange, "the range is outside of the file"));
@@ -158,6 +163,7 @@ async fn query_reads_the_logs_of_services() {
     let (status, headers, text) = node.request_as_jane("GET", &format!("/logs/?{query}"), &[]).await;
     assert_eq!((status, text.as_str()), (200, "one\ntwo\n"));
     assert_eq!(headers["content-type"], "text/plain;charset=UTF-8");
+    assert_eq!(headers["x-content-type-options"], "nosniff");
     let expected = rt::NodeLogQuery {
         services: vec!["kubelet".into(), "ssh".into()],
         since_unix_seconds: Some(9),

@@ -175,6 +175,43 @@ async fn access_review_decides_and_the_403_names_its_attributes() {
 }
 
 #[tokio::test]
+async fn logs_checkpoints_and_verbosity_each_require_their_right() {
+    let node = Reviewed::start_with(|api| api.handlers.system_log_query = true).await;
+    let world = &node.node.world;
+    world.running_pod("web");
+    world.runtime.read_node_logs.list([]);
+    world.runtime.checkpoint_container.answer(Default::default());
+    world.admin.set_verbosity.answer(Default::default());
+    let calls = || {
+        let runtime = &world.runtime;
+        let logs = runtime.read_node_logs.requests().len();
+        logs + runtime.checkpoint_container.requests().len() + world.admin.set_verbosity.requests().len()
+    };
+    let requests = [
+        ("GET", "/logs", "get", "log"),
+        ("GET", "/logs/syslog", "get", "log"),
+        ("GET", "/logs/?query=kubelet", "get", "log"),
+        ("POST", "/checkpoint/default/web/c", "create", "checkpoint"),
+        ("PUT", "/debug/flags/v", "update", "proxy"),
+    ];
+    // Rights to something else do not count.
+    node.allow(&[("jane", "get", "proxy"), ("jane", "create", "proxy"), ("jane", "get", "checkpoint")]);
+    node.allow(&[("jane", "update", "log"), ("jane", "create", "log"), ("jane", "update", "checkpoint")]);
+    for (method, path, verb, subresource) in requests {
+        let (status, _, text) = node.node.request_as_jane(method, path, &[]).await;
+        let refused =
+            format!("Forbidden (user=jane, verb={verb}, resource=nodes, subresource(s)=[{subresource}])");
+        assert_eq!((status, text), (403, refused), "{path}");
+    }
+    assert_eq!(calls(), 0, "no service was asked");
+    for (method, path, verb, subresource) in requests {
+        node.cluster.allowed.lock().unwrap().push(("bob", verb, subresource));
+        let bob = Some(node.node.clients.sign("bob"));
+        assert_ne!(node.node.request(bob, method, path, &[]).await.status(), 403, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn system_masters_are_reviewed_like_every_user() {
     let node = Reviewed::start().await;
     let master = node.node.clients.sign_with_groups("root", &["system:masters"]);

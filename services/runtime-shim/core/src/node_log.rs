@@ -122,9 +122,11 @@ pub fn files_of_service(service: &str) -> [String; 3] {
 }
 
 /// The offset and the length of the part of a file of `size` bytes that an HTTP range selects (RFC 9110 §14.1.2): `first` to
-/// `last` inclusive, `first` to the end, or the last `last` bytes. `None` if the range selects nothing.
+/// `last` inclusive, `first` to the end, or the last `last` bytes. `None` if the range selects nothing. Of an empty file, every
+/// range selects the whole, as for a Go file server.
 pub fn part_of_file(size: u64, first: Option<u64>, last: Option<u64>) -> Option<(u64, u64)> {
     match (first, last) {
+        _ if size == 0 => Some((0, 0)),
         (None, None) => Some((0, size)),
         (None, Some(0)) => None,
         (None, Some(count)) => {
@@ -245,8 +247,10 @@ mod tests {
             (10, None, Some(3), Some((7, 3))),
             (10, None, Some(99), Some((0, 10))),
             (10, None, Some(0), None),
-            (0, Some(0), None, None),
+            (0, Some(0), None, Some((0, 0))),
+            (0, Some(3), Some(4), Some((0, 0))),
             (0, None, Some(5), Some((0, 0))),
+            (0, None, Some(0), Some((0, 0))),
         ] {
             assert_eq!(part_of_file(size, first, last), expected, "{size} {first:?} {last:?}");
         }

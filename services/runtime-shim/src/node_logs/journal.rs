@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use keelson_runtime_shim_core::node_log::LIST_UNITS;
-use keelson_service_kit::plugin::Program;
+use keelson_service_kit::plugin::{Program, RunError, end_oom_protection};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tokio::process::Command;
@@ -18,19 +18,19 @@ use tokio::process::Command;
 /// Where programs are searched, regardless of this service's environment.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The units in the journal, one per line; empty if the journal cannot be read, as on a node without systemd.
-pub(super) async fn units(journalctl: &Path, limit: Duration) -> String {
-    let Some(path) = find_program(journalctl) else { return String::new() };
+/// Maximum length of the list of units in bytes. A journal that is kept for long has many transient units.
+const UNITS_BYTES: usize = 16 << 20;
+
+/// The units in the journal, one per line; none on a node without journalctl.
+///
+/// # Errors
+/// journalctl does not list them. The journal may have entries of every service then.
+pub(super) async fn units(journalctl: &Path, limit: Duration) -> Result<String, RunError> {
+    let Some(path) = find_program(journalctl) else { return Ok(String::new()) };
     let env = BTreeMap::from([("PATH".into(), SEARCH_PATH.into())]);
     let program = Program { path, args: LIST_UNITS.map(str::to_owned).into(), env };
-    match program.run(b"", limit).await {
-        Ok(list) => String::from_utf8_lossy(&list).into_owned(),
-        Err(error) => {
-            let error = keelson_service_kit::status::chain(&error);
-            tracing::warn!(error, "cannot list the units in the journal; the query reads files only");
-            String::new()
-        }
-    }
+    let list = program.run_up_to(UNITS_BYTES, b"", limit).await?;
+    Ok(String::from_utf8_lossy(&list).into_owned())
 }
 
 /// The program at an absolute path, or in a folder of [`SEARCH_PATH`].
@@ -49,6 +49,7 @@ pub(super) fn start(journalctl: &Path, arguments: &[String]) -> io::Result<Runni
     command.args(arguments).env_clear().env("PATH", SEARCH_PATH).kill_on_drop(true).process_group(0);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let child = command.spawn()?;
+    end_oom_protection(&child);
     rustix::io::ioctl_fionbio(&reader, true)?;
     Ok(Running { output: pipe::Receiver::from_owned_fd(reader)?, _child: child })
 }

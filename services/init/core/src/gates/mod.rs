@@ -193,7 +193,7 @@ fn missing_dependencies(gates: &FeatureGates, explicit: &BTreeMap<&str, &Sourced
 /// The errors and warnings about gates that have one way only and are set the other way.
 ///
 /// A gate that is set by name is refused where its row says so. `AllAlpha` and `AllBeta` ask for no single feature, so what they
-/// switch is only reported.
+/// switch is only reported. A field that needs such a gate is refused (`field_checks`).
 fn set_without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> (Vec<ConfigError>, Vec<Note>) {
     let (mut errors, mut notes) = (Vec::new(), Vec::new());
     let in_force = in_force(explicit);
@@ -224,6 +224,16 @@ fn set_without_effect(explicit: &BTreeMap<&str, &Sourced<bool>>) -> (Vec<ConfigE
         notes.push(Note { event: Some(WITHOUT_EFFECT), ..Note::new(Level::Warn, text) });
     }
     (errors, notes)
+}
+
+/// Why a gate is refused when it is on by name; `None`: it is not.
+pub(crate) fn why_it_cannot_be_on(name: &str) -> Option<&'static str> {
+    effects::EFFECTS.iter().find_map(|(of, effect)| match effect {
+        Effect::OneWay(OneWay { ignored: true, level: Level::Error, instead }) if *of == name => {
+            Some(*instead)
+        }
+        _ => None,
+    })
 }
 
 /// The setting of a whole stage that changes the default of a gate.

@@ -24,7 +24,8 @@ const FIELDS: &str = "These gates decide which fields of a KubeletConfiguration 
 const ONE_WAY: &str = "\
 The agent has one way only, so one value of these gates has no effect. A gate that is set to that value is reported at startup: as a
 warning (event `settings_without_effect`), or as an error where the node would be less safe than the gate promises, or would run pods
-differently. `AllAlpha` and `AllBeta` ask for no single feature, so what they switch is never an error.";
+differently. `AllAlpha` and `AllBeta` ask for no single feature, so what they switch is never an error. A field that needs a
+gate which cannot be on is an error with them, too.";
 const ELSEWHERE: &str = "No part of a node decides on these gates.";
 const LOCKED: &str = "Kubernetes 1.36 locks these gates to their default, so they cannot be changed.";
 const OTHER: &str = "\

@@ -94,7 +94,22 @@ fn throttling(reader: &mut Reader<'_>) {
 mod tests {
     use serde_json::json;
 
-    use crate::testing::assert_refused;
+    use crate::testing::{assert_refused, errors_of};
+
+    #[test]
+    fn invalid_entries_of_qos_reserved_are_refused_beside_the_field_itself() {
+        for (entries, what, remedy) in [
+            (json!({"cpu": "50%"}), "qosReserved.cpu = \"50%\"", "only memory"),
+            (json!({"memory": "101%"}), "qosReserved.memory = \"101%\"", "from 0% to 100%"),
+        ] {
+            let errors = errors_of(json!({"featureGates": {"AllAlpha": true}, "qosReserved": entries}));
+            assert!(errors.iter().any(|error| error.contains(what) && error.contains(remedy)), "{errors:?}");
+            assert!(
+                errors.iter().any(|error| error.contains("QOSReserved, which cannot be on")),
+                "{errors:?}"
+            );
+        }
+    }
 
     #[test]
     fn invalid_manager_fields_are_refused_with_a_remedy() {
@@ -104,16 +119,6 @@ mod tests {
                 json!({"memoryThrottlingFactor": 1.01}),
                 "memoryThrottlingFactor = 1.01",
                 "above 0 and at most 1",
-            ),
-            (
-                json!({"featureGates": {"AllAlpha": true}, "qosReserved": {"cpu": "50%"}}),
-                "qosReserved.cpu = \"50%\"",
-                "only memory",
-            ),
-            (
-                json!({"featureGates": {"AllAlpha": true}, "qosReserved": {"memory": "101%"}}),
-                "qosReserved.memory = \"101%\"",
-                "from 0% to 100%",
             ),
             (json!({"reservedMemory": [{"limits": {"memory": "1Gi"}}]}), "reservedMemory[0]", "numaNode"),
             (json!({"reservedMemory": [{"numaNode": 0}]}), "reservedMemory[0]", "must name memory"),
