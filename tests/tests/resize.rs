@@ -20,35 +20,35 @@ fn pod(name: &str, cpu: &str, memory: &str, policy: &str) -> String {
     pod_with(name, &container, "").replace(&format!("metadata:\n  name: {name}\n"), &metadata)
 }
 
-/// CPU quota per period, and memory limit in bytes, of the cgroup of a process.
-fn limits(process: &Process) -> (f64, u64) {
-    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap();
+/// CPU quota per period, and memory limit in bytes, of the cgroup of a process; none if that has ended.
+fn limits(process: &Process) -> Option<(f64, u64)> {
+    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok()?;
     let path = |begin: &str| {
         let line = cgroups.lines().find(|line| line.split(':').nth(1).is_some_and(|names| names == begin));
         line.map(|line| line.split_once(&format!(":{begin}:")).unwrap().1.to_owned())
     };
-    let read = |file: String| std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let read = |file: String| std::fs::read_to_string(file).ok();
     let number = |text: &str| text.trim().parse::<f64>().unwrap();
     if let Some(memory) = path("memory") {
         let cpu = cgroups.lines().find(|line| {
             line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == "cpu"))
         });
-        let (_, names_and_path) = cpu.unwrap().split_once(':').unwrap();
+        let (_, names_and_path) = cpu?.split_once(':').unwrap();
         let (names, cpu) = names_and_path.split_once(':').unwrap();
         let dir = [names.to_owned(), "cpu".to_owned()]
             .into_iter()
             .map(|name| format!("/sys/fs/cgroup/{name}{cpu}"))
-            .find(|dir| std::path::Path::new(dir).exists())
-            .unwrap();
-        let quota = number(&read(format!("{dir}/cpu.cfs_quota_us")));
-        let period = number(&read(format!("{dir}/cpu.cfs_period_us")));
-        let memory = read(format!("/sys/fs/cgroup/memory{memory}/memory.limit_in_bytes"));
-        return (quota / period, memory.trim().parse().unwrap());
+            .find(|dir| std::path::Path::new(dir).exists())?;
+        let quota = number(&read(format!("{dir}/cpu.cfs_quota_us"))?);
+        let period = number(&read(format!("{dir}/cpu.cfs_period_us"))?);
+        let memory = read(format!("/sys/fs/cgroup/memory{memory}/memory.limit_in_bytes"))?;
+        return Some((quota / period, memory.trim().parse().unwrap()));
     }
-    let dir = format!("/sys/fs/cgroup{}", path("").unwrap());
-    let max = read(format!("{dir}/cpu.max"));
+    let dir = format!("/sys/fs/cgroup{}", path("")?);
+    let max = read(format!("{dir}/cpu.max"))?;
     let (quota, period) = max.trim().split_once(' ').unwrap();
-    (number(quota) / number(period), read(format!("{dir}/memory.max")).trim().parse().unwrap())
+    let memory = read(format!("{dir}/memory.max"))?;
+    Some((number(quota) / number(period), memory.trim().parse().unwrap()))
 }
 
 async fn process(agent: &Agent, name: &str) -> Option<Process> {
@@ -75,13 +75,21 @@ async fn until_resized(agent: &Agent, name: &str, cpu: (&str, f64), memory: (&st
         let is_shown = shown.0["cpu"] == cpu.0 && shown.0["memory"] == memory.0;
         let is_allocated = shown.1["cpu"] == cpu.0 && shown.1["memory"] == memory.0;
         let none = |name| condition(&status, name).is_none();
-        let has = limits(&process) == (cpu.1, memory.1);
+        let has = limits(&process) == Some((cpu.1, memory.1));
         let done = none("PodResizePending") && none("PodResizeInProgress") && container["ready"] == true;
         last = (status, Some(process));
         has && is_shown && is_allocated && done
     });
     resized.await.unwrap_or_else(|e| panic!("{e:#}: {last:#?}\n{}", agent.log_tail()));
     last.1.unwrap()
+}
+
+/// Waits until the status says that the resize is pending for this reason.
+async fn until_pending(agent: &Agent, name: &str, reason: &str) {
+    let pending = eventually(LIMIT, format!("the resize of {name} is {reason}"), async || {
+        condition(&status(agent, name).await, "PodResizePending").is_some_and(|c| c["reason"] == reason)
+    });
+    pending.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
 }
 
 #[tokio::test]
@@ -91,7 +99,7 @@ async fn an_edited_file_resizes_its_pod_in_both_directions_without_a_restart() {
     agent.write_manifest("web.yaml", &pod("web", "100m", "64Mi", "")).unwrap();
     until_one_ready(&agent, "web").await;
     let first = process(&agent, "web").await.unwrap();
-    assert_eq!(limits(&first), (0.1, 64 * MIB));
+    assert_eq!(limits(&first), Some((0.1, 64 * MIB)));
 
     agent.write_manifest("web.yaml", &pod("web", "200m", "128Mi", "")).unwrap();
     let grown = until_resized(&agent, "web", ("200m", 0.2), ("128Mi", 128 * MIB)).await;
@@ -141,16 +149,15 @@ async fn a_resize_without_room_is_deferred_and_one_above_the_node_is_infeasible(
     let name = format!("web-{}", agent.spec().node_name);
     agent.write_manifest("web.yaml", &pod("web", &most, "64Mi", "")).unwrap();
     until_cause(&agent, &name, "resize", "resource-manager", "enough resource: cpu").await.unwrap();
-    let pending = condition(&status(&agent, "web").await, "PodResizePending").cloned().unwrap();
-    assert_eq!(pending["reason"], "Deferred", "{pending}");
+    until_pending(&agent, "web", "Deferred").await;
     agent.remove_manifest("other.yaml").unwrap();
     let cpu = cores as f64 * 0.6;
     let resized = until_resized(&agent, "web", (&most, cpu), ("64Mi", 64 * MIB)).await;
 
     agent.write_manifest("web.yaml", &pod("web", "1000", "64Mi", "")).unwrap();
     until_cause(&agent, &name, "resize", "you", "enough resource: cpu").await.unwrap();
-    let pending = condition(&status(&agent, "web").await, "PodResizePending").cloned().unwrap();
-    assert_eq!(pending["reason"], "Infeasible", "{pending}");
+    until_pending(&agent, "web", "Infeasible").await;
+    until_event(&agent, "ResizeInfeasible", "Pod resize infeasible: {").await.unwrap();
     assert_eq!((&resized, &process(&agent, "web").await.unwrap()), (&first, &first));
     let all = events(&agent).await.unwrap();
     for reason in ["ResizeDeferred", "ResizeStarted", "ResizeCompleted", "ResizeInfeasible"] {

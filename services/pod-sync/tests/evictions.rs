@@ -202,6 +202,33 @@ async fn a_drained_pod_stays_ended_over_a_kill_and_starts_again_when_its_order_i
 }
 
 #[tokio::test]
+async fn a_drained_pod_starts_again_with_the_resources_that_its_source_asks_for_now() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    let with_cpu = |cpu: &str| {
+        json!({"containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent",
+            "resources": {"requests": {"cpu": cpu}}}]})
+    };
+    world.add_pod_with_spec("web", with_cpu("500m"), 1);
+    service.phase("web", "Running").await;
+    world.machine.evictions.set("web".into(), drain_order("web"));
+    assert_evicted(&world, &service, "web", "Drained", "The node was low on resource: memory. ").await;
+    world.add_pod_with_spec("web", with_cpu("900m"), 2);
+    eventually("the edit", async || {
+        let pod = service.pod("web").await?;
+        (pod["metadata"]["annotations"]["revision"] == "2").then_some(())
+    })
+    .await;
+    world.shim.remove("web");
+    eventually("the removal", async || world.shim.pod("web").is_none().then_some(())).await;
+    world.machine.evictions.remove(&"web".to_owned());
+    let container = service.phase("web", "Running").await;
+    assert_eq!(container["allocatedResources"]["cpu"], "900m");
+    assert_eq!(world.machine.desire("web").unwrap().requests["cpu"], 900);
+    service.kill();
+}
+
+#[tokio::test]
 async fn a_pod_starts_again_if_a_drain_is_undone_while_the_pod_is_ending() {
     let world = World::start();
     let service = world.pod_sync().await;

@@ -4,7 +4,10 @@
 
 mod fake;
 
+use keelson_proto::keelson::pod_sync::v1::ExplainPodRequest;
+use keelson_service_kit::status::error;
 use serde_json::{Value, json};
+use tonic::Code;
 
 use fake::{PodSync, World, eventually};
 
@@ -52,6 +55,16 @@ async fn until_pending(service: &PodSync, reason: &str) -> String {
     let is = |status: &Value| condition(status, "PodResizePending").is_some_and(|c| c["reason"] == reason);
     let status = until(service, reason, is).await;
     condition(&status, "PodResizePending").unwrap()["message"].as_str().unwrap().to_owned()
+}
+
+/// Waits until no resize is among the steps of the pod.
+async fn until_no_step(service: &PodSync) {
+    eventually("the end of the step", async || {
+        let request = ExplainPodRequest { uid: "web".into(), ..Default::default() };
+        let steps = service.client().explain_pod(request).await.ok()?.into_inner().steps;
+        steps.iter().all(|step| step.name != "resize").then_some(())
+    })
+    .await;
 }
 
 async fn running(spec: Value) -> (World, PodSync) {
@@ -160,6 +173,7 @@ async fn an_infeasible_resize_changes_nothing_and_a_reverted_one_is_not_pending(
     world.add_pod_with_spec("web", with_cpu("500m"), 4);
     let container = until_resized(&service, "500m").await;
     assert_eq!((&container["restartCount"], world.shim.updates().len()), (&json!(0), 0));
+    until_no_step(&service).await;
     service.kill();
 }
 
@@ -172,6 +186,112 @@ async fn a_container_whose_policy_demands_it_restarts_with_its_new_resources() {
     assert_eq!(container["restartCount"], 1);
     assert_eq!((world.shim.calls("StopContainer"), world.shim.updates().len()), (1, 0));
     service.kill();
+}
+
+#[tokio::test]
+async fn a_container_is_not_stopped_for_a_resize_while_its_pod_cannot_grow() {
+    let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+    let (world, service) = running(with("500m", "64Mi", policy.clone())).await;
+    let failed = |status: &Value| {
+        condition(status, "PodResizeInProgress").is_some_and(|condition| condition["reason"] == "Error")
+    };
+    world.machine.refuse_cgroups(Some(error(Code::Internal, "BROKEN", "cannot write the cgroup")));
+    world.add_pod_with_spec("web", with("500m", "128Mi", policy.clone()), 2);
+    until(&service, "the error", failed).await;
+    service.event("Warning ResizeError: Pod resize error: {").await;
+    world.machine.prepared().until_len(world.machine.prepared().all().len() + 2).await;
+    assert_eq!(world.shim.calls("StopContainer"), 0);
+    world.machine.refuse_cgroups(None);
+    let container = until_resized(&service, "500m").await;
+    assert_eq!((&container["restartCount"], world.shim.calls("StopContainer")), (&json!(1), 1));
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_limit_of_the_pod_below_its_usage_is_an_error_until_the_usage_falls() {
+    let (world, service) = running(with("500m", "64Mi", json!([]))).await;
+    let refused = |usage: i64| {
+        let text = format!("attempting to set pod memory limit (33554432) below current usage ({usage})");
+        Some(error(Code::FailedPrecondition, "LIMIT_BELOW_USAGE", text))
+    };
+    world.machine.refuse_cgroups(refused(40 << 20));
+    world.add_pod_with_spec("web", with("500m", "32Mi", json!([])), 2);
+    service.event("Warning ResizeError: Pod resize error: {").await;
+    world.machine.refuse_cgroups(refused(41 << 20));
+    let usage = format!("current usage ({})", 41 << 20);
+    service.step("web", "resize", |step| step.state == "failed" && step.message.contains(&usage)).await;
+    world.machine.refuse_cgroups(None);
+    until_resized(&service, "500m").await;
+    let told = service.events().await.into_iter().filter(|event| event.contains("ResizeError")).count();
+    assert_eq!(told, 1, "another usage is no other error");
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_can_be_ended_while_the_runtime_does_not_answer_an_update() {
+    let (world, service) = running(with_cpu("500m")).await;
+    world.shim.hang_updates();
+    world.add_pod_with_spec("web", with_cpu("900m"), 2);
+    eventually("the update", async || (!world.shim.updates().is_empty()).then_some(())).await;
+    world.pods.remove(&"web".to_owned());
+    eventually("its end", async || (world.shim.calls("StopPodSandbox") > 0).then_some(())).await;
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_changes_while_its_resize_is_decided_on_is_decided_on_again() {
+    let (world, service) = running(with_cpu("500m")).await;
+    let answers = world.machine.hold_resizes();
+    world.add_pod_with_spec("web", with_cpu("900m"), 2);
+    world.machine.resizes().until_len(1).await;
+    // The set of pods says again what the pod is allocated.
+    world.add_pod_with_spec("web", with_cpu("900m"), 3);
+    eventually("the change", async || (world.machine.desire("web")?.revision == 3).then_some(())).await;
+    answers.add_permits(2);
+    until_resized(&service, "900m").await;
+    let revisions: Vec<u64> = world.machine.resizes().all().iter().map(|resize| resize.revision).collect();
+    assert_eq!(revisions, [2, 3]);
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_decided_on_does_not_delay_the_resize_of_another() {
+    let (world, service) = running(with_cpu("500m")).await;
+    world.add_pod_with_spec("a", with_cpu("500m"), 1);
+    service.phase("a", "Running").await;
+    world.machine.leave_undecided("a");
+    world.add_pod_with_spec("a", with_cpu("600m"), 2);
+    service.step("a", "resize", |step| step.state == "waiting").await;
+    world.add_pod_with_spec("web", with_cpu("900m"), 2);
+    until_resized(&service, "900m").await;
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_resize_waits_for_the_admission_of_a_pod_that_does_not_run_after_a_restart() {
+    // Pods from files wait for their admission.
+    let world = World::start();
+    let first = world.pod_sync().await;
+    world.add_pod_with_spec("web", with_cpu("500m"), 1);
+    first.phase("web", "Running").await;
+    world.shim.hold_updates(true);
+    world.add_pod_with_spec("web", with_cpu("900m"), 2);
+    eventually("an attempt", async || (!world.shim.updates().is_empty()).then_some(())).await;
+    first.kill();
+    world.shim.hold_updates(false);
+    world.shim.remove("web");
+    world.machine.reject_temporarily("NodeDrained", "The node is drained.");
+    let of_resizes = || world.machine.prepared().all().iter().filter(|call| call.cgroup.is_some()).count();
+    let before = of_resizes();
+
+    let second = world.pod_sync().await;
+    until(&second, "that it waits", |status| status["reason"] == "NodeDrained").await;
+    assert_eq!(of_resizes(), before);
+    assert!(!second.events().await.iter().any(|event| event.contains("Resize")));
+    world.machine.admit();
+    until_resized(&second, "900m").await;
+    second.event("Normal ResizeCompleted: ").await;
+    second.kill();
 }
 
 #[tokio::test]

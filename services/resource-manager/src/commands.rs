@@ -18,7 +18,7 @@ pub(crate) enum ManagerRequest {
     /// Decides whether a pod may run.
     Admit { uid: String, reply: oneshot::Sender<Verdict> },
     /// Decides whether an admitted pod may have other requests.
-    Resize { uid: String, requests: Amounts, reply: oneshot::Sender<Verdict> },
+    Resize { uid: String, revision: u64, requests: Amounts, reply: oneshot::Sender<Verdict> },
     /// Defers a pod that waits for something outside this service: its resources and its turn go to other pods.
     Defer { uid: String, reply: oneshot::Sender<()> },
     /// Takes over the pods that were found when the tree was set up.

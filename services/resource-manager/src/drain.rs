@@ -1,12 +1,12 @@
 //! Drains the node when an operator asks for it: no new pods, and on request the end of those that run.
 //!
-//! One task owns the state, which is stored before it is in effect and survives restarts and reboots. Orders to end pods are
+//! One task owns the state, which is stored before it is answered for and survives restarts and reboots. Orders to end pods are
 //! those of evictions; they are removed when the drain is undone. The decisions are in
 //! `keelson_resource_manager_core::drain`; [ADR 0025] has the reasons.
 //!
 //! [ADR 0025]: ../../../docs/adr/0025-a-drain-without-a-cluster.md
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -177,6 +177,12 @@ async fn list_pods(commands: &mpsc::Sender<Command>) -> Option<BTreeMap<String, 
     answer.await.ok()
 }
 
+/// The UIDs of the admitted pods; none when the service ends.
+async fn admitted(commands: &mpsc::Sender<Command>) -> Option<BTreeSet<String>> {
+    let known = list_pods(commands).await?;
+    Some(known.into_iter().filter(|(_, pod)| pod.admitted).map(|(uid, _)| uid).collect())
+}
+
 /// The admitted pods that have not ended, by rising priority.
 fn running(known: &BTreeMap<String, KnownPod>, orders: &Orders) -> Vec<pb::RunningPod> {
     let admitted = known.values().filter(|pod| pod.admitted).filter_map(|pod| pod.desire.as_ref());
@@ -260,12 +266,7 @@ impl DrainLoop {
         let after = match (stop_pods, &before) {
             (None, _) => None,
             (Some(stop_pods), Some(drain)) => Some(Arc::new(Drain::clone(drain).requested_again(stop_pods))),
-            (Some(stop_pods), None) => {
-                let known = list_pods(&self.ending.commands).await?;
-                let admitted = known.into_iter().filter(|(_, pod)| pod.admitted).map(|(uid, _)| uid);
-                let (since_unix_nanos, pods) = (now_unix_nanos(), admitted.collect());
-                Some(Arc::new(Drain { since_unix_nanos, stop_pods, pods }))
-            }
+            (Some(stop_pods), None) => Some(Arc::new(self.close(stop_pods).await?)),
         };
         if after == before {
             return Some(Ok(Change { before, after }));
@@ -273,12 +274,26 @@ impl DrainLoop {
         let stored = self.file.store(StoredDrain::from(&after)).await;
         self.ctx.progress.condition(CONDITION, stored.as_ref().copied().map_err(|error| chain(error)));
         if let Err(error) = stored {
+            self.state.send_replace(before);
             return Some(Err(error));
         }
         self.state.send_replace(after.clone());
         self.begin_or_end_groups();
         self.report(&before, &after);
         Some(Ok(Change { before, after }))
+    }
+
+    /// Closes the node for new pods, and then lists those that run: none is admitted between the list and the drain. The drain is not
+    /// stored yet. None when the service ends.
+    async fn close(&mut self, stop_pods: bool) -> Option<Drain> {
+        let since_unix_nanos = now_unix_nanos();
+        let pods = admitted(&self.ending.commands).await?;
+        self.state.send_replace(Some(Arc::new(Drain { since_unix_nanos, stop_pods: false, pods })));
+        let pods = admitted(&self.ending.commands).await;
+        if pods.is_none() {
+            self.state.send_replace(None);
+        }
+        Some(Drain { since_unix_nanos, stop_pods, pods: pods? })
     }
 
     fn begin_or_end_groups(&mut self) {
@@ -316,3 +331,6 @@ async fn ended(groups: &mut Option<Groups>) {
     }
     *groups = None;
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use keelson_resource_manager_core::eviction::preempt::victims;
 use keelson_resource_manager_core::layout::Qos;
 use keelson_resource_manager_core::node_shutdown::progress::rejection;
 use keelson_resource_manager_core::plan::reserves;
-use keelson_resource_manager_core::pressure::{check_pressure, must_wait_for_older};
+use keelson_resource_manager_core::pressure::{check_pressure, check_resize_pressure, must_wait_for_older};
 use keelson_service_kit::{CancellationToken, LoopHandle, now_unix_nanos};
 use tokio::sync::{mpsc, watch};
 
@@ -115,8 +115,8 @@ impl Manager {
             Some(PodEvent::Request(ManagerRequest::Admit { uid, reply })) => {
                 let _ = reply.send(self.admit(&uid));
             }
-            Some(PodEvent::Request(ManagerRequest::Resize { uid, requests, reply })) => {
-                let _ = reply.send(self.resize(&uid, requests));
+            Some(PodEvent::Request(ManagerRequest::Resize { uid, revision, requests, reply })) => {
+                let _ = reply.send(self.resize(&uid, revision, requests));
             }
             Some(PodEvent::Request(ManagerRequest::Defer { uid, reply })) => {
                 self.defer(&uid);
@@ -235,8 +235,9 @@ impl Manager {
         verdict
     }
 
-    /// Decides whether an admitted pod may have these requests. If it may, they count at once.
-    fn resize(&mut self, uid: &str, requests: Amounts) -> Verdict {
+    /// Decides whether an admitted pod may have these requests. If it may, they count at once. A newer version of the pod says itself what
+    /// it requests, so an older one is not decided on.
+    fn resize(&mut self, uid: &str, revision: u64, requests: Amounts) -> Verdict {
         if let TreeState::Pending(message) = &*self.env.tree.borrow() {
             return Verdict::NotYet { reason: NO_TREE, message: message.clone() };
         }
@@ -245,6 +246,10 @@ impl Manager {
             let message = format!("pod {uid} is not among the pods that run");
             return Verdict::NotYet { reason: "PodNotAdmitted", message };
         };
+        if desire.header.revision != revision {
+            let message = format!("pod {uid} has changed since; its version is {}", desire.header.revision);
+            return Verdict::NotYet { reason: "PodChanged", message };
+        }
         if *self.closed.shutting_down.borrow() {
             return Verdict::Rejected(rejection());
         }
@@ -254,7 +259,7 @@ impl Manager {
         let machine = self.machine.borrow();
         let others = self.pods.slots().filter(|(other, _)| *other != uid);
         let others = others.filter_map(|(_, slot)| reserved(slot)).map(|other| &other.requests);
-        let decided = check_pressure(&machine.conditions, desire)
+        let decided = check_resize_pressure(&machine.conditions, desire, &requests)
             .and_then(|()| resize(&machine.allocatable, others, &desire.requests, &requests));
         let resized = PodDesire { requests, ..desire.clone() };
         drop(machine);

@@ -100,11 +100,17 @@ impl Service {
     }
 
     /// The verdict on other requests for a pod. While the reservations of other pods are unknown, it waits.
-    async fn resize_verdict(&self, uid: &str, requests: Amounts, until: Instant) -> Result<Verdict, Status> {
+    async fn resize_verdict(
+        &self,
+        uid: &str,
+        revision: u64,
+        requests: Amounts,
+        until: Instant,
+    ) -> Result<Verdict, Status> {
         let mut known = self.reservations_known.clone();
         loop {
             let (uid, requests) = (uid.to_owned(), requests.clone());
-            let ask = |reply| Command::Request(ManagerRequest::Resize { uid, requests, reply });
+            let ask = |reply| Command::Request(ManagerRequest::Resize { uid, revision, requests, reply });
             let verdict = self.manager.request(ask).await?;
             let waits = matches!(verdict, Verdict::NotYet { reason: SET_NOT_COMPLETE, .. });
             if !waits || timeout_at(until, known.wait_for(|known| *known)).await.is_err() {
@@ -261,7 +267,7 @@ impl ResourceManager for Service {
         let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
         self.wait_until_named(&uid, request.revision, until).await?;
         let requests = request.requests.into_iter().collect();
-        let verdict = match self.resize_verdict(&uid, requests, until).await? {
+        let verdict = match self.resize_verdict(&uid, request.revision, requests, until).await? {
             Verdict::Admitted => Answer::Accepted(pb::Admitted {}),
             Verdict::Rejected(r) => {
                 Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message, passing: r.temporary })

@@ -16,7 +16,7 @@ use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
-use support::{Service, Sync, World, admit, desire, hierarchies};
+use support::{Service, Sync, World, admit, desire, hierarchies, within};
 use tonic::Streaming;
 use volumes::FakeVolumes;
 
@@ -238,6 +238,28 @@ async fn memory_pressure_rejects_best_effort_pods_and_evicts_the_lowest_ranked_p
         .message()
         .await;
     assert!(first.unwrap().unwrap().memory_pressure);
+}
+
+#[tokio::test]
+async fn pressure_defers_a_resize_of_a_running_pod_that_grows_and_none_that_shrinks() {
+    let mut world = World::new();
+    let _runtime = world.start_runtime().await;
+    world.config.resources.eviction.hard = [("memory.available".to_owned(), "1000Ti".to_owned())].into();
+    let service = world.start().await;
+    machine(&service, |machine| machine.memory_pressure).await;
+    let sync = synced(&service).await;
+    sync.pod(pb::PodDesire { adopted: true, qos_class: "BestEffort".into(), ..requesting("u1", 10) }).await;
+    assert_eq!(admit(&mut service.client(), "u1", LONG).await, Verdict::Admitted(pb::Admitted {}));
+    let resize = async |milli: i64| {
+        let requests = [("cpu".to_owned(), milli)].into();
+        let request = pb::ResizePodRequest { uid: "u1".into(), revision: 1, requests };
+        service.client().resize_pod(within(request, LONG)).await.unwrap().into_inner().verdict.unwrap()
+    };
+    use pb::resize_pod_response::Verdict::{Accepted, Rejected};
+    let Rejected(rejected) = resize(20).await else { panic!("it may grow") };
+    assert_eq!((rejected.reason.as_str(), rejected.passing), ("Evicted", true));
+    assert_eq!(rejected.message, "The node had condition: [MemoryPressure]. ");
+    assert_eq!(resize(5).await, Accepted(pb::Admitted {}));
 }
 
 #[tokio::test]

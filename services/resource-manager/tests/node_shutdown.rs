@@ -17,13 +17,23 @@ use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_testkit::logind::{Behaviour, FakeLogind, Machine, PATIENT, soon};
 use process::{Process, next_order};
-use support::{Sync, World, admit, desire, until_some};
+use support::{Client, Sync, World, admit, desire, until_some, within};
 use tokio::io::AsyncReadExt as _;
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn pod(uid: &str, revision: u64, want: Want, priority: i32) -> pb::PodDesire {
     pb::PodDesire { priority, termination_grace_seconds: 30, ..desire(uid, revision, want, "BestEffort") }
+}
+
+/// A pod that runs does not get other resources while the machine shuts down.
+async fn assert_not_resized(client: &mut Client, uid: &str) {
+    use pb::resize_pod_response::Verdict;
+    let requests = [("cpu".to_owned(), 1)].into();
+    let request = pb::ResizePodRequest { uid: uid.into(), revision: 1, requests };
+    let verdict = client.resize_pod(within(request, LONG)).await.unwrap().into_inner().verdict;
+    let Some(Verdict::Rejected(rejected)) = verdict else { panic!("{verdict:?}") };
+    assert_eq!((rejected.reason.as_str(), rejected.passing), ("NodeShutdown", true));
 }
 
 #[tokio::test]
@@ -64,6 +74,7 @@ async fn a_kill_in_the_middle_of_a_shutdown_loses_no_order_and_the_next_groups_f
     let Verdict::Rejected(rejected) = verdict else { panic!("{verdict:?}") };
     assert_eq!((rejected.reason.as_str(), rejected.passing), ("NodeShutdown", true));
     assert_eq!(rejected.message, "Pod was rejected as the node is shutting down.");
+    assert_not_resized(&mut first.client, "high").await;
 
     drop(sync);
     first.kill();

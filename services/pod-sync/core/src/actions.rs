@@ -162,6 +162,12 @@ impl PodActions {
             && self.reset.is_empty()
     }
 
+    /// Leaves alone the containers that restart to get new resources: their pod cannot have these yet.
+    pub fn without_resize_restarts(&mut self) {
+        self.kill.retain(|kill| kill.reason != Reason::ResizeRequiresRestart);
+        self.start.retain(|start| start.reason != Reason::ResizeRequiresRestart);
+    }
+
     /// The earliest time at which a waiting container may start.
     pub fn next_wake_unix_nanos(&self) -> Option<i64> {
         self.waiting.iter().map(|wait| wait.until_unix_nanos).filter(|until| *until != 0).min()

@@ -23,9 +23,11 @@ pub use cgroup::cgroup_values;
 pub use check::infeasible;
 pub use order::{PendingPod, sort_pending};
 pub use plan::{ContainerResize, ResizePlan, plan};
-pub use record::{PendingReason, PendingResize, ResizeInProgress, ResizeRecord};
+pub use record::{BELOW_USAGE, PendingReason, PendingResize, ResizeInProgress, ResizeRecord};
 
 use keelson_kube_model::{Container, Pod};
+
+use crate::restart::ContainerKind;
 
 /// The resources that can change while a pod runs.
 pub const RESIZABLE: [&str; 2] = ["cpu", "memory"];
@@ -35,8 +37,20 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.init_containers.iter().chain(&pod.spec.containers)
 }
 
+/// Whether a container restarts when this resource changes.
+///
+/// An init container that runs does not: if it ended by itself meanwhile with exit code 0, its work would count as done.
+fn restarts(pod: &Pod, container: &Container, resource: &str) -> bool {
+    let is_init = pod
+        .spec
+        .init_containers
+        .iter()
+        .any(|init| init.name == container.name && ContainerKind::of_init(init) == ContainerKind::Init);
+    !is_init && demands_restart(container, resource)
+}
+
 /// Whether the `resizePolicy` of a container demands a restart when this resource changes.
-fn restarts_for(container: &Container, resource: &str) -> bool {
+fn demands_restart(container: &Container, resource: &str) -> bool {
     let entries = container.resize_policy.as_ref().and_then(|policy| policy.as_array());
     let named = |entry: &&serde_json::Value| entry["resourceName"] == resource;
     entries

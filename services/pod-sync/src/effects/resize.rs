@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use keelson_pod_sync_core::config::{LinuxResources, MachineInputs, container_resources, sandbox_resources};
-use keelson_pod_sync_core::resize::ContainerResize;
+use keelson_pod_sync_core::resize::{BELOW_USAGE, ContainerResize};
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::resource_manager::v1::resize_pod_response::Verdict;
+use keelson_service_kit::status::reason;
 use prost::Message;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
@@ -38,27 +39,43 @@ struct SandboxResources {
 #[derive(Clone, PartialEq, Message)]
 struct Nothing {}
 
+/// What resource-manager says about a resize.
+pub enum Answer {
+    /// The pod holds the resources.
+    Accepted,
+    /// The node has no room.
+    Rejected(resource::Rejected),
+    /// This pod is not decided on yet, for this reason.
+    NotYet(String),
+}
+
 /// Asks whether the node has room for `wanted`, which then holds the resources.
 ///
 /// # Errors
-/// resource-manager does not answer, or cannot decide yet.
+/// resource-manager does not answer: there is no point in asking about another pod.
 pub async fn ask(
     effects: &Effects,
     desired: &DesiredPod,
     wanted: &keelson_kube_model::Pod,
-) -> Result<Result<(), resource::Rejected>, SyncError> {
+) -> Result<Answer, SyncError> {
     let request = resource::ResizePodRequest {
         uid: wanted.metadata.uid.clone(),
         revision: desired.revision,
         requests: requests_of(wanted),
     };
-    let answer = effects.clients.resources().resize_pod(bounded(request, CALL)).await;
-    let answer = answer.map_err(|s| SyncError::from_status("cannot ask for a resize", &s))?.into_inner();
-    match answer.verdict {
-        Some(Verdict::Accepted(_)) => Ok(Ok(())),
-        Some(Verdict::Rejected(rejected)) => Ok(Err(rejected)),
-        Some(Verdict::NotYet(wait)) => Err(SyncError::unavailable(wait.message)),
-        None => Err(SyncError::new("resource-manager returned no verdict")),
+    match effects.clients.resources().resize_pod(bounded(request, CALL)).await {
+        Ok(answer) => Ok(match answer.into_inner().verdict {
+            Some(Verdict::Accepted(_)) => Answer::Accepted,
+            Some(Verdict::Rejected(rejected)) => Answer::Rejected(rejected),
+            Some(Verdict::NotYet(wait)) => Answer::NotYet(wait.message),
+            None => Answer::NotYet("resource-manager returned no verdict".to_owned()),
+        }),
+        Err(status) => {
+            let error = SyncError::from_status("cannot ask for a resize", &status);
+            // Only resource-manager itself gives a reason.
+            let is_answer = !error.peer_unavailable || reason(&status).is_some();
+            if is_answer { Ok(Answer::NotYet(error.message)) } else { Err(error) }
+        }
     }
 }
 
@@ -77,17 +94,19 @@ pub async fn cgroup(
         cgroup: Some(values),
     };
     let answer = effects.clients.resources().prepare_pod(bounded(request, CALL)).await;
-    answer.map(|_| ()).map_err(|status| match status.code() {
-        Code::FailedPrecondition => SyncError::new(status.message()),
+    answer.map(|_| ()).map_err(|status| match (status.code(), reason(&status).as_deref()) {
+        (Code::FailedPrecondition, Some("LIMIT_BELOW_USAGE")) => SyncError::new(status.message()),
+        // Not the fault of the resize: the pod is not admitted yet, or the tree of cgroups is not usable.
+        (Code::FailedPrecondition, _) => SyncError::unavailable(status.message()),
         _ => SyncError::from_status("the cgroup of the pod is not updated yet", &status),
     })
 }
 
 /// Announces the resources of the whole pod to the runtime, for those that give them to a virtual machine. A runtime without this call
-/// is fine.
+/// is fine, and one that refuses it does not keep the containers from being updated (runtime-and-resources.md §13.2).
 ///
 /// # Errors
-/// The runtime refuses them, or does not answer.
+/// The runtime does not answer.
 pub async fn announce(
     effects: &Effects,
     sandbox_id: &str,
@@ -100,12 +119,17 @@ pub async fn announce(
         overhead: overhead.map(resources),
         resources: Some(resources(sum)),
     };
-    match call_sandbox(effects, message).await {
-        Err(status) if !is_unimplemented(&status) => {
-            Err(SyncError::from_status("cannot announce the resources of the pod to the runtime", &status))
-        }
-        _ => Ok(()),
+    let Err(status) = call_sandbox(effects, message).await else { return Ok(()) };
+    if is_unimplemented(&status) {
+        return Ok(());
     }
+    let what = "cannot announce the resources of the pod to the runtime";
+    let error = SyncError::from_status(what, &status);
+    if error.peer_unavailable {
+        return Err(error);
+    }
+    tracing::warn!(uid = pod.metadata.uid, "{}; its containers are resized nevertheless", error.message);
+    Ok(())
 }
 
 async fn call_sandbox(effects: &Effects, message: SandboxResources) -> Result<(), Status> {
@@ -165,7 +189,7 @@ async fn check_usage(effects: &Effects, update: &ContainerResize, limit: i64) ->
         return Ok(());
     }
     Err(SyncError::new(format!(
-        "attempting to set container {:?} memory limit ({limit}) below current usage ({})",
+        "attempting to set container {:?} memory limit ({limit}){BELOW_USAGE}{})",
         update.name, usage.value
     )))
 }

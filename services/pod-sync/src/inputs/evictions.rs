@@ -168,6 +168,8 @@ fn start_again_after_drain(effects: &Arc<Effects>, orders: &EvictionOrders, uid:
         return;
     };
     tracing::info!(pod = pod_name(&desired.pod), uid, "the node is no longer drained; the pod starts again");
+    // With the resources that its source asks for now: those of the run that has ended are free.
+    let desired = Arc::new(desired.as_sent());
     lifecycle::remove(effects, uid);
     if lifecycle::await_cleanup(effects, &desired) {
         return;

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::admission::{held_ports, placeholder_pod};
-use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::Backoffs;
 use keelson_pod_sync_core::explain::{Cause, PodSteps, StepName};
 use keelson_pod_sync_core::measure::FirstStart;
@@ -36,6 +35,14 @@ pub struct DesiredPod {
     pub revision: u64,
     /// When its source has added it, unix nanoseconds; 0: unknown.
     pub added_unix_nanos: i64,
+}
+
+impl DesiredPod {
+    /// The pod with the resources that its source asks for, instead of those that an earlier incarnation was admitted with.
+    pub fn as_sent(&self) -> Self {
+        let pod = decode_pod(&self.raw).map_or_else(|_| Arc::clone(&self.pod), Arc::new);
+        Self { pod, ..self.clone() }
+    }
 }
 
 /// What is known of one UID and concerns more than its worker. What only the worker uses is in the worker.
@@ -99,11 +106,8 @@ impl PodState {
 
     /// A source has sent the UID again while the runtime still holds something of an earlier incarnation. The state is stored, so a
     /// restarted service waits as well: see [`WorkerState::restart_requested`].
-    pub fn awaiting_cleanup(uid: &str, mut desired: Arc<DesiredPod>, at: &Moment) -> Self {
-        // Its own resources, not those that the earlier incarnation was admitted with.
-        if let Ok(pod) = decode_pod(&desired.raw) {
-            Arc::make_mut(&mut desired).pod = Arc::new(pod);
-        }
+    pub fn awaiting_cleanup(uid: &str, desired: &DesiredPod, at: &Moment) -> Self {
+        let desired = Arc::new(desired.as_sent());
         let worker = WorkerState {
             phase: WorkerPhase::Finished,
             started: true,
@@ -166,8 +170,8 @@ impl PodState {
         } else if let Some(holder) = &self.admission.port_holder {
             record.host_ports = held_ports(holder);
         }
-        let allocation = self.admission.allocation.clone();
-        record.allocation = allocation.filter(|allocation| *allocation != Allocation::default());
+        // Also one without any resources: what its source asks for later is a resize.
+        record.allocation.clone_from(&self.admission.allocation);
         record.resize = self.admission.resize.clone();
         record.failed_starts = self.start.errors.clone();
         record.probes = StoredProbe::all(&self.probes.states);
@@ -185,6 +189,9 @@ impl PodState {
             Arc::make_mut(&mut desired).pod = pod;
         }
         self.desired = Some(desired);
+        if self.admission.wanted.is_none() && self.admission.resize.in_progress.is_none() {
+            self.steps.clear(StepName::Resize, "");
+        }
     }
 
     /// It is admitted as `pod`, even if its source has sent a newer version meanwhile.
@@ -281,7 +288,7 @@ mod tests {
         state.set_desired(desired("2", 2));
         assert_eq!((cpu(&state).as_str(), &state.admission.wanted), ("1", &None), "it keeps its resources");
         let at = Moment { now_unix_nanos: 1, agent_started_unix_nanos: 0 };
-        let next = PodState::awaiting_cleanup("u", state.desired.unwrap(), &at);
+        let next = PodState::awaiting_cleanup("u", &state.desired.unwrap(), &at);
         assert_eq!(cpu(&next), "2");
     }
 
@@ -295,6 +302,38 @@ mod tests {
         assert!(state.admission.wanted.is_some());
         let restored = PodState::restored(state.record("u", &Backoffs::default()));
         assert_eq!(cpu(&restored).as_str(), "1");
+    }
+
+    #[test]
+    fn a_best_effort_pod_that_is_changed_while_the_agent_is_down_is_not_resized_unasked() {
+        let none = |generation| {
+            let mut desired = DesiredPod::clone(&desired("1", generation));
+            let mut pod = Pod::clone(&desired.pod);
+            pod.spec.containers[0].resources = Default::default();
+            desired.pod = Arc::new(pod);
+            Arc::new(desired)
+        };
+        let mut state = PodState::new("u", WorkerState::default());
+        state.set_desired(none(1));
+        state.admit(&none(1).pod);
+        let mut restored = PodState::restored(state.record("u", &Backoffs::default()));
+        restored.set_desired(desired("2", 2));
+        let requests = &restored.desired.as_ref().unwrap().pod.spec.containers[0].resources.requests;
+        assert!(requests.is_empty() && restored.admission.wanted.is_some(), "{requests:?}");
+    }
+
+    #[test]
+    fn a_reverted_resize_is_no_step_any_more() {
+        let mut state = PodState::new("u", WorkerState::default());
+        state.set_desired(desired("1", 1));
+        state.admit(&desired("1", 1).pod);
+        state.set_desired(desired("2", 2));
+        let at = Moment { now_unix_nanos: 1, agent_started_unix_nanos: 0 };
+        state.steps.set(StepName::Resize, "", Cause::waiting("Deferred", "no room", "x"), &at);
+        state.set_desired(desired("3", 3));
+        assert!(state.steps.get(StepName::Resize, "").is_some(), "it still asks for more");
+        state.set_desired(desired("1", 4));
+        assert!(state.steps.get(StepName::Resize, "").is_none());
     }
 
     #[test]

@@ -263,6 +263,10 @@ impl PodRegistry {
             state.inbox.cancel_turn();
         }
         also(state);
+        if state.worker.phase != WorkerPhase::Sync {
+            // What ends is not resized.
+            state.steps.clear(StepName::Resize, "");
+        }
         if !matches!(input, Input::Outcome { .. } | Input::Started) {
             state.inbox.wake();
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// Why pending resizes are decided on again, as `pod_deferred_accepted_resizes_total` counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum ResizeTrigger {
     PodsAdded,
     /// A pod has ended.
     PodTerminated,
-    /// A resize was accepted or completed.
+    /// A resize was completed.
     PodResized,
     /// Time has passed.
     Periodic,
@@ -43,6 +43,8 @@ pub struct ResizeQueue {
     is_open: AtomicBool,
     last: Mutex<Option<ResizeTrigger>>,
     changed: Notify,
+    /// The number of accepted resizes.
+    accepted: watch::Sender<u64>,
 }
 
 impl ResizeQueue {
@@ -57,6 +59,16 @@ impl ResizeQueue {
     pub fn trigger(&self, trigger: ResizeTrigger) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(trigger);
         self.changed.notify_one();
+    }
+
+    /// A resize was accepted.
+    pub fn accepted(&self) {
+        self.accepted.send_modify(|count| *count += 1);
+    }
+
+    /// Changes when a resize is accepted.
+    pub fn watch_accepted(&self) -> watch::Receiver<u64> {
+        self.accepted.subscribe()
     }
 
     /// Waits until something has changed. Cancel-safe: a change is kept.

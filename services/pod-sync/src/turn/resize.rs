@@ -10,15 +10,18 @@ use keelson_pod_sync_core::resize::report::summary;
 use keelson_pod_sync_core::resize::{
     PendingPod, PendingReason, ResizeRecord, infeasible, plan, sort_pending,
 };
+use keelson_pod_sync_core::worker::WorkerPhase;
 
+use crate::effects::resize::Answer;
 use crate::effects::{Effects, resize};
 use crate::error::SyncError;
 use crate::node::huge_page_sizes;
 use crate::publish::objects::{pod_name, pod_object};
 use crate::state::observed::Observed;
-use crate::state::pod_state::DesiredPod;
+use crate::state::pod_state::{DesiredPod, PodState};
 use crate::state::registry::Pending;
 use crate::state::resize_queue::ResizeTrigger;
+use crate::turn::Job;
 use crate::turn::decide::publish_decision;
 use crate::turn::node_inputs::machine_inputs;
 
@@ -63,21 +66,56 @@ async fn decide_pending(effects: &Arc<Effects>, trigger: ResizeTrigger) -> Durat
         let Some(sent) = desired.remove(&pod.uid) else { continue };
         let pending = (pod, sent);
         match judge(effects, &pending.0, &pending.1).await {
-            Ok(Ok(())) => accept(effects, &pending, trigger),
-            Ok(Err(denial)) => {
+            Ok(Judged::Accepted) => {
+                if !accept(effects, &pending, trigger) {
+                    wait = wait.min(UNAVAILABLE_RETRY);
+                }
+            }
+            Ok(Judged::Denied(denial)) => {
                 if denial.reason == PendingReason::Deferred {
                     wait = wait.min(DEFERRED_RETRY);
                 }
                 deny(effects, &pending, &denial);
             }
+            Ok(Judged::NotYet(message)) => {
+                wait = wait.min(UNAVAILABLE_RETRY);
+                show_undecided(effects, &pending, &message);
+            }
             Err(error) => {
-                let cause = Cause::waiting("NoAnswer", &error.message, "resource-manager");
-                effects.registry.set_step(&pending.0.uid, StepName::Resize, "", cause);
+                show_undecided(effects, &pending, &error.message);
                 return UNAVAILABLE_RETRY;
             }
         }
     }
     wait
+}
+
+fn show_undecided(effects: &Effects, (pod, _): &Pending, message: &str) {
+    let cause = Cause::waiting("NoAnswer", message, "resource-manager");
+    show(effects, &pod.uid, cause);
+}
+
+/// Sets the step of a resize, unless the resize is over meanwhile or its pod ends.
+fn show(effects: &Effects, uid: &str, cause: Cause) {
+    let at = effects.registry.moment();
+    effects.registry.with(uid, |state| {
+        let record = &state.admission;
+        let is_wanted = record.wanted.is_some() || record.resize.in_progress.is_some();
+        if is_wanted && state.worker.phase == WorkerPhase::Sync {
+            state.steps.set(StepName::Resize, "", cause, &at);
+        }
+    });
+}
+
+/// What is known of a pending resize.
+#[derive(Debug)]
+enum Judged {
+    /// The pod can have the resources.
+    Accepted,
+    /// It cannot, now or ever.
+    Denied(ResizeDenial),
+    /// This pod is not decided on yet, for this reason.
+    NotYet(String),
 }
 
 /// Why a resize is not accepted.
@@ -90,27 +128,37 @@ struct ResizeDenial {
 }
 
 /// Whether a pod can have the resources that its source asks for.
+///
+/// # Errors
+/// resource-manager does not answer.
 async fn judge(
     effects: &Effects,
     pod: &PendingPod<Arc<keelson_kube_model::Pod>>,
     sent: &DesiredPod,
-) -> Result<Result<(), ResizeDenial>, SyncError> {
+) -> Result<Judged, SyncError> {
     effects.registry.node.await_machine().await?;
     let machine = effects.registry.node.machine.borrow().clone();
     let sizes = huge_page_sizes(&machine);
     let inputs = machine_inputs(effects, &machine, &sizes);
     if let Some(message) = infeasible(&pod.allocated, &pod.wanted, &inputs) {
         let detail = "unsupported_change";
-        return Ok(Err(ResizeDenial { reason: PendingReason::Infeasible, message, detail }));
+        return Ok(Judged::Denied(ResizeDenial { reason: PendingReason::Infeasible, message, detail }));
     }
-    Ok(resize::ask(effects, sent, &pod.wanted).await?.map_err(|rejected| {
-        let reason = if rejected.passing { PendingReason::Deferred } else { PendingReason::Infeasible };
-        ResizeDenial { reason, message: rejected.message, detail: "insufficient_node_allocatable" }
-    }))
+    Ok(match resize::ask(effects, sent, &pod.wanted).await? {
+        Answer::Accepted => Judged::Accepted,
+        Answer::Rejected(rejected) => {
+            let reason = if rejected.passing { PendingReason::Deferred } else { PendingReason::Infeasible };
+            let (message, detail) = (rejected.message, "insufficient_node_allocatable");
+            Judged::Denied(ResizeDenial { reason, message, detail })
+        }
+        Answer::NotYet(message) => Judged::NotYet(message),
+    })
 }
 
-fn accept(effects: &Arc<Effects>, (pod, _): &Pending, trigger: ResizeTrigger) {
-    let Some(was_deferred) = effects.registry.accept_resize(&pod.uid, &pod.wanted) else { return };
+/// Returns whether the pod is still the one that was decided on.
+fn accept(effects: &Arc<Effects>, (pod, sent): &Pending, trigger: ResizeTrigger) -> bool {
+    let accepted = effects.registry.accept_resize(&pod.uid, &pod.wanted, sent.revision);
+    let Some(was_deferred) = accepted else { return false };
     tracing::info!(pod = pod_name(&pod.wanted), uid = pod.uid, "resizing a pod");
     if was_deferred {
         effects.publisher.metrics.resizes.deferred_accepted(trigger);
@@ -119,8 +167,9 @@ fn accept(effects: &Arc<Effects>, (pod, _): &Pending, trigger: ResizeTrigger) {
     let object = pod_object(&pod.wanted);
     effects.context.events.normal(object, "ResizeStarted", format!("Pod resize started: {text}"));
     let working = Cause::working("pod-sync", "the new resources are being written");
-    effects.registry.set_step(&pod.uid, StepName::Resize, "", working);
+    show(effects, &pod.uid, working);
     publish_decision(effects, &pod.uid);
+    true
 }
 
 fn deny(effects: &Arc<Effects>, (pod, _): &Pending, denial: &ResizeDenial) {
@@ -135,7 +184,6 @@ fn deny(effects: &Arc<Effects>, (pod, _): &Pending, denial: &ResizeDenial) {
             ("ResizeInfeasible", "infeasible", Cause::failed("Infeasible", message, YOU))
         }
     };
-    effects.registry.set_step(&pod.uid, StepName::Resize, "", cause);
     if is_new {
         tracing::warn!(
             pod = pod_name(&pod.wanted),
@@ -149,6 +197,7 @@ fn deny(effects: &Arc<Effects>, (pod, _): &Pending, denial: &ResizeDenial) {
         effects.context.events.warning(pod_object(&pod.wanted), event, format!("Pod resize {word}: {text}"));
     }
     publish_decision(effects, &pod.uid);
+    show(effects, &pod.uid, cause);
 }
 
 /// What came of an attempt to carry out a resize.
@@ -160,25 +209,53 @@ pub(super) enum Carried {
     Changed,
 }
 
-/// Carries out the accepted resize of a pod, if there is one. It can be repeated: what was written is recorded after each step.
+/// Carries out the accepted resize of a pod, if there is one. It can be repeated: what was written is recorded after each step. It ends
+/// early when the turn is cancelled, or when the pod is resized again.
 ///
 /// # Errors
 /// The first step that failed. The status, an event and the steps of the pod say why.
 pub(super) async fn carry_out(
     effects: &Arc<Effects>,
+    job: &Job,
     desired: &DesiredPod,
     observed: &Observed,
 ) -> Result<Carried, SyncError> {
     let uid = &desired.pod.metadata.uid;
-    let record = effects.registry.read(uid, |state| state.admission.resize.clone()).unwrap_or_default();
-    if record.in_progress.is_none() {
+    // A pod that waits for its admission has neither cgroup nor containers.
+    let in_progress = |state: &PodState| {
+        let runs = state.admission.admitted || observed.any_sandbox_ready();
+        runs.then(|| state.admission.resize.clone()).filter(|record| record.in_progress.is_some())
+    };
+    let Some(record) = effects.registry.read(uid, in_progress).flatten() else {
         return Ok(Carried::Nothing);
-    }
-    let result = write_resources(effects, desired, observed, &record).await;
+    };
+    // Cancel-safe: each call can be repeated, and what was begun is recorded.
+    let result = tokio::select! {
+        biased;
+        () = job.cancel.cancelled() => return Ok(Carried::Nothing),
+        () = until_resized_again(effects, desired) => return Ok(Carried::Changed),
+        result = write_resources(effects, desired, observed, &record) => result,
+    };
     if let Err(error) = &result {
         report_error(effects, desired, error);
     }
     result
+}
+
+/// Waits until the pod is allocated other resources: what is being written for it will not come about any more. Cancel-safe.
+async fn until_resized_again(effects: &Effects, desired: &DesiredPod) {
+    let (uid, allocated) = (&desired.pod.metadata.uid, Allocation::of(&desired.pod));
+    let mut accepted = effects.registry.resizes.watch_accepted();
+    loop {
+        accepted.mark_unchanged();
+        let is_same = |state: &PodState| state.admission.allocation.as_ref() == Some(&allocated);
+        if effects.registry.read(uid, is_same) != Some(true) {
+            return;
+        }
+        if accepted.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// Writes the resources in the safe order: what grows in the cgroup of the pod, the containers, what shrinks in the cgroup.
@@ -243,7 +320,7 @@ fn report_error(effects: &Arc<Effects>, desired: &DesiredPod, error: &SyncError)
     } else {
         Cause::failed("Error", &error.message, YOU)
     };
-    effects.registry.set_step(uid, StepName::Resize, "", cause);
+    show(effects, uid, cause);
     if error.peer_unavailable {
         return;
     }

@@ -55,7 +55,7 @@ pub async fn sync(
     // There may be a newer observation than that of the job: waiting for the runtime takes time.
     let mut observed = effects.registry.observed(&job.uid).unwrap_or_else(|| Arc::clone(&job.observed));
     for _ in 0..ROUNDS {
-        let actions = decide(effects, desired, &observed);
+        let mut actions = decide(effects, desired, &observed);
         report_waits(effects, job, &actions);
         let ended = effects
             .publisher
@@ -63,11 +63,14 @@ pub async fn sync(
         if ended || actions.terminal {
             return Ok(TurnEnd::of(SyncOutcome::Terminal));
         }
+        // A resize that fails does not keep other containers from starting.
+        let resized = resize::carry_out(effects, job, desired, &observed).await;
         if job.cancel.is_cancelled() {
             return Ok(TurnEnd::of(SyncOutcome::Cancelled));
         }
-        // A resize that fails does not keep containers from starting.
-        let resized = resize::carry_out(effects, desired, &observed).await;
+        if !matches!(resized, Ok(Carried::Nothing)) {
+            actions.without_resize_restarts();
+        }
         if actions.is_empty() {
             if resized? == Carried::Nothing {
                 let next_unix_nanos = actions.next_wake_unix_nanos();

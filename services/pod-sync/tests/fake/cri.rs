@@ -22,9 +22,11 @@ pub fn answer_cri(shim: &Arc<Shim>, fake: &FakeCriRuntime) {
     answer(shim, &fake.start_container, "StartContainer", start_container);
     answer(shim, &fake.stop_container, "StopContainer", stop_container);
     answer(shim, &fake.container_status, "ContainerStatus", container_status);
-    answer(shim, &fake.update_container_resources, "UpdateContainerResources", update_container);
     answer(shim, &fake.container_stats, "ContainerStats", container_stats);
     answer(shim, &fake.remove_container, "RemoveContainer", remove_container);
+    let updated = Arc::clone(shim);
+    fake.update_container_resources
+        .answer_async(move |request| update_container(Arc::clone(&updated), request));
     let shim = Arc::clone(shim);
     fake.exec_sync.answer_async(move |request| exec_sync(Arc::clone(&shim), request));
 }
@@ -229,14 +231,19 @@ fn container_status(
     Ok(cri::ContainerStatusResponse { status: Some(status), info })
 }
 
-fn update_container(
-    shim: &Shim,
+async fn update_container(
+    shim: Arc<Shim>,
     request: cri::UpdateContainerResourcesRequest,
 ) -> Answer<cri::UpdateContainerResourcesResponse> {
+    shim.called("UpdateContainerResources");
+    shim.check_available()?;
+    if shim.updates_hang() {
+        std::future::pending::<()>().await;
+    }
     if shim.updates_are_held() {
         return Err(Status::unavailable("the runtime hangs"));
     }
-    find_container(shim, &request.container_id)?;
+    find_container(&shim, &request.container_id)?;
     Ok(cri::UpdateContainerResourcesResponse::default())
 }
 

@@ -12,7 +12,7 @@ use keelson_proto::keelson::volume_manager::v1 as vm;
 use keelson_service_kit::WatchHub;
 use keelson_testkit::fakes::{FakePodConfig, FakeResourceManager, FakeVolumeManager, Recorder, StreamAnswer};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
 
@@ -137,6 +137,8 @@ pub struct FakeMachine {
     pub evictions: WatchHub<String, rm::Eviction>,
     /// The machine has cgroup v2.
     pub cgroup_v2: Arc<AtomicBool>,
+    /// Why other values of a cgroup are refused.
+    refused_cgroups: Arc<Mutex<Option<Status>>>,
     pub(super) api: FakeResourceManager,
 }
 
@@ -146,7 +148,7 @@ impl FakeMachine {
         let cgroup_v2 = Arc::<AtomicBool>::default();
         api.sync.acknowledge_sets();
         api.defer_pod.answer(rm::DeferPodResponse {});
-        api.prepare_pod.answer(rm::PreparePodResponse { cgroup_parent: "/kubepods/x".into() });
+        let refused_cgroups = prepare_pods(&api);
         api.release_pod.answer(rm::ReleasePodResponse {});
         let orders = evictions.clone();
         api.watch_evictions.answer_with(move |_| {
@@ -166,7 +168,7 @@ impl FakeMachine {
             };
             Ok(StreamAnswer::items([machine]).then_open())
         });
-        let machine = Self { evictions, cgroup_v2, api };
+        let machine = Self { evictions, cgroup_v2, refused_cgroups, api };
         machine.admit();
         machine.accept_resizes();
         machine
@@ -214,6 +216,38 @@ impl FakeMachine {
         self.answer_resizes(rm::resize_pod_response::Verdict::Rejected(rejected));
     }
 
+    /// No resize of this pod is decided on; others are accepted.
+    pub fn leave_undecided(&self, uid: &'static str) {
+        use rm::resize_pod_response::Verdict;
+        self.api.resize_pod.answer_with(move |request| {
+            let wait = rm::NotYet { reason: "PodNotAdmitted".into(), message: "it does not run".into() };
+            let is_undecided = request.uid == uid;
+            let verdict =
+                if is_undecided { Verdict::NotYet(wait) } else { Verdict::Accepted(rm::Admitted {}) };
+            Ok(rm::ResizePodResponse { verdict: Some(verdict) })
+        });
+    }
+
+    /// Resizes are accepted, each when the semaphore has a permit for it.
+    pub fn hold_resizes(&self) -> Arc<Semaphore> {
+        let permits = Arc::new(Semaphore::new(0));
+        let answering = Arc::clone(&permits);
+        self.api.resize_pod.answer_async(move |_| {
+            let permits = Arc::clone(&answering);
+            async move {
+                permits.acquire().await.unwrap().forget();
+                let verdict = Some(rm::resize_pod_response::Verdict::Accepted(rm::Admitted {}));
+                Ok(rm::ResizePodResponse { verdict })
+            }
+        });
+        permits
+    }
+
+    /// Refuses other values of a cgroup from now on, or none any more.
+    pub fn refuse_cgroups(&self, status: Option<Status>) {
+        *self.refused_cgroups.lock().unwrap() = status;
+    }
+
     fn answer_resizes(&self, verdict: rm::resize_pod_response::Verdict) {
         self.api.resize_pod.answer(rm::ResizePodResponse { verdict: Some(verdict) });
     }
@@ -231,6 +265,28 @@ impl FakeMachine {
     fn answer_admission(&self, verdict: rm::admit_pod_response::Verdict) {
         self.api.admit_pod.answer(rm::AdmitPodResponse { verdict: Some(verdict) });
     }
+}
+
+/// Answers when the cgroup of the pod has the values in the call, which are those that pod-sync has sent.
+fn prepare_pods(api: &FakeResourceManager) -> Arc<Mutex<Option<Status>>> {
+    let refused = Arc::<Mutex<Option<Status>>>::default();
+    let (sent, refusal) = (api.sync.messages().clone(), Arc::clone(&refused));
+    api.prepare_pod.answer_async(move |request| {
+        let (sent, refusal) = (sent.clone(), Arc::clone(&refusal));
+        async move {
+            let prepared = rm::PreparePodResponse { cgroup_parent: "/kubepods/x".into() };
+            let Some(values) = request.cgroup else { return Ok(prepared) };
+            if let Some(status) = refusal.lock().unwrap().clone() {
+                return Err(status);
+            }
+            let has = |desire: rm::PodDesire| desire.cgroup.as_ref() == Some(&values);
+            while !sent.last_desire(&request.uid).is_some_and(has) {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            Ok(prepared)
+        }
+    });
+    refused
 }
 
 fn rejected(reason: &str, message: &str, passing: bool) -> rm::admit_pod_response::Verdict {

@@ -47,6 +47,7 @@ struct State {
     sources_are_ready: bool,
     late: BTreeSet<String>,
     updates_held: bool,
+    updates_hang: bool,
     memory: u64,
 }
 
@@ -268,6 +269,15 @@ impl Shim {
     /// Updates of containers fail as if the runtime were not there, or work again.
     pub fn hold_updates(&self, held: bool) {
         self.state().updates_held = held;
+    }
+
+    /// Updates of containers never return.
+    pub fn hang_updates(&self) {
+        self.state().updates_hang = true;
+    }
+
+    pub(super) fn updates_hang(&self) -> bool {
+        self.state().updates_hang
     }
 
     pub(super) fn updates_are_held(&self) -> bool {

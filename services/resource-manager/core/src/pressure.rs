@@ -26,6 +26,20 @@ pub fn check_pressure(conditions: &BTreeSet<Condition>, pod: &PodDesire) -> Resu
     })
 }
 
+/// Rejects other requests for a pod that runs, if they grow while the node has these conditions: those of a new pod would be, too. A pod
+/// can always have less.
+pub fn check_resize_pressure(
+    conditions: &BTreeSet<Condition>,
+    pod: &PodDesire,
+    after: &Amounts,
+) -> Result<(), Rejection> {
+    let grows = |(name, amount): (&String, &i64)| *amount > pod.requests.get(name).copied().unwrap_or(0);
+    if !after.iter().any(grows) {
+        return Ok(());
+    }
+    check_pressure(conditions, &PodDesire { adopted: false, ..pod.clone() })
+}
+
 /// Whether a pod that fits must wait: it would not fit if the undecided pods that were created before it were admitted
 /// first, in the order of their creation.
 pub fn must_wait_for_older<'a>(
@@ -62,6 +76,30 @@ fn fits(allocatable: &Amounts, taken: &[&PodDesire], pod: &PodDesire) -> bool {
 mod tests {
     use super::*;
     use crate::desire::{Desire as _, PodRef};
+
+    #[test]
+    fn pressure_defers_a_resize_of_a_running_pod_only_if_something_grows() {
+        let amounts = |cpu: i64, memory: i64| -> Amounts {
+            [("cpu".to_owned(), cpu), ("memory".to_owned(), memory)].into()
+        };
+        let running = PodDesire { adopted: true, requests: amounts(100, 100), ..pod("u", Qos::Burstable) };
+        let critical = PodDesire { critical: true, ..running.clone() };
+        let best_effort = PodDesire { qos: Qos::BestEffort, ..running.clone() };
+        for (pod, condition, after, accepted) in [
+            (&running, Condition::Disk, amounts(100, 101), false),
+            (&running, Condition::Pid, amounts(101, 50), false),
+            (&running, Condition::Disk, amounts(100, 100), true),
+            (&running, Condition::Disk, amounts(50, 50), true),
+            (&running, Condition::Memory, amounts(200, 200), true),
+            (&best_effort, Condition::Memory, amounts(200, 200), false),
+            (&critical, Condition::Disk, amounts(200, 200), true),
+        ] {
+            let verdict = check_resize_pressure(&[condition].into(), pod, &after);
+            assert_eq!(verdict.is_ok(), accepted, "{condition:?} {after:?}");
+            assert!(verdict.err().is_none_or(|rejection| rejection.temporary), "it is tried again");
+        }
+        assert!(check_resize_pressure(&BTreeSet::new(), &running, &amounts(200, 200)).is_ok());
+    }
 
     fn pod(uid: &str, qos: Qos) -> PodDesire {
         PodDesire { qos, ..PodDesire::forget(PodRef { uid: uid.to_owned(), ..PodRef::default() }) }

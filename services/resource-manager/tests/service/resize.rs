@@ -11,8 +11,12 @@ use crate::support::{Client, Process, World, admit, prepare, until_some, within}
 const MIB: i64 = 1 << 20;
 
 async fn resize(client: &mut Client, uid: &str, milli: i64) -> Verdict {
+    resize_at(client, uid, 1, milli).await
+}
+
+async fn resize_at(client: &mut Client, uid: &str, revision: u64, milli: i64) -> Verdict {
     let requests = [("cpu".to_owned(), milli)].into();
-    let request = within(pb::ResizePodRequest { uid: uid.into(), revision: 1, requests }, LONG);
+    let request = within(pb::ResizePodRequest { uid: uid.into(), revision, requests }, LONG);
     client.resize_pod(request).await.unwrap().into_inner().verdict.unwrap()
 }
 
@@ -56,6 +60,27 @@ async fn a_resize_of_a_pod_that_does_not_run_is_not_decided_on() {
         let request = pb::ResizePodRequest { uid: uid.into(), revision: 1, requests: [].into() };
         assert_eq!(client.resize_pod(within(request, SHORT)).await.unwrap_err().code(), code);
     }
+}
+
+#[tokio::test]
+async fn a_resize_of_an_older_version_of_a_pod_changes_no_reservation() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = synced(&service).await;
+    let whole = machine(&service).await.allocatable["cpu"];
+    for uid in ["u1", "u2"] {
+        sync.pod(requesting(uid, 100)).await;
+        assert_eq!(admit(&mut client, uid, LONG).await, admitted());
+    }
+    // Its source has changed its mind while the call was on its way.
+    sync.pod(pb::PodDesire { revision: 2, ..requesting("u1", 100) }).await;
+    prepare(&mut client, "u1", 2, LONG).await.unwrap();
+    let Verdict::NotYet(wait) = resize(&mut client, "u1", whole - 100).await else { panic!("decided on") };
+    assert_eq!(wait.reason, "PodChanged");
+    let accepted = Verdict::Accepted(pb::Admitted {});
+    assert_eq!(resize(&mut client, "u2", whole - 100).await, accepted, "nothing more is reserved for u1");
+    let Verdict::Rejected(_) = resize_at(&mut client, "u1", 2, 101).await else { panic!("it fits") };
 }
 
 #[tokio::test]

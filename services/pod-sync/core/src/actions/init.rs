@@ -113,9 +113,6 @@ impl<'a> InitWalk<'a> {
         match (record.state, place.kind) {
             (ContainerRecordState::Created, _) => self.start(place, start_reason(Some(record))),
             (ContainerRecordState::Running, ContainerKind::Sidecar) => self.running(inputs, place, record),
-            (ContainerRecordState::Running, _) if inputs.hints.resized.contains(&record.id) => {
-                self.replace(inputs, place, record, Reason::ResizeRequiresRestart);
-            }
             (ContainerRecordState::Running, _) => {}
             (ContainerRecordState::Exited, ContainerKind::Sidecar) => {
                 self.start(place, Reason::ContainerExited)

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use keelson_kube_model::{Pod, ResourceList, ResourceRequirements, compute_qos};
+use keelson_kube_model::{Pod, ResourceList, ResourceRequirements, RestartPolicy, compute_qos};
 
-use super::{RESIZABLE, containers, restarts_for};
+use super::{RESIZABLE, containers, restarts};
 use crate::config::{MachineInputs, has_swap};
+use crate::restart::effective_policy;
 
 /// Why `allocated` can never become `wanted` while it runs, for people; `None` if it can.
 ///
@@ -14,6 +15,7 @@ pub fn infeasible(allocated: &Pod, wanted: &Pod, machine: &MachineInputs<'_>) ->
     changed_parts(allocated, wanted)
         .find_map(|(what, before, after)| forbidden_change(&what, before, after))
         .or_else(|| other_class(allocated, wanted))
+        .or_else(|| would_not_start_again(allocated, wanted))
         .or_else(|| swap_in_use(allocated, wanted, machine))
 }
 
@@ -69,13 +71,35 @@ fn other_class(allocated: &Pod, wanted: &Pod) -> Option<String> {
     })
 }
 
+/// A restart for a resize that is interrupted after the stop leaves a container that has exited, and this one might not start again.
+fn would_not_start_again(allocated: &Pod, wanted: &Pod) -> Option<String> {
+    containers(wanted).find_map(|after| {
+        let policy = effective_policy(wanted, after);
+        let before = containers(allocated).find(|before| before.name == after.name)?;
+        let changes = |resource: &&&str| {
+            let of = |list: &ResourceList| list.get(**resource).copied();
+            let (before, after) = (&before.resources, &after.resources);
+            of(&before.requests) != of(&after.requests) || of(&before.limits) != of(&after.limits)
+        };
+        let resource = RESIZABLE
+            .iter()
+            .filter(|_| policy != RestartPolicy::Always)
+            .filter(changes)
+            .find(|resource| restarts(wanted, after, resource))?;
+        let (name, policy) = (&after.name, policy.as_str());
+        Some(format!(
+            "The resizePolicy of container {name} demands a restart for other {resource}, but it might not start again: its restartPolicy is {policy}. Use NotRequired, or the restartPolicy Always"
+        ))
+    })
+}
+
 /// A container that may use swap, and whose memory request changes, would need another share of the swap.
 fn swap_in_use(allocated: &Pod, wanted: &Pod, machine: &MachineInputs<'_>) -> Option<String> {
     let memory = |requests: &ResourceList| requests.get("memory").copied().unwrap_or_default();
     let affected = containers(wanted).any(|after| {
         containers(allocated).filter(|before| before.name == after.name).any(|before| {
             memory(&before.resources.requests) != memory(&after.resources.requests)
-                && !restarts_for(after, "memory")
+                && !restarts(wanted, after, "memory")
                 && has_swap(allocated, before, machine)
         })
     });
@@ -146,6 +170,35 @@ mod tests {
         ] {
             assert_eq!(infeasible(&pod(before), &pod(after), &machine).as_deref(), Some(text));
         }
+    }
+
+    #[test]
+    fn a_container_that_might_not_start_again_is_not_restarted_for_a_resize() {
+        let machine = MachineInputs::default();
+        let with = |cpu: &str, policy: &str, own: Value| {
+            let restart = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+            let mut container =
+                json!({"name": "a", "resources": burstable(cpu, "1Gi"), "resizePolicy": restart});
+            if own != Value::Null {
+                container["restartPolicy"] = own;
+            }
+            pod_of(json!({"restartPolicy": policy, "containers": [container]}))
+        };
+        for (policy, own, refused) in [
+            ("Always", Value::Null, false),
+            ("OnFailure", Value::Null, true),
+            ("Never", Value::Null, true),
+            ("Never", json!("Always"), false),
+            ("Always", json!("OnFailure"), true),
+        ] {
+            let text = infeasible(&with("1", policy, own.clone()), &with("2", policy, own.clone()), &machine);
+            let names = "The resizePolicy of container a demands a restart for other cpu";
+            assert_eq!(text.is_some_and(|text| text.starts_with(names)), refused, "{policy} {own}");
+        }
+        let mut memory = with("1", "Never", Value::Null);
+        memory.spec.containers[0].resources = pod(burstable("1", "2Gi")).spec.containers[0].resources.clone();
+        let same_cpu = infeasible(&with("1", "Never", Value::Null), &memory, &machine);
+        assert_eq!(same_cpu, None, "its memory changes without a restart");
     }
 
     #[test]

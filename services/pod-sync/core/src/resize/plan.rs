@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use keelson_kube_model::resources::effective_limit;
 use keelson_kube_model::{Container, ContainerId, Pod, ResourceList, ResourceRequirements};
 
-use super::{ResizeRecord, containers, restarts_for};
+use super::{ResizeRecord, containers, restarts};
 use crate::observation::PodObservation;
 
 /// CPU requests below this many thousandths of a core have the same effect: the kernel's least weight.
@@ -108,7 +108,7 @@ pub fn plan(pod: &Pod, record: &ResizeRecord, observed: &PodObservation) -> Resi
             if from == to && !record.updating.contains(&container.name) {
                 continue;
             }
-            if from != to && restarts_for(container, resource) {
+            if from != to && restarts(pod, container, resource) {
                 plan.restart.insert(running.id.clone());
             }
             let update = ContainerResize {
@@ -225,6 +225,21 @@ mod tests {
         };
         let seen = in_sandbox().running("s").running("i");
         assert_eq!(steps(&plan(&with("2"), &wrote(&with("1")), &seen.0)), ["cpu s", "cpu i"]);
+    }
+
+    #[test]
+    fn a_running_init_container_is_updated_in_place_whatever_its_policy_demands() {
+        let with = |cpu: &str| {
+            let policy = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+            pod(json!({"initContainers": [
+                {"name": "s", "restartPolicy": "Always", "resources": limits(cpu, "1Gi"), "resizePolicy": policy},
+                {"name": "i", "resources": limits(cpu, "1Gi"), "resizePolicy": policy}],
+                "containers": [{"name": "a"}]}))
+        };
+        let seen = in_sandbox().running("s").running("i");
+        let plan = plan(&with("2"), &wrote(&with("1")), &seen.0);
+        assert_eq!(plan.restart, [ContainerId("s-0".to_owned())].into(), "a sidecar always starts again");
+        assert_eq!(steps(&plan), ["cpu i"]);
     }
 
     #[test]

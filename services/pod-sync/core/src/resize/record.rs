@@ -97,10 +97,11 @@ impl ResizeRecord {
         is_new
     }
 
-    /// An attempt to carry the resize out has failed. Returns whether the error is another one than before.
+    /// An attempt to carry the resize out has failed. Returns whether the error is another one than before; another usage does not
+    /// make it one, and the first stays.
     pub fn fail(&mut self, error: &str) -> bool {
         match &mut self.in_progress {
-            Some(progress) if progress.error != error => {
+            Some(progress) if without_usage(&progress.error) != without_usage(error) => {
                 error.clone_into(&mut progress.error);
                 true
             }
@@ -132,6 +133,15 @@ impl ResizeRecord {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// What a refused memory limit is compared with in an error; the usage follows, in bytes and parentheses. resource-manager uses the same
+/// words.
+pub const BELOW_USAGE: &str = " below current usage (";
+
+/// The part of an error that is the same for each attempt.
+fn without_usage(error: &str) -> &str {
+    error.split_once(BELOW_USAGE).map_or(error, |(same, _)| same)
 }
 
 #[cfg(test)]
@@ -181,6 +191,24 @@ mod tests {
         assert_eq!(record.actuated, Some(Allocation::of(&pod("3", 3))));
         assert_eq!(record.complete().map(|progress| progress.since_unix_nanos), Some(3));
         assert!(record.is_empty());
+    }
+
+    #[test]
+    fn another_usage_is_no_other_error_but_another_limit_is() {
+        let refused = |limit: i64, usage: i64| {
+            format!("attempting to set pod memory limit ({limit}){BELOW_USAGE}{usage})")
+        };
+        let mut record = ResizeRecord::default();
+        record.accept(&pod("2", 2), Allocation::of(&pod("1", 1)), 5);
+        for (error, told) in [
+            (refused(10, 20), true),
+            (refused(10, 21), false),
+            (refused(11, 21), true),
+            ("the runtime refuses it".to_owned(), true),
+            (refused(11, 22), true),
+        ] {
+            assert_eq!(record.fail(&error), told, "{error}");
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl PodRegistry {
             let desired = state.desired.filter(|_| sent_again);
             let restarts = desired.is_some();
             if let Some(desired) = desired {
-                let next = PodState::awaiting_cleanup(uid, desired, &self.moment());
+                let next = PodState::awaiting_cleanup(uid, &desired, &self.moment());
                 pods.insert(uid.to_owned(), Box::new(next));
             }
             (woken, restarts)
@@ -78,7 +78,7 @@ impl PodRegistry {
                     if lock(&self.unclaimed).get(uid).is_none_or(is_live) {
                         return false;
                     }
-                    let state = PodState::awaiting_cleanup(uid, Arc::clone(desired), &self.moment());
+                    let state = PodState::awaiting_cleanup(uid, desired, &self.moment());
                     pods.insert(uid.to_owned(), Box::new(state));
                 }
             }

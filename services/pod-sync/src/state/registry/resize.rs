@@ -19,23 +19,21 @@ impl PodRegistry {
     pub fn pending_resizes(&self) -> (Vec<Pending>, bool) {
         let now = self.moment().now_unix_nanos;
         let pods = lock(&self.pods);
-        let active = |state: &PodState| {
-            let is_over = state.published.status.phase().is_terminal();
-            state.worker.phase == WorkerPhase::Sync && !is_over
-        };
-        let wanting = pods.iter().filter(|(_, state)| state.admission.wanted.is_some() && active(state));
+        let wanting = pods.iter().filter(|(_, state)| state.admission.wanted.is_some() && is_active(state));
         let (running, unread): (Vec<_>, Vec<_>) = wanting.partition(|(_, state)| state.holds_resources());
         let pending = running.into_iter().filter_map(|(uid, state)| pending(uid, state, now)).collect();
         (pending, !unread.is_empty())
     }
 
-    /// Allocates the resources that a pod's source asks for, if it still asks for these. Returns whether a deferred resize is
-    /// accepted by that; `None`: it asks for others now.
-    pub fn accept_resize(&self, uid: &str, wanted: &Pod) -> Option<bool> {
+    /// Allocates the resources that a pod's source asks for, if it is the pod that was decided on, at this revision. Returns whether a
+    /// deferred resize is accepted by that; `None`: it has changed, and resource-manager is told what it has, or it ends.
+    pub fn accept_resize(&self, uid: &str, wanted: &Pod, revision: u64) -> Option<bool> {
         let now = self.moment().now_unix_nanos;
         let accepted = self.with(uid, |state| {
             let allocation = Allocation::of(wanted);
-            if state.admission.wanted.as_ref() != Some(&allocation) {
+            let is_decided_on = state.desired.as_ref().is_some_and(|desired| desired.revision == revision);
+            let still_wants = state.admission.wanted.as_ref() == Some(&allocation);
+            if !is_decided_on || !still_wants || !is_active(state) {
                 return None;
             }
             let record = &mut state.admission;
@@ -54,6 +52,7 @@ impl PodRegistry {
         let accepted = accepted.flatten();
         if accepted.is_some() {
             self.save(uid);
+            self.resizes.accepted();
         }
         accepted
     }
@@ -64,7 +63,7 @@ impl PodRegistry {
         let now = self.moment().now_unix_nanos;
         let denied = self.with(uid, |state| {
             let same = state.admission.wanted.as_ref() == Some(&Allocation::of(wanted));
-            same.then(|| state.admission.resize.deny(wanted, reason, message, now))
+            (same && is_active(state)).then(|| state.admission.resize.deny(wanted, reason, message, now))
         });
         let denied = denied.flatten();
         if denied == Some(true) {
@@ -151,12 +150,16 @@ impl PodRegistry {
     }
 }
 
+/// Whether a pod runs, and neither ends nor has ended.
+fn is_active(state: &PodState) -> bool {
+    let is_deleting = state.desired.as_ref().is_some_and(|desired| desired.pod.is_deleting());
+    let is_over = is_deleting || state.published.status.phase().is_terminal();
+    state.worker.phase == WorkerPhase::Sync && !is_over
+}
+
 fn pending(uid: &str, state: &PodState, now_unix_nanos: i64) -> Option<Pending> {
     let wanted = state.admission.wanted.as_ref()?;
     let desired = state.desired.as_ref()?;
-    if desired.pod.is_deleting() {
-        return None;
-    }
     let mut pod = Arc::clone(&desired.pod);
     wanted.apply(Arc::make_mut(&mut pod));
     let known = state.admission.resize.pending.as_ref();

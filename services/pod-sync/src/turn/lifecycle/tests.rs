@@ -148,7 +148,7 @@ async fn a_removal_during_restart_after_cleanup_is_not_lost() {
     race(
         300,
         || {
-            let mut state = PodState::awaiting_cleanup("u", desired(), &effects.registry.moment());
+            let mut state = PodState::awaiting_cleanup("u", &desired(), &effects.registry.moment());
             state.inbox.claim_worker();
             effects.registry.insert("u", state);
         },
