@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::candidates::Candidates;
 pub(crate) use self::change::{ApplyArgs, DeleteArgs, DeleteWhat, EvictArgs, RetryArgs};
-pub(crate) use self::container::{AttachArgs, CpArgs, ExecArgs, LogsArgs};
+pub(crate) use self::container::{AttachArgs, ContainerArgs, CpArgs, ExecArgs, LogsArgs};
 pub(crate) use self::drain::DrainArgs;
 pub(crate) use self::etcd::EtcdArgs;
 pub(crate) use self::orphans::{OrphansArgs, OrphansWhat};
@@ -201,7 +201,7 @@ mod tests {
         let line = ["keelson", "exec", "-it", "web", "-c", "app", "-n", "web", "--", "ls", "-n", "--", "a/b"];
         let cli = Cli::try_parse_from(split_type_and_name(line.map(OsString::from).to_vec())).unwrap();
         let Command::Exec(exec) = cli.command else { panic!("{cli:?}") };
-        assert_eq!((exec.pod.as_str(), exec.container.as_deref()), ("web", Some("app")));
+        assert_eq!((exec.target.pod.as_str(), exec.target.container.as_deref()), ("web", Some("app")));
         assert_eq!(exec.command, ["ls", "-n", "--", "a/b"]);
         assert!(exec.stdin && exec.tty);
         assert_eq!(cli.global.namespace, "web");

@@ -285,7 +285,7 @@ async fn a_resize_waits_for_the_admission_of_a_pod_that_does_not_run_after_a_res
     let before = of_resizes();
 
     let second = world.pod_sync().await;
-    until(&second, "that it waits", |status| status["reason"] == "NodeDrained").await;
+    second.step("web", "admission", |step| step.message == "The node is drained.").await;
     assert_eq!(of_resizes(), before);
     assert!(!second.events().await.iter().any(|event| event.contains("Resize")));
     world.machine.admit();

@@ -7,14 +7,21 @@ use clap::Args;
 use super::candidates::Candidates;
 use crate::human::parse_duration;
 
-#[derive(Debug, Args)]
-pub(crate) struct LogsArgs {
+/// A container of a pod.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ContainerArgs {
     /// Name of the pod
     #[arg(add = Candidates::Pods)]
     pub(crate) pod: String,
     /// Container [default: the annotated one, else the first]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) container: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    pub(crate) target: ContainerArgs,
     /// Keep printing lines as they are written
     #[arg(short, long)]
     pub(crate) follow: bool,
@@ -40,12 +47,8 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// Name of the pod
-    #[arg(add = Candidates::Pods)]
-    pub(crate) pod: String,
-    /// Container [default: the annotated one, else the first]
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) container: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: ContainerArgs,
     /// Pass standard input to the command
     #[arg(short = 'i', long)]
     pub(crate) stdin: bool,
@@ -59,12 +62,8 @@ pub(crate) struct ExecArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
-    /// Name of the pod
-    #[arg(add = Candidates::Pods)]
-    pub(crate) pod: String,
-    /// Container [default: the annotated one, else the first]
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) container: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: ContainerArgs,
     /// Pass standard input to the container, which must have `stdin: true`
     #[arg(short = 'i', long)]
     pub(crate) stdin: bool,

@@ -3,7 +3,7 @@
 use keelson_proto::keelson::runtime::v1::ExecStart;
 
 use super::exec::{self, ExecError, ExecTarget};
-use crate::args::{AttachArgs, ExecArgs};
+use crate::args::AttachArgs;
 use crate::error::CliError;
 use crate::output;
 use crate::session::Session;
@@ -11,14 +11,7 @@ use crate::terminal;
 
 /// Shows the output of a container's main process, and passes input to it, until the process ends.
 pub(crate) async fn run(session: &Session, args: &AttachArgs) -> Result<(), CliError> {
-    let mut exec_args = ExecArgs {
-        pod: args.pod.clone(),
-        container: args.container.clone(),
-        stdin: args.stdin,
-        tty: args.tty,
-        command: Vec::new(),
-    };
-    let target = exec::find(session, &exec_args).await?;
+    let target = exec::find(session, &args.target).await?;
     let spec = ContainerSpec::of(&target)?;
     if args.stdin && !spec.stdin {
         return Err(CliError::Failed {
@@ -28,7 +21,6 @@ pub(crate) async fn run(session: &Session, args: &AttachArgs) -> Result<(), CliE
     }
     if args.tty && !spec.tty {
         output::notice("No terminal: the container has none; `tty: true` in its spec gives it one.");
-        exec_args.tty = false;
     }
     let begin = async |is_raw: bool| {
         let start = ExecStart {
@@ -41,11 +33,11 @@ pub(crate) async fn run(session: &Session, args: &AttachArgs) -> Result<(), CliE
         };
         exec::begin(session, start).await
     };
-    match exec::run_attached(&exec_args, begin).await {
+    match exec::run_attached(args.stdin, args.tty && spec.tty, begin).await {
         Ok(code) => exec::exit_with(code),
         Err(ExecError::Local(error)) => Err(error),
         Err(ExecError::Remote { status, started }) => {
-            Err(exec::remote_error(session, &exec_args, &target, status, started))
+            Err(exec::remote_error(session, &args.target, &target, status, started))
         }
     }
 }

@@ -15,7 +15,7 @@ use tonic::Status;
 
 use self::archive::{ChannelReader, ChannelWriter, UnpackError, pack, unpack};
 use super::exec::{self, ExecTarget, exec_request};
-use crate::args::{CpArgs, ExecArgs};
+use crate::args::{ContainerArgs, CpArgs};
 use crate::error::CliError;
 use crate::output;
 use crate::session::Session;
@@ -98,7 +98,7 @@ fn as_argument(path: &str) -> String {
 /// The container, as exec finds it.
 struct Container<'a> {
     session: &'a Session,
-    args: ExecArgs,
+    args: ContainerArgs,
     target: ExecTarget,
 }
 
@@ -120,13 +120,7 @@ impl Ended {
 
 impl<'a> Container<'a> {
     async fn find(session: &'a Session, args: &CpArgs, pod: &str) -> Result<Self, CliError> {
-        let args = ExecArgs {
-            pod: pod.to_owned(),
-            container: args.container.clone(),
-            stdin: false,
-            tty: false,
-            command: Vec::new(),
-        };
+        let args = ContainerArgs { pod: pod.to_owned(), container: args.container.clone() };
         let target = exec::find(session, &args).await?;
         Ok(Self { session, args, target })
     }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
 use super::logs;
-use crate::args::ExecArgs;
+use crate::args::{ContainerArgs, ExecArgs};
 use crate::error::CliError;
 use crate::human;
 use crate::output::{self, OutputWriter, Target};
@@ -30,7 +30,7 @@ const BUFFERED_CHUNKS: usize = 8;
 
 /// Runs the command and ends with its exit code.
 pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), CliError> {
-    let target = find(session, args).await?;
+    let target = find(session, &args.target).await?;
     let begin = async |tty: bool| {
         let start = ExecStart {
             tty,
@@ -41,27 +41,28 @@ pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), CliErr
         };
         begin(session, start).await
     };
-    match run_attached(args, begin).await {
+    match run_attached(args.stdin, args.tty, begin).await {
         Ok(code) => exit_with(code),
         Err(ExecError::Local(error)) => Err(error),
         Err(ExecError::Remote { status, started }) => {
-            Err(remote_error(session, args, &target, status, started))
+            Err(remote_error(session, &args.target, &target, status, started))
         }
     }
 }
 
 /// Starts the command, with or without a terminal, and relays its streams until it ends. Returns its exit code.
 pub(crate) async fn run_attached<S>(
-    args: &ExecArgs,
+    stdin: bool,
+    tty: bool,
     begin: impl AsyncFnOnce(bool) -> Result<S, ExecError>,
 ) -> Result<i32, ExecError>
 where
     S: Stream<Item = Result<ExecResponse, Status>> + Unpin,
 {
     // As kubectl: a terminal only for interactive input.
-    let raw = if args.tty && args.stdin { enable_raw_mode()? } else { None };
-    if args.tty && raw.is_none() {
-        output::notice(if args.stdin {
+    let raw = if tty && stdin { enable_raw_mode()? } else { None };
+    if tty && raw.is_none() {
+        output::notice(if stdin {
             "No terminal for the command: standard input is not a terminal."
         } else {
             "No terminal for the command: -t needs -i."
@@ -95,7 +96,7 @@ pub(super) struct ExecTarget {
 }
 
 /// Finds the container, and says which one was chosen.
-pub(super) async fn find(session: &Session, args: &ExecArgs) -> Result<ExecTarget, CliError> {
+pub(super) async fn find(session: &Session, args: &ContainerArgs) -> Result<ExecTarget, CliError> {
     let mut all = match pods::list(&session.agent).await {
         Ok(all) => all,
         Err(error @ (CliError::ServiceNotRunning { .. } | CliError::ServiceTimeout { .. })) => {
@@ -111,7 +112,11 @@ pub(super) async fn find(session: &Session, args: &ExecArgs) -> Result<ExecTarge
 }
 
 /// The target by full names, which runtime-shim resolves itself, for use while pod-sync is down.
-fn without_pod_sync(session: &Session, args: &ExecArgs, error: CliError) -> Result<ExecTarget, CliError> {
+fn without_pod_sync(
+    session: &Session,
+    args: &ContainerArgs,
+    error: CliError,
+) -> Result<ExecTarget, CliError> {
     let (Some(container), false) = (&args.container, session.global.all_namespaces) else {
         output::notice("While pod-sync is down, exec needs the full name of the pod, -n and -c.");
         return Err(error);
@@ -276,7 +281,7 @@ async fn next_signal(signals: Option<&mut Signals>) -> u8 {
 /// The error for a command that could not be run, or not to its end.
 pub(super) fn remote_error(
     session: &Session,
-    args: &ExecArgs,
+    args: &ContainerArgs,
     target: &ExecTarget,
     status: Status,
     started: bool,
@@ -311,7 +316,7 @@ pub(super) fn remote_error(
 }
 
 /// The error for a container that is not running: how and when it ended, or what it waits for.
-fn not_running_error(args: &ExecArgs, target: &ExecTarget, message: &str) -> CliError {
+fn not_running_error(args: &ContainerArgs, target: &ExecTarget, message: &str) -> CliError {
     let container = &target.start.container;
     let pod = target.entry.as_ref().map_or(bare_name(&args.pod), |entry| &entry.document.name);
     let state = target.entry.as_ref().and_then(|entry| {

@@ -16,8 +16,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Streams the log of a container to standard output.
 pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), CliError> {
     let all = pods::list(&session.agent).await?;
-    let entry = pods::resolve(&session.agent, &all, &session.scope(), &args.pod).await?;
-    let container = choose_container(entry.typed()?, args.container.as_deref())?;
+    let entry = pods::resolve(&session.agent, &all, &session.scope(), &args.target.pod).await?;
+    let container = choose_container(entry.typed()?, args.target.container.as_deref())?;
     let since = args
         .since
         .map_or(0, |d| session.now.saturating_sub(i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)).max(1));

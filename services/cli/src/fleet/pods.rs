@@ -81,8 +81,8 @@ async fn find(session: &Session, fleet: &Fleet, name: &str) -> Result<RemotePod,
 
 /// Streams the log of a container to standard output.
 pub(super) async fn logs(session: &Session, fleet: &Fleet, args: &LogsArgs) -> Result<(), CliError> {
-    let pod = find(session, fleet, &args.pod).await?;
-    let container = logs::choose_container(&pod.pod, args.container.as_deref())?;
+    let pod = find(session, fleet, &args.target.pod).await?;
+    let container = logs::choose_container(&pod.pod, args.target.container.as_deref())?;
     let mut query = Vec::new();
     for (key, is_set) in
         [("follow", args.follow), ("previous", args.previous), ("timestamps", args.timestamps)]
@@ -115,8 +115,8 @@ pub(super) async fn logs(session: &Session, fleet: &Fleet, args: &LogsArgs) -> R
 
 /// Runs a command in a container and ends with its exit code.
 pub(super) async fn exec(session: &Session, fleet: &Fleet, args: &ExecArgs) -> Result<(), CliError> {
-    let pod = find(session, fleet, &args.pod).await?;
-    let container = logs::choose_container(&pod.pod, args.container.as_deref())?;
+    let pod = find(session, fleet, &args.target.pod).await?;
+    let container = logs::choose_container(&pod.pod, args.target.container.as_deref())?;
     let api = NodeApi::of(fleet, &session.global.etcd, &pod.node).await?;
     let begin = async |tty: bool| {
         let mut query: Vec<(&str, String)> =
@@ -126,7 +126,7 @@ pub(super) async fn exec(session: &Session, fleet: &Fleet, args: &ExecArgs) -> R
         let path = pod.path("exec", &container, &query);
         exec_streams(&api, &path, args.stdin, tty).await.map_err(exec::ExecError::from)
     };
-    match exec::run_attached(args, begin).await {
+    match exec::run_attached(args.stdin, args.tty, begin).await {
         Ok(code) => exec::exit_with(code),
         Err(exec::ExecError::Local(error)) => Err(error),
         Err(exec::ExecError::Remote { status, started }) => Err(remote_error(&pod.node, &status, started)),
