@@ -39,7 +39,7 @@ const EVERYBODY: &[&str] = &[
 /// Methods of every service besides its own (architecture §3): health and reflection are for all that may
 /// connect; progress and events for the services that collect them; metrics and settings for those that show them; and
 /// only an operator or init sets log levels.
-const COMMON: [(&str, &[&str]); 10] = [
+const COMMON: [(&str, &[&str]); 11] = [
     ("/grpc.health.v1.Health/Check", EVERYBODY),
     ("/grpc.health.v1.Health/Watch", EVERYBODY),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", EVERYBODY),
@@ -49,6 +49,7 @@ const COMMON: [(&str, &[&str]); 10] = [
     ("/keelson.admin.v1.Admin/GetUsage", &["cli"]),
     ("/keelson.admin.v1.Admin/ListSpans", &["cli"]),
     ("/keelson.admin.v1.Admin/SetLogLevel", &["init", "cli"]),
+    ("/keelson.admin.v1.Admin/SetVerbosity", &["node-api"]),
     ("/keelson.events.v1.Events/ListEvents", &["node-status", "cli"]),
 ];
 

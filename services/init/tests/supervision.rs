@@ -425,7 +425,7 @@ async fn init_refuses_a_log_verbosity_from_the_network_and_takes_a_log_level() {
     let socket = Paths::socket_below(&scene.path("run"), ServiceName::Init);
     let mut admin = AdminClient::new(connect_unix("init", &socket));
     let refused = admin.set_verbosity(SetVerbosityRequest { verbosity: 10 }).await.unwrap_err();
-    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(refused.code(), Code::FailedPrecondition);
     assert_eq!(refused.message(), "init keeps its log level; change it with SetLogLevel");
     let level = SetLogLevelRequest { filter: "debug".into() };
     let previous = admin.set_log_level(level).await.unwrap().into_inner().previous;

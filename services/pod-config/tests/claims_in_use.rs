@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::fleet::{object, wait_for_phase, wait_until};
+use common::fleet::{object, wait_for_phase, wait_until, wait_until_deletion_is_stored};
 use common::{Node, Service};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::status::reason;
@@ -102,7 +102,7 @@ async fn a_deleted_claim_stays_over_kills_until_the_report_does_not_name_it() {
     // volume-manager ends: its last report stays in effect.
     drop(reports);
     wait_for_holder(&mut service, "the pod default/db").await;
-    service.wait_for_event("bindings_written");
+    wait_until_deletion_is_stored(&node, &mut service);
     service.kill();
 
     let mut service = node.start();

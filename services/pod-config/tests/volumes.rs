@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::fleet::{Fleet, object, wait_for_phase, wait_until};
+use common::fleet::{Fleet, object, wait_for_phase, wait_until, wait_until_deletion_is_stored};
 use common::{Node, Service, replace};
 use keelson_config::{Offline, ServiceName, StartAfterReboot};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -239,7 +239,7 @@ async fn a_deleted_claim_stays_bound_until_no_pod_uses_it() {
     let deleted = wait_until(&mut service, CLAIM, "data", is_deleted).await.unwrap();
     assert_eq!(deleted["metadata"]["finalizers"], json!(["kubernetes.io/pvc-protection"]));
     assert_eq!((&deleted["spec"], &deleted["status"]), (&before["spec"], &before["status"]));
-    service.wait_for_event("bindings_written");
+    wait_until_deletion_is_stored(&node, &mut service);
     service.kill();
 
     let mut service = node.start();

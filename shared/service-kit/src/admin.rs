@@ -62,7 +62,7 @@ impl Admin for AdminService {
         // node-api calls this for clients of the network, and init serves no requests from there.
         if self.context.service == ServiceName::Init {
             let text = "init keeps its log level; change it with SetLogLevel";
-            return Err(error(Code::PermissionDenied, "LOG_FILTER", text));
+            return Err(error(Code::FailedPrecondition, "LOG_FILTER", text));
         }
         let verbosity = request.into_inner().verbosity;
         self.context

@@ -72,6 +72,18 @@ pub async fn wait_until(
     }
 }
 
+/// Waits until the file of the bindings has a deleted claim. The claim is shown as deleted before that.
+pub fn wait_until_deletion_is_stored(node: &Node, service: &mut Service) {
+    let is_stored = || {
+        let file = std::fs::read(node.path("state/pod-config/bindings.json")).unwrap();
+        let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+        file["deleted"].as_array().is_some_and(|claims| !claims.is_empty())
+    };
+    while !is_stored() {
+        service.wait_for_event("bindings_written");
+    }
+}
+
 /// Waits until a PersistentVolume or claim has this phase.
 pub async fn wait_for_phase(service: &mut Service, kind: &str, name: &str, phase: &str) -> serde_json::Value {
     let found =
