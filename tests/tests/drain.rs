@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // A panic fails the test.
 
-use std::process::{Child, Stdio};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, ChildStdout, Stdio};
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -69,12 +70,28 @@ fn drain(agent: &Agent) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// Reads the output of a command up to a line with this text, so that the command has seen what it says. Returns the output
+/// so far, and the rest.
+async fn until_printed(child: &mut Child, text: String) -> (String, BufReader<ChildStdout>) {
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let read = move || {
+        let mut printed = String::new();
+        while !printed.contains(&text) {
+            assert_ne!(output.read_line(&mut printed).unwrap(), 0, "no {text:?} in {printed:?}");
+        }
+        (printed, output)
+    };
+    tokio::task::spawn_blocking(read).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_drained_node_ends_its_pods_in_turn_and_starts_them_after_uncordon() {
     let scratch = Scratch::new().unwrap();
     let (mut agent, marks) = start(&scratch).await;
     let name = agent.spec().node_name.clone();
-    let draining = drain(&agent);
+    let mut draining = drain(&agent);
+    let (mut printed, mut rest) =
+        until_printed(&mut draining, format!("stopping pod default/low-{name}")).await;
     marks.until_ended(&agent, &["low"]).await;
     until_node(&agent, "is unschedulable", |node| node["spec"]["unschedulable"] == true).await;
     assert!(keelson(&agent, &["get", "node"]).await.contains("Ready,SchedulingDisabled"));
@@ -88,7 +105,7 @@ async fn a_drained_node_ends_its_pods_in_turn_and_starts_them_after_uncordon() {
     marks.let_end("critical");
     let output = tokio::task::spawn_blocking(move || draining.wait_with_output().unwrap()).await.unwrap();
     assert!(output.status.success(), "{}\n{}", text(&output), agent.log_tail());
-    let printed = String::from_utf8(output.stdout).unwrap();
+    rest.read_to_string(&mut printed).unwrap();
     assert!(printed.starts_with(&format!("node/{name} cordoned\n")), "{printed}");
     assert!(printed.contains(&format!("pod default/low-{name} stopped\n")), "{printed}");
     assert!(printed.ends_with(&format!("node/{name} drained\n")), "{printed}");
