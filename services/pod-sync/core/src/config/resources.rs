@@ -74,7 +74,7 @@ pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInput
     resources
 }
 
-/// The resources of a pod that a runtime is told of: its overhead, if it has one, and the sum over its containers.
+/// The resources of a pod, as they are announced to a runtime: its overhead, if it has one, and the sum over its containers.
 pub fn sandbox_resources(pod: &Pod, machine: &MachineInputs<'_>) -> (Option<LinuxResources>, LinuxResources) {
     (of_overhead(pod, machine), of_sandbox(pod, false, machine))
 }

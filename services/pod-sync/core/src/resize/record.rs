@@ -84,7 +84,7 @@ impl ResizeRecord {
         });
     }
 
-    /// A resize to the resources of `pod` is not accepted. Returns whether people have not been told: the reason, the generation or
+    /// A resize to the resources of `pod` is not accepted. Returns whether that is new and needs an event: the reason, the generation or
     /// the resources are others than before.
     pub fn deny(&mut self, pod: &Pod, reason: PendingReason, message: &str, now_unix_nanos: i64) -> bool {
         let (wanted, generation) = (Allocation::of(pod), pod.metadata.generation);

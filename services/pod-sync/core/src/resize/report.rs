@@ -1,4 +1,4 @@
-//! What people and metrics are told of a resize (§18, §19).
+//! What events and metrics say about a resize (§18, §19).
 
 use keelson_kube_model::{Container, Pod, ResourceList, ResourceRequirements};
 use serde::Serialize;

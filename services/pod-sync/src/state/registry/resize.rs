@@ -57,7 +57,7 @@ impl PodRegistry {
         accepted
     }
 
-    /// Records why the resources that a pod's source asks for are not allocated. Returns whether people have not been told; `None`: it
+    /// Records why the resources that a pod's source asks for are not allocated. Returns whether that needs an event; `None`: it
     /// asks for others now.
     pub fn deny_resize(&self, uid: &str, wanted: &Pod, reason: PendingReason, message: &str) -> Option<bool> {
         let now = self.moment().now_unix_nanos;
@@ -121,7 +121,7 @@ impl PodRegistry {
         completed.flatten()
     }
 
-    /// An attempt to carry out a resize has failed. Returns the resize if people have not been told.
+    /// An attempt to carry out a resize has failed. Returns the resize if that needs an event.
     pub fn fail_resize(&self, uid: &str, error: &str) -> Option<ResizeInProgress> {
         let told = self.with(uid, |state| {
             let resize = &mut state.admission.resize;
