@@ -215,8 +215,11 @@ where
     let Some(pb::exec_request::Item::Start(start)) = message.item else {
         return bad("the first message must be `start`");
     };
-    if start.command.is_empty() != start.attach {
-        return bad("either `command` or `attach` must be set");
+    if start.command.is_empty() && !start.attach {
+        return bad("`command` is empty");
+    }
+    if start.attach && !start.command.is_empty() {
+        return bad("`attach` takes no `command`");
     }
     if start.container.is_empty() {
         return bad("`container` is empty");

@@ -170,7 +170,7 @@ async fn attach_connects_to_the_main_process_and_takes_no_command() {
     assert_eq!(attach.container_id, "c");
     assert_eq!((attach.stdin, attach.stdout, attach.stderr, attach.tty), (true, true, true, false));
     let error = world.refused(start(|start| start.attach = true)).await;
-    assert!(error.contains("either `command` or `attach` must be set"), "{error}");
+    assert!(error.contains("`attach` takes no `command`"), "{error}");
 }
 
 #[tokio::test]
@@ -359,7 +359,7 @@ async fn invalid_exec_messages_are_refused_with_a_reason() {
     let world = World::new().await;
     for (item, text) in [
         (RequestItem::Stdin(vec![1]), "the first message must be `start`"),
-        (start(|start| start.command.clear()), "either `command` or `attach` must be set"),
+        (start(|start| start.command.clear()), "`command` is empty"),
         (start(|start| start.container.clear()), "`container` is empty"),
         (start(|start| start.name.clear()), "the pod must be named by"),
         (start(|start| start.namespace.clear()), "the pod must be named by"),
