@@ -26,7 +26,7 @@ impl PodRegistry {
     }
 
     /// Allocates the resources that a pod's source asks for, if it is the pod that was decided on, at this revision. Returns whether a
-    /// deferred resize is accepted by that; `None`: it has changed, and resource-manager is told what it has, or it ends.
+    /// deferred resize is accepted by that; `None`: the pod ends, or it has changed and its resources are sent again.
     pub fn accept_resize(&self, uid: &str, wanted: &Pod, revision: u64) -> Option<bool> {
         let now = self.moment().now_unix_nanos;
         let accepted = self.with(uid, |state| {
